@@ -24,6 +24,7 @@ from grue import (
     ToolAnnotations,
     ToolPolicy,
     ToolRule,
+    ToolSearch,
     TurnRequest,
     tool,
 )
@@ -176,6 +177,33 @@ def test_another_result_of_a_call_is_told_the_model(
         each.fork(recorded, tool_results={"b1": failed})
     assert server.requests[2].messages[-1]["content"] == "Error: it is locked"
     sound(tmp_path / "b.jsonl")
+
+
+def test_a_call_whose_result_held_a_secret_can_get_another_one(tmp_path: Path) -> None:
+    replies = [tool_calls_reply(("box.look", {}), ids=("c1",)), "x", "y"]
+    servers = {"box": FunctionTools({"look": lambda: "It says xyzzy-plugh-42."})}
+    with ScriptedLlmServer(replies) as server:
+        with runner(server, WIRE, tmp_path / "a.jsonl", servers=servers) as each:
+            each.recorder.hide("word", "xyzzy-plugh-42")
+            each.run_turn("Look.")
+        with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+            each.fork(tmp_path / "a.jsonl", tool_results={"c1": "a lamp"})
+        assert server.requests[-1].messages[-1]["content"] == "a lamp"
+    sound(tmp_path / "b.jsonl")
+
+
+def test_a_call_of_grues_own_tool_cannot_get_another_result(tmp_path: Path) -> None:
+    replies = [tool_calls_reply(("find_tools", {"query": "look"}), ids=("c1",)), "x"]
+    servers = {"box": FunctionTools({"look": lambda: "a lamp", "take": lambda: "it"})}
+    how: dict[str, Any] = {"servers": servers, "tool_search": ToolSearch(above=1)}
+    with ScriptedLlmServer(replies) as server:
+        with runner(server, WIRE, tmp_path / "a.jsonl", **how) as each:
+            each.run_turn("Look.")
+        with (
+            runner(server, WIRE, tmp_path / "b.jsonl") as each,
+            pytest.raises(MCPError, match="c1 is a call of grue's own tool find_tools"),
+        ):
+            each.fork(tmp_path / "a.jsonl", tool_results={"c1": {"tools": []}})
 
 
 def test_a_call_that_was_refused_can_get_a_result(tmp_path: Path) -> None:

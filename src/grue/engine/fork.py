@@ -33,6 +33,7 @@ from grue.policies import Misses
 from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.names import SERVER as BUILT_IN
 from grue.protocol.turn.connection import Disabled
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.resuming import can_fork_at
@@ -260,7 +261,7 @@ class ForkedRun(HostTurn[T]):
         listings = run.listings(place.event.seq)
         listings |= {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
         _refuse_unknown(listings, changed)
-        record = TurnRecord(run.envelopes, place.event.seq, listings)
+        record = TurnRecord(run.envelopes, place.event.seq, listings, asked.tool_results)
         _refuse_settled(asked, record, place, run)
         fork = ForkSettings(
             record=record,
@@ -317,10 +318,14 @@ def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int |
         raise MCPError(
             f"Turn {run.begun.turn} of {run.path} has no result of a call {unknown[0]!r}. It has: {known}."
         )
-    if asked.at is not None or not asked.tool_results:
-        return asked.at
-    found = (settled.call(name) for name in asked.tool_results)
-    return min(call.seq for call in found if call is not None)
+    found = [call for call in map(settled.call, asked.tool_results) if call is not None]
+    for call in found:
+        if call.server == BUILT_IN:
+            raise MCPError(
+                f"{call.call.call_id} is a call of grue's own tool {call.call.tool}. A fork runs this tool"
+                " again, so the call cannot get another result."
+            )
+    return min(call.seq for call in found) if asked.at is None and found else asked.at
 
 
 def _refuse_settled(asked: ForkRequest, record: TurnRecord, place: _Place, run: RecordedRun) -> None:

@@ -6,7 +6,7 @@ because a real call may have effects.
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -84,7 +84,8 @@ class TurnRecord:
     what the next call returns.
 
     `after` is the number of the last message before the fork; results before it are not used. `listings`
-    replace the recorded tools of their servers.
+    replace the recorded tools of their servers. `replaced` has the ids of calls that get another result; a
+    result from which a secret was removed is used only for these.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class TurnRecord:
         envelopes: Iterable[Envelope[Any]],
         after: int,
         listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]],
+        replaced: Collection[str] = (),
     ) -> None:
         self._after = after
         self._listings = listings
@@ -109,7 +111,7 @@ class TurnRecord:
         self._left: dict[_Key, deque[RecordedCall]] = {}
         self._last: dict[_Key, RecordedCall] = {}
         for call in sorted(self._calls.values(), key=lambda each: each.seq):
-            if call.settlement is None or call.redacted:
+            if call.settlement is None or (call.redacted and call.call.call_id not in replaced):
                 continue
             if call.seq > after:
                 self._left.setdefault(call.key, deque()).append(call)
