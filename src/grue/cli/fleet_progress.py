@@ -35,8 +35,8 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost of all requests: from `costs` if it counts requests, otherwise from `tally`."""
-        return self.costs.spent if self.costs.spent.requests else self.tally.spent
+        """The cost of all requests. The broker has not counted those of runs without limits."""
+        return max(self.costs.spent, self.tally.spent, key=lambda spent: spent.requests)
 
     @property
     def left_s(self) -> float | None:

@@ -5,6 +5,7 @@ and when the request has ended, a line with its cost. So a later run of the flee
 spent, even if a process was killed.
 """
 
+import contextlib
 import itertools
 import os
 import time
@@ -212,6 +213,19 @@ class Claims:
         """
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())
+
+
+def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
+    """Record what an attempt has cost, in a run without limits, whose requests `Accounts` does not count.
+
+    If the ledger cannot be written, nothing is raised.
+    """
+    line = _Line("settled", attempt, spent.requests, spent.tokens, round(spent.money_usd, 9))
+    with (
+        contextlib.suppress(TraceError),
+        contextlib.closing(LineFile(folder.path / LEDGER, "ledger")) as file,
+    ):
+        file.write(msgspec.json.encode(line))
 
 
 def read_ledger(folder: FleetFolder) -> Amount:

@@ -31,6 +31,7 @@ from msgspec.structs import replace
 
 import grue
 from grue.errors import FleetError, TraceError
+from grue.fleet.accounts import add_to_ledger
 from grue.fleet.attempt import Attempted, Job, Task, end_of_late
 from grue.fleet.batches import REQUESTS, FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
@@ -125,6 +126,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     Attributes:
         cases: Returns the cases; each call returns the same ones.
+        limited: Whether the broker writes the cost of each request into the ledger, because requests have
+            limits. `False`: the driver writes the cost of each attempt.
         batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
         whole: Whether `cases` returns exactly the cases of a sweep's file.
             `True`: `latest.txt` lists their episodes, and reports treat all other episodes of the folder as
@@ -136,6 +139,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cases: Callable[[], Iterable[Case]]
     keep: Keep = "all"
     prices: dict[str, Price] = {}
+    limited: bool = False
     batching: Batching | None = None
     whole: bool = False
 
@@ -368,6 +372,9 @@ class Driver:
         except (FleetError, TraceError) as error:  # the work has damaged the episode's files
             self._give_up(id_, str(error))
             return
+        # With batches, each attempt reads the earlier replies again, and the last one counts them all.
+        if not self._plan.limited and end.spent.requests and (commit is not None or self._batches is None):
+            add_to_ledger(self._folder, id_, end.spent)
         self._last.append((end.kind, end.endpoint))
         if end.kind:
             self.tally.kinds[end.kind] = self.tally.kinds.get(end.kind, 0) + 1

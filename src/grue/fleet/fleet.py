@@ -257,6 +257,7 @@ class Fleet:
             cases=cases,
             keep=self._options.keep,
             prices=self._limits.budget.prices,
+            limited=self._limits.on_requests,
             batching=self._options.batching,
             whole=whole,
         )

@@ -35,6 +35,8 @@ def test_the_row_has_counts_score_cost_overloads_and_the_time_left() -> None:
 def test_without_limits_the_results_say_what_it_has_cost() -> None:
     tally = Tally(total=9, done=1, spent=Amount(3, 30, 0.25))
     assert "$0.25" in counts_row(seen(tally=tally, costs=Costs()), FleetBudget())
+    earlier = Costs(Amount(1, 10, 0.05))
+    assert "$0.25" in counts_row(seen(tally=tally, costs=earlier), FleetBudget())
 
 
 def test_hours_are_shown_as_hours() -> None:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from grue.errors import FleetError
 from grue.fleet import driver as driver_module
+from grue.fleet.accounts import read_ledger
 from grue.fleet.attempt import Attempted, Job
-from grue.fleet.broker import Costs
+from grue.fleet.broker import Amount, Costs
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
 from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
@@ -358,6 +359,14 @@ def test_an_end_that_cannot_be_recorded_costs_its_own_episode(tmp_path: Path) ->
     cases = plan({"n": number} for number in range(3))
     finished = Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
     assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 2, 1)
+
+
+def test_what_attempts_have_cost_without_limits_is_in_the_ledger_too(tmp_path: Path) -> None:
+    """A later run may have a budget, and `grue fleet status` shows what was spent."""
+    down = AttemptEnd(outcome="infrastructure", kind="died", spent=Amount(1, 5, 0.25))
+    paid = replace(SCORED, spent=Amount(2, 30, 0.5))
+    run(tmp_path, lambda job, tries: down if tries == 1 else paid, count=2)
+    assert read_ledger(FleetFolder(tmp_path)) == Amount(6, 70, 1.5)
 
 
 def test_a_nearly_full_disk_is_said_before_anything_starts(
