@@ -159,7 +159,8 @@ class EventLines:
             return event
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
-        if field == "data":
+        if field == "data" or (field == "error" and value.startswith("{")):
+            # llama.cpp sends an error as a line `error: {...}`.
             self._lines.append(value)
         elif field == "event":
             self._kind = value

@@ -215,6 +215,15 @@ def test_thoughts_that_come_under_two_names_are_shown_once() -> None:
     assert [(delta.part, delta.text) for delta in deltas] == [("content", "ok"), ("reasoning", "hm")]
 
 
+def test_an_error_as_llama_cpp_streams_it_says_what_failed() -> None:
+    error = {"code": 400, "message": "the request exceeds the available context size", "type": "x"}
+    lines = f"data: {json.dumps(chunk(content='Hm'))}\n\nerror: {json.dumps(error)}\n\n"
+    assembler, _ = assembled("chat_completions", [lines.encode()])
+    fault = read("chat_completions", assembler.body())
+    assert isinstance(fault, Fault)
+    assert (fault.status, fault.reason, fault.message) == (400, "too_long", error["message"])
+
+
 def test_what_a_streamed_call_carries_beside_its_arguments_is_kept() -> None:
     signed = {"google": {"thought_signature": "s"}}
     reply = outcome(

@@ -59,6 +59,8 @@ def test_any_bytes_give_the_same_events_in_any_chunking(pieces: list[bytes], pla
         (b"data: a\r\n\r\ndata: b\r\r", [("", "a"), ("", "b")]),
         (b"data: the end is missing", [("", "the end is missing")]),
         (b"data: a\r", [("", "a")]),
+        (b'data: a\n\nerror: {"code": 400}\n\n', [("", "a"), ("", '{"code": 400}')]),
+        (b"error: no object\n\n", []),
         (b"unknown: x\nretry: 5\ndata: a\n\n", [("", "a")]),
         (b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n", [("", "a")]),
         (b'{"a": 1}', []),
