@@ -56,6 +56,8 @@ _MAX_NOTICES = 500
 _METHOD_NOT_FOUND = -32601
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
+_VISIT_FIRST = -32042
+"""The error code of a server whose user has to visit a page before the call can be made."""
 _KEPT_S = 3600.0
 """How long a server is asked to keep a task's result: a turn may be resumed some time after it was killed."""
 _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the tool's input schema says"
@@ -325,7 +327,8 @@ class McpClient:
             if fault is not None and fault.ends_session:
                 self._lost = True
                 raise await self._failed_by(fault) from error
-            text = self._wire.redactor.text(plain_text(error.message[:_MESSAGE_CHARS]))
+            said = f"{error.message}{_pages_to_visit(error.code, error.data)}"
+            text = self._wire.redactor.text(plain_text(said[:_MESSAGE_CHARS]))
             details = None if fault is not None else json_value(error.data)
             raise ToolRefusedError(text, code=error.code, details=details) from error
 
@@ -461,6 +464,16 @@ class McpClient:
         if self._noticed[kind] == _MAX_NOTICES:
             text = f"{_MAX_NOTICES} notices of the kind {kind} during one request: further ones are left out"
             self._options.on_notice(ServerNotice("too_large", text))
+
+
+def _pages_to_visit(code: int, data: object) -> str:
+    """Return the pages that a server's error asks the user to visit, as lines; empty: it asks for none."""
+    pages = data.get("elicitations") if code == _VISIT_FIRST and isinstance(data, dict) else None
+    return "".join(
+        f"\n{page.get('message') or 'Visit'}: {page.get('url')}"
+        for page in (pages if isinstance(pages, list) else ())
+        if isinstance(page, dict)
+    )
 
 
 async def _off_loop(convert: Callable[[m.JsonObject], T], answer: m.JsonObject) -> T:

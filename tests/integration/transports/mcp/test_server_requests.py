@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hostile_server
 import pytest
 
 from grue import (
@@ -204,6 +205,15 @@ def test_ctrl_c_in_an_elicit_callback_ends_the_call_of_a_tool_client() -> None:
         pytest.raises(KeyboardInterrupt),
     ):
         client.call("faulty.echo", {"text": "hello"})
+
+
+def test_the_pages_that_a_refusal_sends_the_user_to_are_in_its_text() -> None:
+    pages = '[{"mode":"url","elicitationId":"1","url":"https://log.in/x","message":"Log in"},7]'
+    error = f'{{"code":-32042,"message":"Not yet","data":{{"elicitations":{pages}}}}}'
+    command, *args = hostile_server.argv("--say", f'call={{"jsonrpc":"2.0","id":ID,"error":{error}}}')
+    with ToolClient({"far": StdioServer(command=command, args=tuple(args))}) as client:
+        said = client.call("far.echo", {"text": "hello"}).error_message
+    assert said == "Tool call failed: Not yet\nLog in: https://log.in/x"
 
 
 def test_roots_come_from_the_servers_options(tmp_path: Path) -> None:
