@@ -96,8 +96,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "With after_turn and beside_turn, the first turn, which has no previous one, starts its server as "
-        "the key start in pyproject.toml says, or without that key like beside_if_locked.",
+        "The first turn has no previous one. For it, after_turn and beside_turn mean the value of start in "
+        "pyproject.toml, which is one of the other four, or without that key beside_if_locked.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -121,7 +121,8 @@ _Interpreter = Annotated[
     typer.Option(
         metavar="dfrotz|fernz",
         help="The program that runs a story file.",
-        show_default="dfrotz; fernz if dfrotz is not installed, or would not show all text of this story",
+        show_default="dfrotz; but fernz if dfrotz is not installed, or would leave out some of the story's "
+        "text",
     ),
 ]
 _GameServers = Annotated[
@@ -130,8 +131,9 @@ _GameServers = Annotated[
         metavar="FILE",
         help='JSON file with the MCP servers, in the form {"mcpServers": ...}. Only the first server is '
         "used.",
-        show_default="depends on enabled under tool.grue.mcp in pyproject.toml. true: config_file there, "
-        "else mcp_config.json. false: no server. Not set: a server that comes with grue",
+        show_default="if tool.grue.mcp in pyproject.toml has enabled = true: its config_file, else "
+        "mcp_config.json; if it has enabled = false: no server; if it does not say: a server that comes with "
+        "grue",
     ),
 ]
 _Turns = Annotated[
@@ -428,8 +430,8 @@ def chat(
         bool,
         typer.Option(
             "--offline",
-            help="Use a script in place of an LLM; needs no API key. It makes the tool calls that you type "
-            "as call TOOL {JSON}, and repeats their results.",
+            help="Use a script in place of an LLM; needs no API key. If you type 'call TOOL {\"x\": 1}', it "
+            "calls this tool with these arguments and repeats the result.",
         ),
     ] = False,
     model: Model = None,
@@ -555,8 +557,8 @@ def run(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Run folder: where the trace and the logs are written, and the full results of tools that "
-            "the model got shortened.",
+            help="Run folder: where the trace and the logs are written. If the result of a tool is shortened "
+            "for the model, the full one is written there too.",
             show_default="a new folder in runs",
         ),
     ] = None,

@@ -23,11 +23,13 @@ cases = \\[{question = "What is 17 + 25?"}, {question = "What is 9 + 8?"}]
 
 For each case and each combination of the settings in grid, the function is
 called as ask(case, episode), and returns a score. The argument case is one
-dict with both, such as {"model": "small", "question": "What is 17 + 25?"};
-episode.trace is the path for the trace. Such a call is an episode. A fleet is
-the folder with the episodes, their traces and their scores. If you change the
-sweep and run it again, the folder keeps the earlier episodes too. The latest
-sweep is the one that was run last in the folder.
+dict with the case and the settings, such as
+{"model": "small", "question": "What is 17 + 25?"}. For a trace, the function
+passes episode.trace on, for example as Runner(trace=episode.trace). Such a
+call is an episode. A fleet is the folder with the episodes, their traces and
+their scores. If you change the sweep and run it again, the folder keeps the
+earlier episodes too. The latest sweep is the one that was run last in the
+folder.
 """
 
 fleet_app = typer.Typer(cls=Commands, help=_ABOUT, no_args_is_help=True)
@@ -144,12 +146,13 @@ _Where = Annotated[
     str,
     typer.Option(
         metavar="CONDITION",
-        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Its '
-        "parts, joined by and, are NAME OPERATOR VALUE. The operators are =, !=, > and < (for numbers), "
-        "and ~ (the regular expression VALUE is found in what NAME stands for). The names are:\n\n"
-        "tool: the name of a tool that the turn called; error: the text of an error of such a call. If "
-        "the turn made several calls, one of them must meet the part; with !=, all must. Two parts can be "
-        "met by two different calls.\n\n"
+        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". It '
+        "consists of tests NAME OPERATOR VALUE, joined by and. The VALUE may have spaces. The operators "
+        "are =, !=, > and < (for numbers), and ~ (the regular expression VALUE is found in what NAME stands "
+        "for). The names are:\n\n"
+        "tool: the name of a tool that the turn called; error: the text of an error of such a call. A "
+        "turn with several calls passes a test of these if one of the calls does; with !=, if all do. Two "
+        "tests may be passed by two different calls.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -172,7 +175,8 @@ def fork(
         Path,
         typer.Argument(
             metavar="TRACES",
-            help="Fork turns of all traces in this folder and its subfolders, such as runs; or of one trace.",
+            help="A folder, such as runs: fork turns of all traces in it and its subfolders. Or a run "
+            "folder, or a trace.jsonl.",
         ),
     ],
     where: _Where = "",
@@ -208,7 +212,8 @@ def fork(
             "--dir",
             metavar="DIR",
             help="The fleet's folder, for the forks.",
-            show_default="runs/NAME-forks, where NAME is the name of the folder TRACES",
+            show_default="runs/NAME-forks, where NAME is the name of TRACES, or of the folder of this "
+            "trace.jsonl",
         ),
     ] = None,
     workers: Annotated[
@@ -382,11 +387,11 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. A case is here what has the same settings
-    in A and in B, such as a question and a seed; base_url does not count, nor do
-    the settings that A and B differ in, such as model. A case that only A or only
-    B has is left out. The mean difference B - A of the cases is printed with a
-    confidence interval. With fewer than 15 cases, or without the packages numpy
+    A and B are compared case by case. Episodes of A and B belong to one case if
+    their settings are the same, such as question and seed, apart from base_url
+    and the settings in which A and B differ, such as model. A case that only A or
+    only B has is left out. The mean difference B - A of the cases is printed with
+    a confidence interval. With fewer than 15 cases, or without the packages numpy
     and scipy, there is no interval, and a sign test decides.
 
     If each case was run several times (repetitions in SWEEP.toml), its scores
@@ -422,12 +427,12 @@ def score(
             help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
             "returns a number: the score, which is called FUNCTION.\n\n"
             "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
-            "of these keys; the answer is that of the episode's last turn:\n\n"
-            "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
-            "else 0.\n\n"
-            'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '
+            "of these keys:\n\n"
+            "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer of "
+            "the episode's last turn, else 0.\n\n"
+            'schema: a JSON Schema, such as {type = "object"}. The score is 1 if this answer fits it, else '
             "0.\n\n"
-            "judge: a question about the answer, such as 'Is the answer polite?'. A model gives a number "
+            "judge: a question about this answer, such as 'Is the answer polite?'. A model gives a number "
             "from 0 for not at all to 1 for fully. The table can name this model with model and base_url; "
             "otherwise the one in pyproject.toml is asked.\n\n"
             "function: a MODULE:FUNCTION.",

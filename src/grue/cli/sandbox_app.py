@@ -12,13 +12,12 @@ from grue.cli.plain_errors import Commands
 _ABOUT = """Show what a sandbox permits, try a command in one, or find out what a server needs.
 
 A sandbox limits what an MCP server can read, write and connect to. Without
-one, a server can do all that you can. The key sandbox of a server's entry in
-mcp_config.json sets it: to the name of a preset, such as "files", or to an
-object. `grue sandbox learn` prints the key with such an object. The presets
-are:
+one, a server can do all that you can. To give a server a sandbox, add the key
+sandbox to its entry in mcp_config.json, such as "sandbox": "files". The value
+is a preset, or an object such as `grue sandbox learn` prints. The presets are:
 
-pure: the program can read its own files, and read and write a scratch folder.
-It has no network.
+pure: the program can read what it is made of, such as the interpreter and
+installed packages, and read and write a scratch folder. It has no network.
 
 files: like pure, and the program can read and write the working directory.
 

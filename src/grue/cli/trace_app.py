@@ -376,8 +376,9 @@ def trace_to_test(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Let the test parse the model's replies with your own code: NAME in MODULE is what your "
-            "program gives as TurnRequest(answer=...), such as the class in my_agent:Move.",
+            help="Let the test parse the model's replies with your own code: MODULE:NAME is what your "
+            "program gives as TurnRequest(answer=...), such as my_agent:Move for a class Move in "
+            "my_agent.py.",
             show_default="the test does not parse replies, but takes the parsed answers from the trace",
         ),
     ] = None,
@@ -388,7 +389,7 @@ def trace_to_test(
             "-o",
             metavar="FILE",
             help="The file to write; it must not exist yet.",
-            show_default="test_EPISODE_turn_N.py",
+            show_default="test_EPISODE_turn_N.py in the working directory, with the episode's name",
         ),
     ] = None,
     run: Annotated[
