@@ -146,6 +146,21 @@ def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: Script
     assert {Path(turn.trace).name for turn in turns_in(tmp_path)} == {"a.jsonl"}
 
 
+def test_the_turns_before_a_fork_of_a_conversation_are_not_forked_again(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    """The fork's trace has copies of them."""
+    with runner(server, "chat_completions", tmp_path / "a.jsonl", servers=Box().servers()) as each:
+        talk = each.conversation("Be brief.")
+        for room in (1, 2):
+            talk.ask(f"Go to room {room}.")
+    with runner(server, "chat_completions", tmp_path / "fork.jsonl") as each:
+        each.fork(tmp_path / "a.jsonl", turn=2)
+    assert [(Path(turn.trace).name, turn.turn) for turn in turns_in(tmp_path)] == [
+        ("a.jsonl", 1), ("a.jsonl", 2),
+    ]  # fmt: skip
+
+
 def test_the_same_command_forks_the_same_turns_if_the_forks_are_among_the_traces(
     tmp_path: Path, folder: Path
 ) -> None:

@@ -208,8 +208,8 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """Yield the turns of all traces below `folder`, or of one trace if `folder` is a file.
 
-    Left out are traces that cannot be read, turns that `Runner.fork` has made, the traces of `fork_again`,
-    and interrupted turns that were run again.
+    Left out are traces that cannot be read, turns that `Runner.fork` has made or copied, the traces of
+    `fork_again`, and interrupted turns that were run again.
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
@@ -240,16 +240,26 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
     parts: dict[int, int] = {}
     last: dict[int, int] = {}  # by the turn's number
     forks: set[int] = set()
+    goes_on: set[int] = set()  # turns that continue a conversation
     reader = open_episode(path)
     for line in reader.lines():
         if line.tag == m.TurnForked.__name__:
-            forks.add(last.get(line.line.turn, 0))
+            forked, first = line.envelope().body, last.get(line.line.turn, 0)
+            forks.add(first)
+            if (
+                first in goes_on
+                and isinstance(forked, m.TurnForked)
+                and forked.episode != reader.header.episode
+            ):
+                forks |= found.keys()  # the turns before it are copies of turns of the other trace
         if line.tag not in ("RunTurn", "TurnCompleted", "TurnFailed", "TurnParked"):
             continue
         body, number, seq = line.envelope().body, line.line.turn, line.line.seq
         if isinstance(body, m.RunTurn):
             if body.resumed is None or number not in last:
                 last[number] = seq
+                if body.history is not None and body.history.length:
+                    goes_on.add(seq)
                 model = "" if body.asks is None else body.asks.model
                 trace = str(path.absolute())
                 found[seq] = TurnToFork(
