@@ -21,7 +21,7 @@ TextToolCalls = Literal["ask", "run", "keep"]
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
+_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|0\.0\.0\.0|::1?")
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):

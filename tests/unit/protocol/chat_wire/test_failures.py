@@ -208,7 +208,9 @@ def test_an_unreadable_url_is_shown_all_the_same(url: str) -> None:
 
 
 def test_loopback() -> None:
-    assert is_loopback("http://localhost:1/v1")
+    # Model servers print the address 0.0.0.0 when they start, so users copy it.
+    for host in ("localhost:1", "0.0.0.0:8000", "[::]:8000", "[::1]"):
+        assert is_loopback(f"http://{host}/v1")
     assert not is_loopback("http://localhost.example.com/v1")
 
 
