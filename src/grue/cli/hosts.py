@@ -24,6 +24,7 @@ def load_hosts() -> None:
     for entry in entry_points(group=GROUP):
         try:
             import_module(entry.module)
-        except Exception as error:  # noqa: BLE001 - the import of somebody else's module can raise anything
-            why = f"it cannot be loaded: {str(error) or type(error).__name__}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's module can raise anything
+            said = "it ends the program" if isinstance(error, SystemExit) else str(error)
+            why = f"it cannot be loaded: {said or type(error).__name__}"
             say(f"grue: the facts of {entry.module} are shown as data, because {why}.", err=True)

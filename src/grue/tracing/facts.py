@@ -21,8 +21,8 @@ A program that has not imported the host can read its facts too: it shows the na
 fields.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct
@@ -94,6 +94,25 @@ class Fact(m.Message, frozen=True, kw_only=True):
     def log_fields(self) -> m.JsonObject:
         """Return the fact's fields for a log line, without the fields that every log line has."""
         return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
+
+
+def said_by(fact: Fact, words: Callable[[Any], str]) -> str:
+    """Return what a method of a fact says, for a reader; `words` is the method of `Fact`: `Fact.summary`.
+
+    If the host's own method raises or returns no text, return what the method of `Fact` says, so that the
+    trace can be read all the same.
+    """
+    try:
+        said = getattr(fact, words.__name__)()
+    except Exception:  # noqa: BLE001 - the method is the host's own
+        said = None
+    return said if isinstance(said, str) else words(fact)
+
+
+def severity_told(fact: Fact) -> Severity:
+    """Return the severity of a fact, for a reader; a word that is no severity counts as none."""
+    said = said_by(fact, Fact.severity)
+    return next((each for each in get_args(Severity) if each == said), "")
 
 
 def _fields(fact: Struct) -> m.JsonObject:

@@ -20,7 +20,7 @@ from grue.protocol.tools.lock import drift_text
 from grue.protocol.tools.policy import UNMATCHED
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.reader import RecordedLine
-from grue.tracing.facts import Fact, LogLine, Severity, counted
+from grue.tracing.facts import Fact, LogLine, Severity, counted, said_by, severity_told
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
@@ -643,8 +643,8 @@ def _log_left_out(body: m.SettingsLeftOut) -> LogLine:
 
 _GENERIC = _Row(_any_fields)
 _FACT = _Row(
-    lambda fact: _short(fact.summary(), _LONGEST_FACT),
-    judge=lambda fact: (fact.severity(), fact.mark()),
+    lambda fact: _short(said_by(fact, Fact.summary), _LONGEST_FACT),
+    judge=lambda fact: (severity_told(fact), said_by(fact, Fact.mark)),
 )
 """The row of all facts of hosts, whose methods return the words."""
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.safe_text import printable
-from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, severity_told
 from grue.tracing.reading import EpisodeEnvelope
 
 _CHARS = 300
@@ -115,7 +115,7 @@ class Overview(Struct, kw_only=True):
     def _end(self, ended: EpisodeEnded) -> None:
         self.ending = printable(ended.reason, _CHARS)
         self.detail = printable(ended.detail, _CHARS)
-        self.grade = ended.severity()
+        self.grade = severity_told(ended)
         self.result = printable(ended.result, _CHARS)
         self.results = _plain_fields(ended)
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TraceHeader
-from grue.tracing.facts import Fact, Severity
+from grue.tracing.facts import Fact, Severity, said_by
 from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.overview import Overview
 from grue.tracing.page_file import ImageTable
@@ -99,7 +99,7 @@ class StoryTeller:
         match body:
             case Fact():
                 self._remember_texts(body)
-                headline = printable(body.headline(), _HEADLINE_CHARS)
+                headline = printable(said_by(body, Fact.headline), _HEADLINE_CHARS)
                 yield Passage(turn=turn, kind="fact", seq=seq, text=headline)
             case m.RunTurn():
                 yield self._prompt(body, seq, turn)
@@ -315,7 +315,7 @@ def _label(step: Step) -> str:
         case m.CloseSession():
             return "close"
         case Fact() as fact:
-            return fact.headline() or "host"
+            return said_by(fact, Fact.headline) or "host"
         case _:
             return step.kind
 
@@ -400,7 +400,7 @@ class TurnWriter:
             case m.CompletionReceived(usage=usage, tool_calls=calls):
                 page.usage += usage
                 page.tool_calls += len(calls)
-            case Fact() as fact if headline := fact.headline():
+            case Fact() as fact if headline := said_by(fact, Fact.headline):
                 page.action = printable(headline, _REASON_CHARS)
 
     def add_mark(self, row: "Row") -> None:

@@ -14,6 +14,7 @@ from grue.cli import hosts
         ("import of_nobody", "No module named 'of_nobody'"),
         ("def (", "invalid syntax"),
         ("raise RuntimeError", "RuntimeError"),
+        ("import sys; sys.exit(3)", "it ends the program"),
         ("import os; os.getenv(0)", "str expected, not int"),
     ],
 )

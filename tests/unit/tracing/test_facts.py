@@ -8,7 +8,15 @@ from msgspec import Struct
 
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tracing.facts import EpisodeStarted, Fact, LogLine, Severity, register_facts, registered_facts
+from grue.tracing.facts import (
+    EpisodeStarted,
+    Fact,
+    LogLine,
+    Severity,
+    register_facts,
+    registered_facts,
+    said_by,
+)
 from grue.tracing.filters import Filter
 from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.observers.events import EventFeed
@@ -127,3 +135,31 @@ def test_the_facts_of_an_episodes_course_know_no_games() -> None:
     started = EpisodeStarted(episode_id="e", model="m", scripted=True)
     assert summarize(started) == "e, model m (scripted), no tools"
     assert (started.title, isinstance(started, Struct)) == ("e", True)
+
+
+class Untold(Fact, frozen=True, kw_only=True, tag="maildesk.Untold"):
+    """A fact whose methods fail, or return what they should not."""
+
+    why: str
+
+    def summary(self) -> str:
+        """Fail."""
+        raise ValueError(f"{self.why}\x1b[2J")
+
+    def severity(self) -> Severity:
+        """Return a word that is no severity."""
+        return "error"  # type: ignore[return-value]
+
+    def mark(self) -> str:
+        """Return no text."""
+        return 5  # type: ignore[return-value]
+
+    def headline(self) -> str:
+        """Fail."""
+        return self.why[99]
+
+
+def test_a_fact_whose_methods_fail_is_shown_by_its_fields() -> None:
+    fact = Untold(why="odd")
+    assert (summarize(fact), severity_of(fact), mark_of(fact)) == ('why "odd"', "", "")
+    assert said_by(fact, Fact.headline) == ""
