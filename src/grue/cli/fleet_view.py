@@ -12,11 +12,10 @@ import msgspec
 
 from grue.cli.saying import say, say_json, shown_argument, shown_path
 from grue.fleet.accounts import read_ledger
-from grue.fleet.compare import Cell, Options, cell_axes, compare, in_order, setting_word
+from grue.fleet.compare import Cell, Options, cell_axes, compare, in_columns, in_order, setting_word
 from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest, no_fleet
 from grue.fleet.results import latest_results, require_settings, results
 from grue.runtime.safe_text import printable
-from grue.tracing.columns import cells, pad
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
 _WIDEST = 28
@@ -211,9 +210,8 @@ def require_fleet(directory: Path) -> None:
 
 def say_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of printable words as a table."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        say("  ".join(pad(word, width) for word, width in zip(row, widths, strict=True)).rstrip())
+    for line in in_columns(rows):
+        say(line)
 
 
 def score_text(name: str, value: float) -> str:

@@ -410,9 +410,11 @@ def _signed(value: float) -> str:
 
 def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table, padded so that its columns are aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    from grue.tracing.columns import cells, pad
+
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        yield "  ".join(pad(word, width) for word, width in zip(row, widths, strict=True)).rstrip()
 
 
 def short_words(value: object) -> str:

@@ -15,7 +15,7 @@ from made_fleets import add_episode, ended, make_fleet
 
 from grue.errors import FleetError, MCPError, MissingDependencyError
 from grue.fleet import Fleet
-from grue.fleet.compare import Cell, Comparison, Options, cell_axes, compare
+from grue.fleet.compare import Cell, Comparison, Options, cell_axes, compare, in_columns
 from grue.fleet.folder import AttemptEnd, FleetFolder, Manifest
 from grue.messages import JsonObject
 
@@ -251,6 +251,10 @@ def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> N
     assert other.high - other.low > 1.5 * (one.high - one.low)
     with pytest.raises(FleetError, match="no setting 'page'; they have document, question"):
         by_prompt(tmp_path, Options(cluster=("page",)))
+
+
+def test_columns_are_aligned_in_any_script() -> None:
+    assert list(in_columns([["日本", "1"], ["ab", "2"]])) == ["日本  1", "ab    2"]
 
 
 def test_what_cannot_be_compared_is_said_with_what_there_is(tmp_path: Path) -> None:
