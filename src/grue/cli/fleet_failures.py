@@ -114,7 +114,10 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
         say(f"  spent {spent.requests:,} requests, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
     for count, what in (
         (tally.unfinished, "have no result yet"),
-        (tally.without_trace, "have no trace any more: the sweep's `keep` says what stays"),
+        (
+            tally.without_trace,
+            "have no trace: the work has written none, or the sweep's `keep` has removed it",
+        ),
         (tally.unpaid, "were not scored, because the budget has refused a request"),
         (tally.failed, "could not be scored:"),
     ):

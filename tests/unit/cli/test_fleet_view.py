@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from grue import LlmSettings, Runner
 from grue.cli.app import app
 from grue.cli.fleet_export import export_fleet
-from grue.cli.fleet_failures import print_failures
+from grue.cli.fleet_failures import print_failures, score_episodes
 from grue.cli.fleet_view import print_status, print_table
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
@@ -223,6 +223,14 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
     assert status()[0] == f"{tmp_path}: 0 of 2 episodes of m:f are done."
     with pytest.raises(FleetError, match=r"No episode of the latest sweep .* has begun; 3 others are there"):
         write_report(tmp_path, tmp_path / "report.html")
+
+
+def test_episodes_without_a_trace_are_not_said_to_have_lost_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_fleet(tmp_path, lambda *_: 1.0, questions=1, repetitions=1)
+    assert score_episodes(tmp_path, "builtins:len", again=False)
+    assert "2 have no trace: the work has written none, or" in capsys.readouterr().out
 
 
 def test_failures_of_a_score_of_which_less_is_better_are_those_above_the_passing_score(
