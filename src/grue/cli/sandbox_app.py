@@ -12,9 +12,9 @@ from grue.cli.plain_errors import Commands
 _ABOUT = """Show what a sandbox permits, try a command in one, or find out what a server needs.
 
 A sandbox limits what an MCP server can read, write and connect to. Without
-one, a server can do all that you can. To give a server a sandbox, add the key
-sandbox to its entry in mcp_config.json, such as "sandbox": "files". The value
-is a preset, or an object such as `grue sandbox learn` prints. The presets are:
+one, a server can do all that you can. To give a server a sandbox, add a key
+to its entry in mcp_config.json, such as "sandbox": "files". The value is a
+preset, or an object such as `grue sandbox learn` prints. The presets are:
 
 pure: the program can read what it is made of, such as the interpreter and
 installed packages, and read and write a scratch folder. It has no network.

@@ -97,8 +97,7 @@ class Runner(AsyncToolAccess, Closing):
         trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
             folder of its own. `None`: no trace is written.
         process_limits: How server processes are ended.
-        elicit: A coroutine function that asks the user a server's question (MCP elicitation); `None`: each
-            question is declined.
+        elicit: A coroutine function that asks the user a server's question; `None`: each is declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
