@@ -389,7 +389,7 @@ class AgentLoop:
         self.last_outcome: TurnOutcome[str] | None = None
         self._on_event = on_event
         self._free = threading.Lock()
-        self._put: Callable[[Any], object] = lambda _: None
+        self._put: Callable[[Any], object] = _drop
         self._feed = EventFeed(lambda event: self._put(event))
         if on_event is not None:
             self.runner.recorder.add(self._feed)
@@ -502,6 +502,7 @@ class AgentLoop:
             on_delta = None if self._on_event is None else self._feed.words
             yield replace(self.conversation.request(text, images=images), turn=turn, on_delta=on_delta)
         finally:
+            self._put = _drop
             self._free.release()
 
     def report(self, event: object) -> None:
@@ -553,6 +554,10 @@ class AgentLoop:
                 await asyncio.wait([turn], timeout=_CANCELLED_WITHIN_S)
             raise
         return await turn
+
+
+def _drop(event: object) -> None:
+    del event
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:

@@ -1,7 +1,9 @@
 """The agent loop: inputs that follow each other, events as they happen, and how an input ends early."""
 
 import _thread
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,6 +126,20 @@ def test_ctrl_c_ends_the_input_and_the_conversation_goes_on(reporting: bool) -> 
         with pytest.raises(KeyboardInterrupt):
             loop.run("Look.")
         assert loop.run("Are you there?") == "Here I am."
+
+
+def test_an_event_between_two_inputs_is_dropped_and_not_kept() -> None:
+    class Noise:
+        pass
+
+    with looping([text_reply("Here."), text_reply("Here.")], on_event=lambda _: None) as (loop, _):
+        loop.run("Look.")
+        noise = Noise()
+        kept = weakref.ref(noise)
+        loop.report(noise)
+        del noise
+        gc.collect()
+        assert kept() is None
 
 
 @pytest.mark.parametrize("on_event", [None, lambda _: None])
