@@ -4,7 +4,11 @@ Each request has its own conversation and goes to a separate LLM actor, so that 
 the server that asked for it. Sampling is off if `TurnLimits.max_samplings` is 0.
 """
 
+from collections.abc import Callable
+
 from grue import messages as m
+from grue.policies import Budget
+from grue.protocol.turn.prices import Spent
 from grue.runtime.actor import Mailbox
 from grue.tool_sessions.server_requests import Declined, Sample, Sampled, SamplingRequest
 
@@ -37,11 +41,20 @@ class CurrentSampler:
 
 
 class Sampler:
-    """Answers at most `most` sampling requests in one turn, and declines further ones."""
+    """Answers at most `most` sampling requests in one turn, and declines further ones.
 
-    def __init__(self, llm: Mailbox[m.LlmCommand], most: int) -> None:
+    It declines them, too, once they and the turn's own requests (`by_turn`) have spent `budget`. `spent` is
+    what they alone have spent so far.
+    """
+
+    def __init__(
+        self, llm: Mailbox[m.LlmCommand], most: int, budget: Budget, by_turn: Callable[[], Spent] = Spent
+    ) -> None:
+        self.spent = Spent()
+        self._by_turn = by_turn
         self._llm = llm
         self._most = most
+        self._budget = budget
         self._asked = 0
 
     def on_behalf_of(self, server: m.ServerName) -> Sample:
@@ -50,8 +63,12 @@ class Sampler:
         async def sample(request: SamplingRequest) -> Sampled | Declined:
             if self._asked >= self._most:
                 return Declined(f"this turn allows {self._most} sampling requests, and they are used up")
+            if self._by_turn().plus(self.spent.requests, self.spent.usage).reached(self._budget):
+                return Declined("the budget of this turn is spent")
             self._asked += 1
             reply = await self._llm.ask(self._command(request), sender=server)
+            if isinstance(reply, m.CompletionReceived | m.CompletionFailed):
+                self.spent = self.spent.plus(1, reply.usage)
             if not isinstance(reply, m.CompletionReceived):
                 return Declined(f"the model gave no completion: {reply.failure.message}")
             if reply.stopped:

@@ -622,7 +622,8 @@ class HostTurn(Generic[T]):
                 memory.learn(actors.connections)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
-        settings.spending.add(end.requests, end.usage)
+        beside = actors.spent_by_servers
+        settings.spending.add(end.requests + beside.requests, end.usage + beside.usage)
         self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
         match end:
             case m.TurnCompleted():

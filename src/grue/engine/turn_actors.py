@@ -26,6 +26,7 @@ from grue.engine.wiring import Wiring, connect_fresh
 from grue.protocol.tools.names import SERVER
 from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
 from grue.protocol.turn.end import kept_for_closing
+from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
 from grue.runtime.actor import Mailbox, Note, Supervisor
 from grue.runtime.loading import importing
@@ -205,6 +206,7 @@ class TurnActors:
         # Turns without a pool may run in parallel, each with sessions of its own. A pool's sessions serve one
         # turn after the other, so its turns share one `CurrentSampler`.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
+        self._sampler: Sampler | None = None
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
@@ -227,6 +229,11 @@ class TurnActors:
     def last_request(self) -> m.RequestCompletion | None:
         """The last request to the model, if any."""
         return None if self._agent is None else self._agent.last_request
+
+    @property
+    def spent_by_servers(self) -> Spent:
+        """What the servers' sampling requests have spent."""
+        return Spent() if self._sampler is None else self._sampler.spent
 
     @property
     def said(self) -> Sequence[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped]:
@@ -292,7 +299,7 @@ class TurnActors:
             shown = self._on_delta if early is None else early.show
             factory = self._llm(early)
             supervisor.start(factory(llm, agent, partial(_note_and_show, supervisor.note, shown)))
-            self._sampling.sampler = self._sampler(supervisor, agent)
+            self._sampler = self._sampling.sampler = self._start_sampler(supervisor, agent)
             self._agent = AgentActor(
                 agent,
                 llm=llm,
@@ -511,14 +518,19 @@ class TurnActors:
                 limit_s = self._command.limits.startup_timeout_s(name)
                 pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 
-    def _sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
+    def _start_sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
         """Start an LLM actor for the servers' sampling requests; `None`: the turn allows none."""
         limits = self._command.limits
         if not self._command.servers or not limits.max_samplings:
             return None
         llm = supervisor.mailbox("llm-sampling")
         supervisor.start(self._wiring.llm(llm, agent, partial(_note_and_show, supervisor.note, None)))
-        return Sampler(llm, limits.max_samplings)
+
+        def by_turn() -> Spent:
+            progress = self.progress
+            return Spent(requests=progress.requests, usage=progress.usage)
+
+        return Sampler(llm, limits.max_samplings, limits.budget, by_turn)
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int]:

@@ -8,6 +8,7 @@ import pytest
 from grue.actors.llm import LlmActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.messages import ServerName
+from grue.policies import Budget
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
@@ -19,13 +20,16 @@ pytestmark = pytest.mark.anyio
 QUESTION = SamplingRequest("Be brief.", (("user", "One?"), ("assistant", "Two."), ("user", "Three?")))
 
 
+NO_LIMIT = Budget()
+
+
 @asynccontextmanager
-async def sampler(server: ScriptedLlmServer, most: int) -> AsyncIterator[Sampler]:
+async def sampler(server: ScriptedLlmServer, most: int, budget: Budget = NO_LIMIT) -> AsyncIterator[Sampler]:
     settings = LlmSettings(base_url=server.base_url, model="m", retry=RetryPolicy(max_retries=0))
     async with Supervisor(Recorder(), turn=1) as group:
         llm = group.mailbox("llm-sampling")
         group.start(LlmActor(llm, group.mailbox("agent"), LlmEndpoint(settings), group.note))
-        yield Sampler(llm, most)
+        yield Sampler(llm, most, budget)
 
 
 async def test_each_request_is_a_conversation_of_its_own() -> None:
@@ -50,6 +54,16 @@ async def test_the_limit_is_the_turns_whoever_asks() -> None:
             await one.on_behalf_of(ServerName("a"))(QUESTION)
             answer = await one.on_behalf_of(ServerName("b"))(QUESTION)
     assert answer == Declined("this turn allows 1 sampling requests, and they are used up")
+
+
+async def test_what_servers_ask_is_counted_and_declined_once_it_has_spent_the_budget() -> None:
+    with ScriptedLlmServer([text_reply("Four.")]) as server:
+        async with sampler(server, 5, Budget(tokens=15)) as one:
+            sample = one.on_behalf_of(ServerName("a"))
+            assert await sample(QUESTION) == Sampled("Four.", "scripted")
+            assert (one.spent.requests, one.spent.tokens) == (1, 15)
+            answer = await sample(QUESTION)
+    assert answer == Declined("the budget of this turn is spent")
 
 
 async def test_a_model_that_fails_is_told_to_the_server() -> None:

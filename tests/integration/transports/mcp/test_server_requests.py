@@ -52,6 +52,7 @@ class Turn:
             runner.recorder.add(self._hear)
             self.outcome: TurnOutcome[str] = runner.run_turn(TurnRequest(system="s", user="u"))
             self.asked: list[LlmRequest] = list(llm.requests)
+            self.spent = runner.spent
 
     def _hear(self, envelope: Envelope[Any], line: bytes) -> None:
         self.said.append(envelope.body)
@@ -96,6 +97,7 @@ def test_sampling_goes_to_the_model_in_a_conversation_of_its_own(tmp_path: Path)
     messages = [request.body["messages"] for request in turn.asked]
     assert messages[1] == [{"role": "user", "content": "Hello?"}]
     assert len(messages[2]) == 4, "the turn's own conversation knows nothing of it"
+    assert turn.spent.requests == 3, "but it is paid for"
     (answer,) = answers_to_server(log)
     assert answer["result"]["content"] == {"type": "text", "text": "Hello to you."}
 
