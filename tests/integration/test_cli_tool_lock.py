@@ -97,8 +97,8 @@ def test_a_server_that_another_command_has_just_approved_keeps_its_pins(tmp_path
     write_servers(tmp_path / "mcp.json", box=faulty(), other=faulty())
     tool = ToolDefinition(server=ServerName("other"), tool="look", input_schema={"type": "object"})
     now = KnownServers(source=str(tmp_path / "mcp.json"), servers={"box": faulty(), "other": faulty()})
-    assert [*approve(now, {"other": (tool,)})][-1].endswith("1 tool approved, 1 new")
-    assert [*approve(before, {"box": ()})][-1].endswith("0 tools approved, nothing has changed")
+    assert [*approve(now, {"other": (tool,)}, {"other": (tool,)})][-1].endswith("1 tool approved, 1 new")
+    assert [*approve(before, {"box": ()}, {"box": ()})][-1].endswith("0 tools approved, nothing has changed")
     assert set(locked(tmp_path)) == {"box", "other"}
 
 
@@ -126,3 +126,30 @@ def test_playing_without_the_lock_that_is_to_be_kept_is_refused(tmp_path: Path) 
         ("box.fail", True),
         ("box.gone", False),
     ]
+
+
+_TELLS_A_SECRET = """
+import json, os, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    said = "Asks " + os.environ["DB_PASSWORD"]
+    tool = {"name": "query", "description": said, "inputSchema": {"type": "object"}}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+    result = {"initialize": hello, "tools/list": {"tools": [tool]}}.get(asked["method"])
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def test_a_secret_in_a_description_is_approved_and_not_written_down(tmp_path: Path) -> None:
+    secret = "correct-horse-battery"
+    (tmp_path / "server.py").write_text(_TELLS_A_SECRET)
+    for command in (("add", "server.py", "--yes"), ("tools", "--lock")):
+        done = grue(*command, cwd=tmp_path, DB_PASSWORD=secret)
+        assert done.returncode == 0, done.stderr
+        assert secret not in done.stdout + done.stderr
+        assert locked(tmp_path)["server"]["query"]["summary"] == "Asks [redacted:DB_PASSWORD]"
+        assert secret not in "".join(path.read_text() for path in tmp_path.glob("mcp_tools.*"))
+        listing = json.loads((tmp_path / "mcp_tools.listing.json").read_text())
+        assert listing["servers"] == {}, "a turn would offer the model a text that the server does not say"
+        assert grue("tools", cwd=tmp_path, DB_PASSWORD=secret).stderr == "", "it is as it was approved"

@@ -238,13 +238,14 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
     config = GameConfiguration.of_project()
     known = known_servers(config, path)
     with ToolClient({name: known.usable(name)}, limits=turn_limits(config)) as client:
-        outcome = client.connect(name)[name]
-    outcome = client.recorder.redacted_body(outcome)
-    if not isinstance(outcome, m.SessionOpened):
-        say(f"grue: It is written, and did not start: {failure_text(outcome)}", err=True)
+        found = client.connect(name)[name]
+    if isinstance(found, m.ServerFailure):
+        why = failure_text(client.recorder.redacted_body(found))
+        say(f"grue: It is written, and did not start: {why}", err=True)
         say(f"To take it out again: {GRUE} remove {shlex.quote(name)}{with_file}", err=True)
         return False
-    for line in described(outcome, known.source, 80):
+    without_secrets = client.recorder.redacted_body(found)
+    for line in described(without_secrets, known.source, 80):
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
@@ -252,7 +253,7 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
         command = f"{GRUE} tools --lock{with_file}"
         say(f"The file's servers have no tool lock. To approve the tools of all: {command}")
     else:
-        say("\n".join(approve(known, {name: outcome.tools})))
+        say("\n".join(approve(known, {name: found.tools}, {name: without_secrets.tools})))
     return True
 
 

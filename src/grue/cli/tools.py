@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,11 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
         yield from notes
 
 
-def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
+def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterator[str]:
     """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
-    In the lock, the other servers of the configuration file keep their tools. `secret`: servers whose tool
-    definitions contain a secret; they are left out of the listing file.
+    In the lock, the other servers of the configuration file keep their tools. `shown` has the same tools
+    without secrets. Servers whose tool definitions contain a secret are left out of the listing file.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.
@@ -81,13 +81,14 @@ def approve(known: KnownServers, listings: Listings, secret: Collection[str] = (
             "There is nothing to lock: no file of MCP servers is configured. Name one with --mcp-config."
         )
     path = tool_lock_file.lock_path(Path(known.source))
-    shown = {name: tools for name, tools in listings.items() if name not in secret}
+    secret = [name for name, tools in listings.items() if shown[name] != tools]
+    plain = {name: tools for name, tools in listings.items() if name not in secret}
     with one_at_a_time(path.parent):
         # Another `grue add` may have added and approved a server since `known` was read.
         every = tuple(MCPConfig.from_file(Path(known.source)).mcpServers)
-        changes = tool_lock_file.write(path, listings, keep=every)
-        write_listings(listing_path(path), shown, keep=[name for name in every if name not in secret])
-    approved = {name: lock_of(tools) for name, tools in listings.items()}
+        changes = tool_lock_file.write(path, listings, shown=shown, keep=every)
+        write_listings(listing_path(path), plain, keep=[name for name in every if name not in secret])
+    approved = {name: lock_of(tools, shown[name]) for name, tools in listings.items()}
     for change in changes:
         yield _line(change, approved.get(change.server, {}).get(change.tool))
     count = sum(map(len, approved.values()))
@@ -138,14 +139,17 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
     for name, said in notices.of.items():
         for notice in said:
             say(f"grue: {name}: {notice}", err=True)
-    listed = {name: each.tools for name, each in outcomes.items() if isinstance(each, m.SessionOpened)}
+    listed = _listings(outcomes)
     if lock:
-        secret = [name for name in listed if shown[name] != outcomes[name]]
-        say("\n".join(approve(everything, listed, secret)), err=as_json)
+        say("\n".join(approve(everything, listed, _listings(shown))), err=as_json)
     else:
         for note in drifts(everything, listed, config):
             say(f"grue: {printable(drift_text(note))}", err=True)
     return all(isinstance(outcome, m.SessionOpened) for outcome in outcomes.values())
+
+
+def _listings(outcomes: Mapping[str, Outcome]) -> Listings:
+    return {name: each.tools for name, each in outcomes.items() if isinstance(each, m.SessionOpened)}
 
 
 def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:

@@ -72,10 +72,15 @@ def read_tool_lock(path: Path) -> ToolLock | None:
 
 
 def write(
-    path: Path, tools_by_server: Mapping[str, Iterable[m.ToolDefinition]], *, keep: Collection[str] = ()
+    path: Path,
+    tools_by_server: Mapping[str, Iterable[m.ToolDefinition]],
+    *,
+    shown: Mapping[str, Iterable[m.ToolDefinition]] | None = None,
+    keep: Collection[str] = (),
 ) -> tuple[m.ToolDrifted, ...]:
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
+    `shown` has the same tools without secrets, for the texts in the file; `None`: they have no secrets.
     `keep` names servers whose digests stay although they are not in `tools_by_server`, such as one that could
     not be started. All other servers are removed from the file.
 
@@ -84,7 +89,7 @@ def write(
     """
     before = read_tool_lock(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
-    locked = {name: lock_of(tools) for name, tools in listed.items()}
+    locked = {name: lock_of(tools, (shown or {}).get(name)) for name, tools in listed.items()}
     servers = _kept(before.servers, keep) | locked
     changes: list[m.ToolDrifted] = []
     for name in sorted({*before.servers, *servers} - (set(keep) - set(listed))):

@@ -68,9 +68,15 @@ class ToolDrift(Struct, frozen=True):
     parts: tuple[m.ToolPart, ...] = ()
 
 
-def lock_of(tools: Iterable[m.ToolDefinition]) -> dict[str, ToolPin]:
-    """Return the pins of one server's tools, by bare name, sorted."""
-    pins = {tool.tool: _pin(tool) for tool in tools}
+def lock_of(
+    tools: Iterable[m.ToolDefinition], shown: Iterable[m.ToolDefinition] | None = None
+) -> dict[str, ToolPin]:
+    """Return the pins of one server's tools, by bare name, sorted.
+
+    `shown`: the same tools in the same order, without secrets; the summaries are made from these.
+    """
+    tools = tuple(tools)
+    pins = {tool.tool: _pin(tool, each.description) for tool, each in zip(tools, shown or tools, strict=True)}
     return dict(sorted(pins.items()))
 
 
@@ -135,8 +141,8 @@ def drift_text(note: m.ToolDrifted) -> str:
             assert_never(never)
 
 
-def _pin(tool: m.ToolDefinition) -> ToolPin:
-    first_line = tool.description.strip().partition("\n")[0]
+def _pin(tool: m.ToolDefinition, description: str) -> ToolPin:
+    first_line = description.strip().partition("\n")[0]
     return ToolPin(
         summary=printable(first_line, _SUMMARY_CHARS),
         description=digest(tool.description),
