@@ -80,7 +80,7 @@ def measured(seconds: float) -> Section:
         {
             "requests that arrived": str(len(arrived)),
             "requests that the ledger has counted": str(spent),
-            "seconds from the first to the last": f"{lasted:.1f}",
+            "seconds from the first request to the last": f"{lasted:.1f}",
             "answers 429": str(sum(status == 429 for _, status in arrived)),
         },
     )
