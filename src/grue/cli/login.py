@@ -12,6 +12,7 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.runtime.loading import load
 from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.sdk_version import require_mcp
 from grue.transports.mcp.token_store import TokenRecord, token_store
 
 
@@ -80,6 +81,7 @@ def _by_url(name: str, mcp_config: Path | None) -> HttpServer:
         raise MCPConfigError(f"'{name}' is a program, and only servers by URL have a login.")
     if server.auth is None:
         raise MCPConfigError(f"'{name}' is authorised by its headers, or has \"auth\": false.")
+    require_mcp()
     return server
 
 

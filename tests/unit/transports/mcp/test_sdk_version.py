@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from grue.cli.login import login, logout
 from grue.errors import MissingDependencyError
+from grue.transports.mcp import sdk_version
 from grue.transports.mcp.sdk_version import require_mcp
 
 
@@ -78,3 +80,15 @@ def test_one_that_has_no_metadata_folder_is_found_too(
     monkeypatch.setattr(sys, "path", [str(tmp_path / "missing"), str(tmp_path)])
     with pytest.raises(MissingDependencyError, match=r"mcp 1\.0 is installed"):
         require_mcp()
+
+
+def test_r14_4_logging_in_and_out_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "mcp.json"
+    config.write_text('{"mcpServers": {"r": {"url": "http://127.0.0.1:9/mcp"}}}')
+    monkeypatch.chdir(tmp_path)
+    for finds in ("_version_by_folder", "_version_by_metadata"):
+        monkeypatch.setattr(sdk_version, finds, str)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'mcp>=2\.3,<3'"):
+        login("r", config, scope=None, browser=False)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'mcp>=2\.3,<3'"):
+        logout("r", config)
