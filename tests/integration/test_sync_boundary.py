@@ -13,10 +13,11 @@ from typing import Any
 import anyio
 import pytest
 
-from grue import StdioServer
+from grue import LlmSettings, MCPError, Runner, StdioServer
 from grue.config.settings import GameConfiguration
 from grue.hosts.zork.agent import ZorkAgent
 from grue.messages import SessionOpened
+from grue.policies import Keep
 from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
 from grue.testing.doubles import MockLLMClient
@@ -133,6 +134,15 @@ def play():
 
 threading.Thread(target=play).start()
 """
+
+
+@pytest.mark.parametrize("keep", ["nothing", "loop"])
+def test_a_turn_that_is_awaited_under_another_loop_than_asyncios_is_refused(keep: Keep) -> None:
+    llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
+    with assert_nothing_left(), Runner(llm=llm, keep=keep) as runner:
+        awaited = runner.run_turn_async("Who is there?")
+        with pytest.raises(MCPError, match="needs asyncio"):
+            awaited.send(None)  # as trio would
 
 
 def test_a_thread_that_outlives_the_main_thread_can_run_turns(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Choose the event loop in which a runner's turns and calls run: a new one, the caller's or the episode's."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -306,7 +307,15 @@ class CurrentEpisode:
             self._leave(episode)
 
     async def run_async(self, work: Work[T]) -> T:
-        """Run a turn as `run` does, without blocking the caller's loop."""
+        """Run a turn as `run` does, without blocking the caller's loop.
+
+        Raises:
+            MCPError: No asyncio loop runs in this thread, for instance because trio's does.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise MCPError("Awaiting a turn needs asyncio. Under trio, call run_turn in a thread.") from error
         if not self.lasting:
             return await _run_alone_async(self._until_closed(work))
         return await self._running().call_async(work)
