@@ -127,6 +127,10 @@ class Fleet:
             raise FleetError(f"A fleet wants its folder, Fleet('runs/sums'), not {directory!r:.60}.")
         if engine not in ("local", "ray"):
             raise FleetError(f"There is no engine {engine!r}: write 'local' or 'ray'.")
+        if engine == "local" and options is not None and options.ray is not None:
+            raise FleetError(
+                "A Ray cluster is named, but not used: say --engine ray (in Python engine='ray')."
+            )
         # Make the path absolute now, because the program may change the working directory later.
         self.folder = FleetFolder(Path(directory).absolute())
         self._workers = workers

@@ -53,6 +53,14 @@ def test_a_case_that_cannot_be_played_is_named(tmp_path: Path, cases: Any, says:
         (lambda place: Fleet(place, workers=-1), "workers is -1"),
         (lambda place: Fleet(3), r"Fleet\('runs/sums'\), not 3"),
         (lambda place: Fleet(place, engine="dask"), "no engine 'dask'"),
+        (
+            lambda place: Fleet(place, options=FleetOptions(ray="auto")),
+            "named, but not used: say --engine ray",
+        ),
+        (
+            lambda place: Fleet(place.with_name("n" * 300)).map(WORK, [{}]),
+            "Cannot write .*: File name too long",
+        ),
         (lambda place: Fleet(place, budget=5), r"budget= wants FleetBudget\(...\), not int"),
         (lambda place: Fleet(place, rate=5), r"rate= wants Rate\(...\), not int"),
         (lambda place: Fleet(place, options={}), r"options= wants FleetOptions\(...\), not dict"),
