@@ -308,9 +308,9 @@ class FleetFolder:
 def driver_lock(folder: FleetFolder) -> Iterator[None]:
     """Lock a fleet's folder for one driver; raises `FleetError` if another one has locked it."""
     path = folder.path / LOCK
-    if folder.path.is_file():
-        raise FleetError(f"{folder.path} is a file, not a folder. Name a folder with --dir.")
     with _writing(path):
+        if folder.path.is_file():
+            raise FleetError(f"{folder.path} is a file, not a folder. Name a folder with --dir.")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
