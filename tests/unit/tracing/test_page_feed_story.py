@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from story_traces import full_story
 from viewer_traces import small_episode
 
-from grue.messages import TurnForked
+from grue.messages import CompletionReceived, TurnCompleted, TurnForked, Usage
 from grue.tracing.facts import Fact
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import Passage, StoryTeller
@@ -90,11 +90,17 @@ def test_the_overview_counts_a_fork_and_not_the_turns_that_it_repeats(tmp_path: 
     for envelope in open_episode(full_story(tmp_path / "trace.jsonl")):
         overview.see(envelope)
     overview.failures = 1  # of a turn before
+    copied = CompletionReceived(request=1, content="", usage=Usage(input_tokens=100, cost_usd=1.0))
+    paid = CompletionReceived(request=2, content="", usage=Usage(input_tokens=7, cost_usd=0.5))
     for changed in ("system", "llm.model"):
         forked = TurnForked(trace="t", episode="e", turn=3, at=9, misses="fail", changed=(changed,))
-        overview.see(replace(envelope, body=forked))
+        for body in (copied, forked, paid, TurnCompleted(turn=3, kind="answered")):
+            overview.see(replace(envelope, body=body))
     assert overview.forks == ("turn 3 of e: system", "turn 3 of e: llm.model")
     assert (overview.turns, overview.failures) == (2, 0)
+    assert (overview.requests, overview.tool_calls, overview.usage) == (
+        0, 0, Usage(input_tokens=14, cost_usd=1.0),
+    )  # fmt: skip
 
 
 def test_a_fact_of_a_host_that_is_not_installed_is_a_passage(tmp_path: Path) -> None:
