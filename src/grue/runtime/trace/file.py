@@ -278,7 +278,7 @@ class TraceWriter(Closing):
         try:
             if not self._file.lock():
                 raise TraceError(
-                    f"The episode of {self.path} is still being played: another process writes it."
+                    f"The episode of {self.path} is still being played: another process or runner writes it."
                 )
             if header is None:
                 self._begin(episode, time.time() if started_at is None else started_at)

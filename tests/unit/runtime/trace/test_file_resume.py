@@ -119,7 +119,7 @@ def test_a_trace_that_is_being_written_is_nobody_elses(path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == ".\n"
     for resuming in (True, False):
-        with pytest.raises(TraceError, match="is still being played: another process writes it"):
+        with pytest.raises(TraceError, match="is still being played: another process or runner writes it"):
             TraceWriter(path, episode="e-1", resume=resuming)
     process.kill()
     process.communicate(timeout=150)
