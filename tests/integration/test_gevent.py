@@ -113,3 +113,23 @@ def test_what_cannot_work_under_gevent_is_refused_with_the_reason_and_what_to_do
     assert "ulimit" not in done.stdout
     assert "Under gevent this call would wait for itself: an event loop runs it. Use " in second
     assert last == "answered: done", done.stderr[-3000:]
+
+
+LATE = """
+from grue.runtime.loops.sync_edge import run_blocking
+from gevent import monkey
+monkey.patch_all()
+import anyio
+import gevent
+
+def run():
+    return run_blocking(lambda: anyio.sleep(0), on_exit=lambda: None, twin="")
+
+gevent.joinall([gevent.spawn(run) for _ in range(3)], raise_error=True)
+"""
+
+
+def test_greenlets_run_turns_if_gevent_has_replaced_the_threads_after_the_import_of_grue() -> None:
+    pytest.importorskip("gevent", reason="pip install gevent runs turns in greenlets")
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

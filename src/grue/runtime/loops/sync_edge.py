@@ -267,7 +267,8 @@ class _SharedLoop:
         await self._over.wait()
 
 
-_lock = threading.Lock()
+_lock: "threading.Lock | None" = None
+"""Made at its first use: a lock from before gevent has replaced the threads would block all greenlets."""
 _shared: _SharedLoop | None = None
 
 
@@ -278,8 +279,9 @@ def in_shared_loop() -> bool:
 
 def run_in_shared_loop(function: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine function in the loop that all greenlets share, and return its result."""
-    global _shared
-    with _lock:
+    global _lock, _shared
+    lock = _lock = _lock or threading.Lock()
+    with lock:
         shared = _shared
         if shared is None:
             shared = _shared = _SharedLoop()
@@ -288,7 +290,7 @@ def run_in_shared_loop(function: Callable[[], Awaitable[T]]) -> T:
     try:
         return shared.run(function)
     finally:
-        with _lock:
+        with lock:
             shared.users -= 1
             if not shared.users:
                 _shared = None
