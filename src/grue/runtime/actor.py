@@ -369,6 +369,8 @@ class Supervisor:
     ) -> bool | None:
         cut_short: BaseException | None = None
         self._stopping = True
+        # An observer may raise an exception when the body sends a message, as it may when an actor does.
+        host_failed = exc_val is not None and bool(raised_by(exc_val)) and not ends_the_task(exc_val)
         if exc_val is None:
             try:
                 await self._stop()
@@ -376,9 +378,13 @@ class Supervisor:
                 # Either an actor has crashed, or a scope outside the group was cancelled. Only in the first
                 # case the group suppresses the cancellation when `_end` leaves it.
                 cut_short = cancelled
+        elif host_failed:
+            self._crashed("host", exc_val)
         left_by = exc_val or cut_short
-        suppressed = await self._end(left_by)
-        if self._crash is not None and (left_by is None or suppressed or isinstance(left_by, MailboxClosed)):
+        suppressed = await self._end(None if host_failed else left_by)
+        if self._crash is not None and (
+            left_by is None or suppressed or host_failed or isinstance(left_by, MailboxClosed)
+        ):
             _raise_crash(*self._crash)
         if cut_short is not None and not suppressed:
             raise cut_short
@@ -399,7 +405,7 @@ class Supervisor:
         if error is not None or self._running:
             self._group.cancel_scope.cancel()
         try:
-            if error is None or isinstance(error, Exception):
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
                 # Do not pass `error` on: the task group would wrap it in an exception group.
                 await self._group.__aexit__(None, None, None)
                 return False

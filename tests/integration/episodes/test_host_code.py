@@ -14,7 +14,7 @@ from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, Recorder, Runner, StdioServer, TurnOutcome, TurnRequest
 from grue.errors import ActorCrashed, AnswerError
-from grue.messages import CompletionReceived, SessionOpened
+from grue.messages import CompletionReceived, RunTurn, SessionOpened
 from grue.runtime.actor import ActorFailed
 from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
@@ -138,6 +138,16 @@ def test_what_is_to_end_the_program_is_raised_itself_while_a_server_process_is_o
     ):
         runner.run_turn(ask())
     assert left.value is error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), LookupError("boom"), asyncio.CancelledError()])
+def test_an_observer_that_fails_at_the_first_message_is_one_as_at_any_other(
+    model: WordedModel, error: BaseException
+) -> None:
+    expected = SystemExit if isinstance(error, SystemExit) else ActorCrashed
+    with model.runner("turn", recorder=watched(error, RunTurn)) as runner, pytest.raises(expected) as left:
+        runner.run_turn(ask())
+    assert error in (left.value, left.value.__cause__)
 
 
 @pytest.mark.parametrize("way", first_of(WAYS))
