@@ -255,7 +255,10 @@ class Broker(Struct):
             if most is None or used + reserved + wanted <= most:
                 continue
             if used + wanted > most:
-                self.refused = f"the fleet's limit of {most:g} {what} is used up: {used:g} are spent"
+                spent = f"{_number(used)} are spent"
+                if used < most:
+                    spent += f", and the next request may cost {_number(wanted)}"
+                self.refused = f"the fleet's limit of {_number(most)} {what} is used up: {spent}"
                 return Refused(self.refused)
             waits = True
         return NotYet(None) if waits else None

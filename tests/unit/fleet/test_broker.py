@@ -41,6 +41,13 @@ def test_a_request_reserves_the_most_it_can_cost_and_is_charged_what_it_cost() -
     assert (broker.spent, broker.reserved) == (Amount(1, 300, 0.0004), Amount(0, 0, 0.0))
 
 
+def test_a_request_that_is_too_large_for_what_is_left_is_said_with_its_size() -> None:
+    answer = Broker(Limits(FleetBudget(tokens=1_250_000)), spent=Amount(1, 1_249_000)).ask(WANTED, 0.0)
+    assert isinstance(answer, Refused)
+    assert "limit of 1250000 tokens is used up: 1249000 are spent, and the next request may" in answer.why
+    assert answer.why.endswith("may cost 1500")
+
+
 def test_tokens_from_the_cache_are_charged_with_their_own_price() -> None:
     broker = Broker(
         Limits(FleetBudget(money_usd=1.0, prices={"m": Price(input=1.0, output=2.0, cached=0.1)}))
