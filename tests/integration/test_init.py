@@ -151,6 +151,8 @@ def test_servers_of_another_host_come_without_their_secrets(tmp_path: Path, home
 def test_the_written_test_needs_no_key_of_a_copied_server(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    servers = {"github": OTHER["mcpServers"]["github"], "web": {"url": "${env:WEB_URL}/mcp"}}
+    (home / ".cursor" / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     init.start_project(tmp_path / "bot", [home / ".cursor" / "mcp.json"])
     monkeypatch.delenv("GITHUB_TOKEN", raising=False)
     config = tmp_path / "bot" / "mcp_config.json"

@@ -92,7 +92,7 @@ def test_it_thinks_with_the_tool_and_answers(nothing_left, scripted_llm, fake_to
 
 
 def test_the_configuration_of_servers_is_valid(monkeypatch):
-    for name in re.findall(r"\${(\w+)}", CONFIG.read_text()):  # the keys that the servers need
+    for name in re.findall(r"\${(?:env:)?(\w+)}", CONFIG.read_text()):  # the keys that the servers need
         monkeypatch.setenv(name, os.environ.get(name, "https://stand-in"))
     assert read_servers(CONFIG)
 '''
