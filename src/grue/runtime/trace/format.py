@@ -202,7 +202,7 @@ def unknown(path: Path, number: int, error: Exception) -> TraceError:
     """Return the error for a body that is not a message of this version."""
     what = f"not a message this version knows: {error_text(error)}"
     if isinstance(error, msgspec.ValidationError):
-        what += ". If a later grue has written it, upgrade; otherwise"
+        what += ". If a later grue or another version of the host has written it, use that one; otherwise"
         return TraceError(f"{path}, line {number}: {what} the file is damaged.")
     return damaged(path, number, what)
 
