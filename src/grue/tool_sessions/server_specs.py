@@ -387,6 +387,9 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
                     f"MCP server {self.name!r}: the header {name!r} has a character that cannot be sent,"
                     " such as a line break."
                 )
+        # Space around a value, as after a key that was pasted, cannot be sent.
+        stripped = {name: value.strip() for name, value in self.headers.items()}
+        msgspec.structs.force_setattr(self, "headers", stripped)
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return the fields with secrets redacted; rich shows them in tracebacks."""

@@ -65,6 +65,11 @@ def test_an_address_that_cannot_be_read_is_refused_also_without_a_name() -> None
         HttpServer(url="https://[::1/x")
 
 
+def test_space_around_the_value_of_a_header_is_not_kept_because_it_cannot_be_sent() -> None:
+    server = HttpServer(url="http://h/mcp", headers={"Authorization": " Bearer k ", "X": "a b\t"})
+    assert server.headers == {"Authorization": "Bearer k", "X": "a b"}
+
+
 def test_the_declared_arguments_of_a_local_server_are_its_fields() -> None:
     """Type checkers read the `__init__` that is declared for them. It takes paths, which become texts."""
     tree = ast.parse(inspect.getsource(StdioServer))
