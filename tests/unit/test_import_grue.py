@@ -129,7 +129,7 @@ def test_the_patterns_of_refusals_and_marks_are_compiled_when_they_are_needed() 
 def test_a_name_whose_module_cannot_be_imported_is_not_said_to_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a file `httpx.py` in the folder of a program: it lacks what grue takes from the package."""
+    """As with a file of the name `httpx` beside a program: it lacks what grue takes from the package."""
     (tmp_path / "front.py").write_text(
         "from grue.runtime.lazy_names import lazy_names\n"
         "__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)\n"

@@ -2,7 +2,7 @@
 
     without a mark ──▶ running ──▶ marked      this version of the scorer does not score the episode again
                           │
-                          └─ failed, timed out, unpaid ─▶ without a mark   the same command tries again
+                          └─ failed, timed out, over budget ─▶ without a mark   the same command tries again
 
 Episodes that are not finished, or whose trace was not kept, are left out and counted. The cost of scorers is
 in a separate ledger, `DIR/scores/ledger.jsonl`, so that judging does not use up the budget of playing.

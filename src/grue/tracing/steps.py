@@ -37,7 +37,7 @@ StepKind: TypeAlias = Literal["turn", "model", "check", "session", "startup", "t
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A step, such as a turn, a request to the model or a tool call, or one attempt at it.
+    """One attempt at a step, such as a turn, a request to the model or a tool call.
 
     Attributes:
         key: Identifies the step while it is under way; the same for all attempts.

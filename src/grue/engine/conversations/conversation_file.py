@@ -53,7 +53,9 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
-    """What earlier requests have used and shown, saved so that the next request begins with the same bytes.
+    """What a conversation has learned about its endpoint, and the tools that it has offered.
+
+    It is saved so that a request after a restart begins with the same bytes, for the provider's prompt cache.
 
     Attributes:
         model: The model that was asked.

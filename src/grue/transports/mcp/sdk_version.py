@@ -16,7 +16,7 @@ def require_mcp() -> None:
 
     Raises:
         MissingDependencyError: The SDK is missing or too old; the text has the command that installs it.
-            Or a file called `mcp.py` hides it.
+            Or a Python file of the name `mcp` hides it.
 
     Source: R14.4
     """

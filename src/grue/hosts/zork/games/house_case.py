@@ -1,4 +1,4 @@
-"""The parts of the house that depend on the seed: the vault's figures, the clues to them, and small talk."""
+"""The parts of the house that depend on the seed: digits of the vault, clues to them, small talk."""
 
 import hashlib
 from itertools import permutations
