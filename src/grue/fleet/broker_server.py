@@ -58,13 +58,18 @@ class Reply(Struct, frozen=True, tag="reply"):
 _REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
+def folder_for_sockets() -> str:
+    """Return the folder for temporary files, or `/tmp` if its path is too long for a socket in it."""
+    folder = tempfile.gettempdir()
+    return "/tmp" if len(os.fsencode(folder)) > _LONGEST_FOLDER else folder  # noqa: S108
+
+
 class BrokerServer:
     """Answers the workers of one driver, inside a `with` block. Raises as `Accounts` does."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)
-        long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
-        self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-", dir="/tmp" if long else None)  # noqa: S108
+        self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-", dir=folder_for_sockets())
         guard.watch(self._folder.name)  # the guard removes the folder if this process is killed
         self.address = str(Path(self._folder.name) / "broker")
         self._stack = contextlib.ExitStack()

@@ -13,10 +13,12 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import queue
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -28,11 +30,12 @@ import msgspec
 from grue.errors import MissingDependencyError
 from grue.fleet.attempt import Task
 from grue.fleet.broker import Costs, Limits
-from grue.fleet.broker_server import BrokerServer
+from grue.fleet.broker_server import BrokerServer, folder_for_sockets
 from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import FleetFolder
 from grue.fleet.worker import READY, Place, WorkerSaid, work
 from grue.runtime.loops.interrupts import born_without_interrupts
+from grue.runtime.processes.guard import guard
 from grue.transports.mcp.sdk_version import require_mcp
 
 _PRELOADED = (
@@ -75,6 +78,7 @@ class LocalEngine:
         # Start the resource tracker before the `with`. Inside it, signals are blocked, and the start of the
         # tracker would unblock them.
         multiprocessing.resource_tracker.ensure_running()
+        self._stack.callback(guard.release, place_sockets())
         with born_without_interrupts():
             multiprocessing.forkserver.ensure_running()
         self._jobs: deque[Task] = deque()
@@ -292,6 +296,21 @@ class _Worker:
         self.process.kill()  # the process may not have made its own group yet, so that `killpg` missed it
         self.process.join(_DEATH_S)
         self.channel.close()
+
+
+def place_sockets() -> str:
+    """Return the folder for multiprocessing's sockets, which it makes once.
+
+    It is a short one, so that a socket fits in its path. The guard removes it if this process is killed.
+    """
+    usual = tempfile.tempdir
+    tempfile.tempdir = folder_for_sockets()
+    try:
+        folder: str = multiprocessing.util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
+    guard.watch(folder)
+    return folder
 
 
 def _preloaded(limits: Limits) -> list[str]:

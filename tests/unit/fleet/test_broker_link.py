@@ -178,14 +178,17 @@ async def test_workers_that_end_with_the_driver_leave_no_traceback(
 
 
 KILLED = """
-import os, signal, sys
+import multiprocessing.forkserver, os, signal, sys
 from pathlib import Path
 from grue.fleet.broker import Limits
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.folder import FleetFolder
+from grue.fleet.local import place_sockets
 
 with BrokerServer(FleetFolder(Path(sys.argv[1])), Limits()) as server:
-    print(server.address, flush=True)
+    folder = place_sockets()
+    multiprocessing.forkserver.ensure_running()
+    print(os.path.dirname(server.address), folder, sep="\\n", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -199,9 +202,10 @@ def test_a_driver_that_is_killed_leaves_no_folder_with_a_socket(long: bool, tmp_
         environment["TMPDIR"] = str(tmp_path / ("x" * 100))
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    folder = Path(done.stdout.strip()).parent
-    assert (done.returncode, folder.name[:11]) == (-signal.SIGKILL, "grue-fleet-"), done.stderr
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    brokers, workers = map(Path, done.stdout.splitlines())
+    assert (brokers.name[:11], workers.name[:5]) == ("grue-fleet-", "pymp-")
     until = time.monotonic() + GUARD_S
-    while folder.exists():  # the guard removes it
+    while brokers.exists() or workers.exists():  # the guard removes them
         assert time.monotonic() < until
         time.sleep(0.01)
