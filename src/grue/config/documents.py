@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -379,7 +380,7 @@ def _advice(text: str, position: int) -> str:
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
 
 
-def read_yaml(path: Path) -> YamlDocument:
+def read_yaml(path: str | PathLike[str]) -> YamlDocument:
     """Read a YAML file.
 
     Raises:
@@ -387,6 +388,7 @@ def read_yaml(path: Path) -> YamlDocument:
             module reads. The error names the line.
         MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
     """
+    path = Path(path)
     missing = (
         f"Configuration file not found: {path}. Name an existing YAML file; `grue run --offline` writes an"
         " example."

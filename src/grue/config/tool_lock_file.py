@@ -8,6 +8,7 @@ the lock.
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -47,12 +48,13 @@ def listing_path(lock: Path) -> Path:
     return lock.parent / "mcp_tools.listing.json"
 
 
-def read_tool_lock(path: Path) -> ToolLock | None:
+def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
     """Return the tool lock in a file, with the listings of the file beside it; `None`: there is no lock.
 
     Raises:
         MCPConfigError: The file cannot be read, or is not a tool lock of a version that grue knows.
     """
+    path = Path(path)
     try:
         if not path.exists():
             return None

@@ -80,7 +80,7 @@ def test_what_cannot_be_parsed_is_refused(text: str) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(MCPConfigError, match="not found"):
-        read_yaml(tmp_path / "agent.yaml")
+        read_yaml(str(tmp_path / "agent.yaml"))
 
 
 def test_without_pyyaml_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

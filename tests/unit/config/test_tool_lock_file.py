@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, names
     path = tmp_path_factory.mktemp("lock") / "mcp_tools.lock"
     tools = [tool(name, name) for name in names]
     write(path, {"a": tools})
-    lock = read_tool_lock(path)
+    lock = read_tool_lock(str(path))
     assert lock is not None
     assert lock.pins("a") == lock_of(tools)
     assert drift(lock.pins("a"), tools) == ()
