@@ -25,7 +25,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     Attributes:
         running: When each running episode was submitted, in monotonic seconds, by the episode's id.
-        costs: The cost of the requests, as the broker counts it; 0 in a fleet without limits.
+        costs: What the broker has counted; in a run without limits, what earlier runs have spent.
     """
 
     tally: Tally
