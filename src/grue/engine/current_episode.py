@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_args
 
 import anyio
@@ -27,7 +27,6 @@ from grue.runtime.loops.interrupts import (
     WorkInterrupted,
     defer_interrupts,
     refuse_reentry,
-    wait_for,
 )
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop, ErrorTexts
 from grue.runtime.loops.sync_edge import run_blocking, warn_if_blocking
@@ -255,15 +254,6 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
     return cast("StartAhead", start), when
 
 
-class _Alone:
-    """Work that runs in a loop of its own, or in the loop of its async caller; made in that loop's thread."""
-
-    def __init__(self) -> None:
-        self.thread = threading.current_thread()
-        self.work = Interruptible()
-        self.ended: Future[None] = Future()
-
-
 class CurrentEpisode:
     """Runs the turns of a runner, and its tool calls outside turns. Thread-safe.
 
@@ -291,7 +281,8 @@ class CurrentEpisode:
     def _make_lock(self) -> None:
         # Reentrant: a signal handler may close the runner in a thread that holds the lock.
         self._lock = threading.RLock()
-        self._alone: set[_Alone] = set()  # a forked child does not run those of its parent
+        # Work that runs outside an episode's loop. A forked child does not run that of its parent.
+        self._alone: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking.
@@ -363,30 +354,22 @@ class CurrentEpisode:
             episode = self._detach()
             alone = list(self._alone)
         for each in alone:
-            each.work.interrupt()
+            each.interrupt()
         if episode is not None:
             episode.close()
         deadline = time.monotonic() + INTERRUPT_GRACE_S
         with defer_interrupts():
             for each in alone:
-                if each.thread is not threading.current_thread():
-                    wait_for(each.ended, deadline - time.monotonic())
+                each.join(deadline - time.monotonic())
 
     def _until_closed(self, work: Work[T]) -> Work[T]:
         """Return `work` for a loop that is not an episode's. If `close` is called, it is cancelled."""
 
-        async def run(resources: TurnResources) -> T:
-            alone = _Alone()
+        def run(resources: TurnResources) -> Awaitable[T]:
+            alone = Interruptible()
             with self._lock:
                 self._alone.add(alone)
-            try:
-                return await alone.work.run(lambda: work(resources))
-            except WorkInterrupted:
-                raise TurnCancelled(ErrorTexts().ended_early) from None
-            finally:
-                with self._lock:
-                    self._alone.discard(alone)
-                alone.ended.set_result(None)
+            return alone.run(lambda: work(resources))
 
         return run
 
@@ -434,18 +417,23 @@ def _leave_if_there(lost: "weakref.ref[CurrentEpisode]", episode: Episode) -> No
 def _run_alone(work: Work[T], twin: str) -> T:
     """Run `work` in a new event loop. `twin` is the async method to recommend to a caller inside a loop."""
     resources = _own_resources()
-    return run_blocking(
-        lambda: work(resources),
-        on_exit=resources.registry.kill_leftovers,
-        force_kill=resources.registry.kill_now,
-        twin=twin,
-    )
+    try:
+        return run_blocking(
+            lambda: work(resources),
+            on_exit=resources.registry.kill_leftovers,
+            force_kill=resources.registry.kill_now,
+            twin=twin,
+        )
+    except WorkInterrupted:
+        raise TurnCancelled(ErrorTexts().ended_early) from None
 
 
 async def _run_alone_async(work: Work[T]) -> T:
     resources = _own_resources()
     try:
         return await work(resources)
+    except WorkInterrupted:
+        raise TurnCancelled(ErrorTexts().ended_early) from None
     finally:
         resources.registry.kill_leftovers()
 

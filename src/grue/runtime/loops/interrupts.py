@@ -119,6 +119,8 @@ class Interruptible:
         self._lock = threading.RLock()
         self._cancel: Callable[[], object] | None = None
         self._interrupted = False
+        self._thread: threading.Thread | None = None
+        self._ended: Future[None] = Future()
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run `function`.
@@ -127,6 +129,7 @@ class Interruptible:
             WorkInterrupted: `interrupt` was called.
         """
         loop = asyncio.get_running_loop()
+        self._thread = threading.current_thread()
         with anyio.CancelScope() as scope:
             with self._lock:
                 self._cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
@@ -137,6 +140,7 @@ class Interruptible:
             finally:
                 with self._lock:
                     self._cancel = None
+                self._ended.set_result(None)
         raise WorkInterrupted
 
     def interrupt(self) -> None:
@@ -148,6 +152,11 @@ class Interruptible:
             # The loop may have ended meanwhile.
             with contextlib.suppress(RuntimeError):
                 cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the work has ended or the time has passed. Returns at once in the work's own thread."""
+        if self._thread is not threading.current_thread():
+            wait_for(self._ended, timeout_s)
 
 
 class MainThreadWork(Generic[T]):
@@ -166,7 +175,7 @@ class MainThreadWork(Generic[T]):
 
     async def run(self) -> None:
         """Run the function and keep its result."""
-        with contextlib.suppress(WorkInterrupted):  # `run_within` will raise `KeyboardInterrupt`
+        with contextlib.suppress(WorkInterrupted):  # `run_within` will raise
             self._result.append(await self._work.run(self._function))
 
     def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
@@ -177,6 +186,7 @@ class MainThreadWork(Generic[T]):
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
+            WorkInterrupted: The function has raised it.
         """
         before = signal.signal(signal.SIGINT, self._press)
         try:
@@ -189,6 +199,8 @@ class MainThreadWork(Generic[T]):
             signal.signal(signal.SIGINT, before)
         if self._presses:
             raise KeyboardInterrupt
+        if not self._result:
+            raise WorkInterrupted
         return self._result[0]
 
     def _press(self, signum: int, frame: FrameType | None) -> None:
