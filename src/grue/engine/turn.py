@@ -622,7 +622,7 @@ class HostTurn(Generic[T]):
                 memory.learn(actors.connections)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
-        beside = actors.spent_by_servers
+        beside = Spent() if actors.sampler is None else actors.sampler.spent
         settings.spending.add(end.requests + beside.requests, end.usage + beside.usage)
         self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
         match end:

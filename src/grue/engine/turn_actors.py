@@ -206,7 +206,7 @@ class TurnActors:
         # Turns without a pool may run in parallel, each with sessions of its own. A pool's sessions serve one
         # turn after the other, so its turns share one `CurrentSampler`.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
-        self._sampler: Sampler | None = None
+        self.sampler: Sampler | None = None
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
@@ -229,11 +229,6 @@ class TurnActors:
     def last_request(self) -> m.RequestCompletion | None:
         """The last request to the model, if any."""
         return None if self._agent is None else self._agent.last_request
-
-    @property
-    def spent_by_servers(self) -> Spent:
-        """What the servers' sampling requests have spent."""
-        return Spent() if self._sampler is None else self._sampler.spent
 
     @property
     def said(self) -> Sequence[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped]:
@@ -299,7 +294,7 @@ class TurnActors:
             shown = self._on_delta if early is None else early.show
             factory = self._llm(early)
             supervisor.start(factory(llm, agent, partial(_note_and_show, supervisor.note, shown)))
-            self._sampler = self._sampling.sampler = self._start_sampler(supervisor, agent)
+            self.sampler = self._sampling.sampler = self._start_sampler(supervisor, agent)
             self._agent = AgentActor(
                 agent,
                 llm=llm,
