@@ -60,10 +60,10 @@ from grue.hosting import ToolServer
 from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.policies import StartWhen
+from grue.protocol.tools.lock import ToolLock
 
 if TYPE_CHECKING:
     from grue.hosting import LlmEndpoint
-    from grue.protocol.tools.lock import ToolLock
 
 
 FUNCTIONS = "tools"
@@ -122,10 +122,12 @@ def beside(tools: Tools) -> dict[str, ToolServer]:
 
 
 def _is_mcp(name: str) -> bool:
+    if not isinstance(name, str):
+        raise MCPConfigError(f"The name of a tool server is a text, not {name!r:.60}.")
     return name == MCP or name.startswith(PREFIX)
 
 
-def prefixed_lock(lock: "ToolLock") -> "ToolLock":
+def prefixed_lock(lock: ToolLock) -> ToolLock:
     """Return a tool lock in which the server `files` is named `mcp.files`."""
     return replace(
         lock,
@@ -296,7 +298,7 @@ class RunnerOptions(TypedDict, total=False):
     trace: str | PathLike[str] | None
     process_limits: ProcessLimits
     elicit: Callable[..., Any] | None
-    tool_lock: "ToolLock | None"
+    tool_lock: ToolLock | None
     tool_policy: ToolPolicy
     approve: Callable[..., Any] | None
     context: ContextPolicy | None
@@ -367,6 +369,8 @@ class AgentLoop:
         on_event: Callable[[Any], object] | None = None,
         **options: Unpack[RunnerOptions],
     ) -> None:
+        if on_event is not None and not callable(on_event):
+            raise MCPConfigError(f"on_event= wants a function of an event, not {on_event!r:.60}.")
         self._injected: InjectedTools | None = None
         mcp: dict[str, ToolServer]
         if invoke_mcp_tool is not None:
@@ -377,7 +381,7 @@ class AgentLoop:
         else:
             mcp = prefixed(servers or {})
         lock = options.get("tool_lock")
-        if lock is not None:
+        if isinstance(lock, ToolLock):
             options["tool_lock"] = prefixed_lock(lock)
         self.runner = Runner(
             llm=llm,

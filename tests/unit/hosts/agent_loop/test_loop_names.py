@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, ShellTool, ToolPolicy, ToolRule, ToolSearch
+from grue import FunctionTools, LlmSettings, ShellTool, ToolPolicy, ToolRule, ToolSearch
 from grue.errors import MCPConfigError
-from grue.hosts.agent_loop.loop import beside, prefixed, prefixed_lock, prefixed_policy, prefixed_search
+from grue.hosts.agent_loop.loop import (
+    AgentLoop,
+    beside,
+    prefixed,
+    prefixed_lock,
+    prefixed_policy,
+    prefixed_search,
+)
 from grue.protocol.tools.lock import ToolLock
 
 
@@ -38,6 +45,8 @@ def test_functions_are_tools_and_the_shell_has_a_name_of_its_own(tmp_path: Path)
     [
         lambda: prefixed({"mcp": FunctionTools([add])}),
         lambda: prefixed({"mcp.files": FunctionTools([add])}),
+        lambda: prefixed({1: FunctionTools([add])}),  # type: ignore[dict-item]
+        lambda: beside({1: FunctionTools([add])}),  # type: ignore[dict-item]
         lambda: beside({"mcp": FunctionTools([add])}),
         lambda: beside({"mcp.files": FunctionTools([add])}),
         lambda: beside([add, add]),
@@ -49,6 +58,13 @@ def test_functions_are_tools_and_the_shell_has_a_name_of_its_own(tmp_path: Path)
 def test_names_that_collide_and_what_has_no_name_are_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(MCPConfigError, match="name"):
         make()
+
+
+@pytest.mark.parametrize("argument", ["on_event", "tool_lock"])
+def test_an_argument_of_another_kind_is_refused_by_its_name(argument: str) -> None:
+    given: dict[str, Any] = {argument: 5}
+    with pytest.raises(MCPConfigError, match=f"{argument}= wants"):
+        AgentLoop(LlmSettings(base_url="http://127.0.0.1:9/v1", model="m"), **given)
 
 
 def test_a_policy_and_a_lock_hold_for_the_names_with_the_prefix() -> None:
