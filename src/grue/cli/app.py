@@ -26,6 +26,7 @@ from grue.cli.options import (
     Quiet,
     Stream,
     TraceFile,
+    finite,
     turn_number,
     turn_timeout,
 )
@@ -839,6 +840,7 @@ def call(
         float | None,
         typer.Option(
             min=0.1,
+            callback=finite,
             metavar="SECONDS",
             help="Time limit of the call.",
             show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",

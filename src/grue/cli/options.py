@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from grue.field_checks import is_usable
+
 FILE_OF_SERVERS = 'JSON file with the MCP servers, in the form {"mcpServers": ...}.'
 CONFIGURED = "config_file under tool.grue.mcp in pyproject.toml, else mcp_config.json"
 """The default of `--mcp-config`."""
@@ -26,10 +28,18 @@ McpConfigFile = Annotated[
 """For commands that change the file, or need a server of the user's own."""
 
 
+def finite(seconds: float | None) -> float | None:
+    """Return the value of an option; refuse a number that cannot be a time limit."""
+    if seconds is not None and not is_usable(seconds, above_0=True):
+        raise typer.BadParameter(f"{seconds:g} is not a usable number of seconds")
+    return seconds
+
+
 def turn_timeout(then: str) -> Any:
     """Return the option `--turn-timeout`. `then`: what happens to a turn that takes longer."""
     return typer.Option(
         min=0.1,
+        callback=finite,
         metavar="SECONDS",
         help=f"Time limit of each turn. {then}",
         show_default="turn_timeout_seconds under tool.grue.llm in pyproject.toml, else 1800",

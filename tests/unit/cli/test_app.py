@@ -101,6 +101,18 @@ def test_servers_and_none_are_not_asked_for_together(run: CliRunner, command: st
     assert "grue: --no-mcp and --mcp-config contradict each other: remove one of them." in refused.output
 
 
+@pytest.mark.parametrize(
+    "command", ["play --offline --turn-timeout", "chat --offline --turn-timeout", "call a.b --timeout"]
+)
+@pytest.mark.parametrize("limit", ["inf", "1e19"])
+def test_a_time_limit_that_is_none_is_refused_by_its_option(run: CliRunner, command: str, limit: str) -> None:
+    refused = run.invoke(app, [*command.split(), limit])
+    assert refused.exit_code == 2
+    assert re.search(
+        rf"'--(turn-)?timeout': {re.escape(f'{float(limit):g}')} is not a usable", refused.output
+    )
+
+
 @pytest.mark.parametrize("command", ["play", "run"])
 def test_a_program_that_wants_json_gets_no_text_in_its_place(run: CliRunner, command: str) -> None:
     refused = run.invoke(app, [command, "--offline", "--json", "--quiet"])
