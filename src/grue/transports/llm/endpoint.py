@@ -8,6 +8,7 @@ whose replies come from a batch, a `ReplyRoom` takes the place of the network.
 """
 
 import functools
+import json
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -221,6 +222,12 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
                 f"LlmSettings(extra_body={{'n': {self.extra_body['n']!r:.20}}}): that asks for several"
                 " replies at once, and a turn reads one. Leave `n` out."
             )
+        for name, value in self.extra_body.items():
+            if _has_infinity(value):
+                raise MCPConfigError(
+                    f"LlmSettings(extra_body={{{shown(name)}: ...}}): JSON has no number that is infinite or"
+                    " not a number. Leave it out."
+                )
         url = self.base_url.strip()
         if url and "://" not in url:
             host = re.split(r"[:/]", url)[0]
@@ -734,6 +741,16 @@ def _redaction(settings: LlmSettings) -> Redaction:
     headers = {name: value.strip() for name, value in settings.extra_headers.items()}
     sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
     return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})
+
+
+def _has_infinity(value: object) -> bool:
+    try:
+        json.dumps(value, default=repr, skipkeys=True, check_circular=False, allow_nan=False)
+    except RecursionError:
+        return False  # the runner refuses what is nested too deeply
+    except ValueError:
+        return True
+    return False
 
 
 def _refuse_ours(settings: LlmSettings) -> None:

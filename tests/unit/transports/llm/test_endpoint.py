@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import math
 import threading
 import traceback
 from collections.abc import AsyncIterator
@@ -418,6 +419,13 @@ def test_several_replies_to_one_request_are_refused(asked: object) -> None:
     with pytest.raises(MCPConfigError, match="Leave `n` out"):
         LlmSettings(model="m", extra_body={"n": asked})
     LlmSettings(model="m", extra_body={"n": 1})
+
+
+@pytest.mark.parametrize("value", [math.inf, [{"a": math.nan}]])
+def test_extra_body_may_not_have_numbers_that_json_lacks(value: object) -> None:
+    # They would be sent as `null`.
+    with pytest.raises(MCPConfigError, match=r"extra_body=\{'typical_p': \.\.\.\}\): JSON has no number"):
+        LlmSettings(model="m", extra_body={"top_a": b"1", "typical_p": value})
 
 
 def test_extra_body_may_have_negative_numbers() -> None:
