@@ -1724,6 +1724,8 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         policy: The failure policy from here on; `None`: the recorded one.
         listings: The servers whose list of tools differs from here on.
         asks: The model that is asked from here on; `None`: the host has an LLM actor of its own.
+        iterations: How many iterations are copied. The end of the turn counts them again, and so it does the
+            copied `requests`, their `usage` and the `calls`.
     """
 
     compared = False
@@ -1737,6 +1739,10 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
     policy: FailurePolicy | None = None
     listings: dict[ServerName, tuple[ToolDefinition, ...]] = field(default_factory=dict)
     asks: ModelAsked | None = None
+    iterations: int = 0
+    requests: int = 0
+    usage: Usage = Usage()
+    calls: tuple[CallId, ...] = ()
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):

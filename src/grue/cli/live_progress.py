@@ -74,6 +74,8 @@ class Progress:
 
     def note(self, envelope: Envelope[Any], now: float) -> None:
         """Update the state with a message that was recorded at `now`."""
+        if envelope.copied:
+            return
         for change in self._steps.take(envelope):
             if isinstance(change, StepBegan):
                 self._begin(change.step, now, pause_s=change.step.start_s - envelope.t)

@@ -98,12 +98,14 @@ class _Place(Struct, frozen=True):
             fork runs the whole turn again.
         opened: The servers whose sessions are open at the place.
         spent: What the recorded turn had spent, which the fork does not pay again.
+        iterations: How many replies of the recorded turn had asked for tool calls.
     """
 
     event: EpisodeEnvelope
     events: tuple[m.TurnEvent, ...]
     opened: tuple[m.ServerName, ...] = ()
     spent: Spent = Spent()
+    iterations: int = 0
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
@@ -196,7 +198,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
             if events and isinstance(state, LiveState) and can_fork_at(before, state, commands):
                 requests = before.turn.requests if isinstance(before, LiveState) else 0
                 spent = Spent(requests=requests, usage=state.turn.usage)
-                yield _Place(envelope, tuple(events), state.turn.open, spent)
+                yield _Place(envelope, tuple(events), state.turn.open, spent, state.turn.iterations)
             events.append(event)
 
 
@@ -484,8 +486,16 @@ def _past(
         )
     ]
     opened = [each.body for each in copied if isinstance(each.body, m.OpenSession)]
+    answered = m.Settlement | m.ToolRejected | m.ToolDenied
+    bodies = [each.body for each in (*copied, place.event)]
     return TurnsPast(
-        forked=forked,
+        forked=replace(
+            forked,
+            iterations=place.iterations,
+            requests=place.spent.requests,
+            usage=place.spent.usage,
+            calls=tuple(body.call_id for body in bodies if isinstance(body, answered)),
+        ),
         copied=(*run.earlier, *copied),
         events=place.events,
         event=place.event,

@@ -3,7 +3,7 @@
 The turn's decisions are made in `protocol/tool_loop.py`, not here.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -144,6 +144,14 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     event: Envelope[Any] | None = None
     rewrites: tuple[m.HistoryRewritten, ...] = ()
     reopened: Mapping[m.ServerName, m.OpenSession] = {}
+
+    @property
+    def begun(self) -> Envelope[Any] | None:
+        """The copied `RunTurn` of the forked turn; `None`: the fork runs the turn from its beginning."""
+        if self.event is None:
+            return None
+        begins = (each for each in reversed(self.copied) if isinstance(each.body, m.RunTurn))
+        return next(begins, None)
 
 
 class GoesOn(Struct, frozen=True, kw_only=True):
@@ -317,7 +325,9 @@ class TurnActors:
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
         assert self._agent is not None, "it has just been made"
         past, goes_on = self._past, self._goes_on
-        numbers = {} if past is None else repeat(past.copied, self._wiring.recorder)
+        begun = None if past is None else past.begun
+        own = () if begun is None else (begun.seq,)
+        numbers = {} if past is None else repeat(past.copied, self._wiring.recorder, own)
         rewrites = () if past is None else past.rewrites
         if goes_on is None and (past is None or past.event is None):
             for rewrite in rewrites:
@@ -332,8 +342,8 @@ class TurnActors:
             begun, events = goes_on.begun, goes_on.events
         else:
             assert past is not None, "the turn is forked if it does not go on"
+            assert begun is not None, "a copied turn has begun"
             noted, events = past.forked, past.events
-            begun = next(each for each in reversed(past.copied) if isinstance(each.body, m.RunTurn))
             begun = replace(begun, seq=numbers[begun.seq])
         # Record this note before the first await, so that the trace has it before the LLM actor's reply.
         supervisor.note(noted, sender="agent")
@@ -342,7 +352,15 @@ class TurnActors:
             supervisor.note(rewrite, sender="llm")
         if past is not None and past.event is not None:
             last = past.event
-            await agent.send(last.body, sender=last.sender, cause=numbers.get(last.cause or 0))
+            recorded = self._wiring.recorder.record(
+                last.body,
+                sender=last.sender,
+                receiver=agent.name,
+                cause=numbers.get(last.cause or 0),
+                turn=last.turn,
+                copied=True,
+            )
+            agent.put_recorded(recorded)
         supervisor.start(self._agent, whole=True)
         recalled_end: Any = await expected.wait()
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
@@ -528,8 +546,11 @@ class TurnActors:
         return Sampler(llm, limits.max_samplings, limits.budget, by_turn)
 
 
-def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int]:
-    """Record messages again. Return a mapping from their old sequence numbers to the new ones."""
+def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:
+    """Record messages again. Return a mapping from their old sequence numbers to the new ones.
+
+    Messages whose old number is not in `own` are marked as copied.
+    """
     numbers: dict[int, int] = {}
     for each in copied:
         again = recorder.record(
@@ -538,6 +559,7 @@ def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int
             receiver=each.receiver,
             cause=numbers.get(each.cause or 0),
             turn=each.turn,
+            copied=each.seq not in own,
         )
         numbers[each.seq] = again.seq
     return numbers

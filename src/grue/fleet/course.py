@@ -17,6 +17,7 @@ from grue.fleet.broker import Amount
 from grue.protocol.turn.prices import Price, price_of, with_cost
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
+from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import summarize
 from grue.tracing.reading import open_episode
 
@@ -67,6 +68,7 @@ _REFUSED = ("ToolRejected", "ToolDenied")
 _FAILED = ("ToolTimedOut", "ServerDied")
 _READ = frozenset(
     {*_REFUSED, *_FAILED, "ToolReturned", "ToolSkipped", "CompletionFailed", "TurnFailed", "TurnCompleted"}
+    | {"RunTurn", "TurnForked"}
 )
 
 
@@ -76,13 +78,12 @@ def read_course(trace: Path) -> Course | None:
     try:
         if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
             return None
-        reader = open_episode(trace)
+        reader, own = open_episode(trace), OwnMessages()
         for line in reader.lines():
-            tag = line.tag
-            if tag == "RunTurn":
-                found["turns"] = found.get("turns", 0) + 1
-            elif tag in _READ or issubclass(reader.kinds.get(tag, type(None)), EpisodeEnded):
-                _take(found, line.envelope())
+            if line.tag in _READ or issubclass(reader.kinds.get(line.tag, type(None)), EpisodeEnded):
+                envelope = own.take(line.envelope())
+                if envelope is not None:
+                    _take(found, envelope)
     except (TraceError, OSError):
         pass  # use what was read before the damage
     return Course(**found)
@@ -91,6 +92,8 @@ def read_course(trace: Path) -> Course | None:
 def _take(found: dict[str, Any], envelope: Any) -> None:
     body, error = envelope.body, ""
     match body:
+        case m.RunTurn():
+            _add(found, turns=1)
         case m.TurnCompleted():
             _add(found, requests=body.requests, tool_calls=len(body.tool_calls))
             found["outcome"] = body.kind
@@ -131,7 +134,7 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
     spent, model = Amount(), ""
     try:
         for line in open_episode(trace).lines():
-            match line.envelope().body if line.tag in _PAID else None:
+            match line.envelope().body if line.tag in _PAID and not line.line.copied else None:
                 case m.RunTurn(asks=asks) if asks is not None:
                     model = asks.model
                 case m.RequestCompletion():

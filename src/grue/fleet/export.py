@@ -123,7 +123,7 @@ class Samples:
         talks = talk_reader(self._trace)
         for envelope in open_episode(self._trace):
             sample = self._see(envelope, talks)
-            if sample is not None:
+            if sample is not None and not envelope.copied:
                 yield sample
 
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
@@ -244,7 +244,8 @@ class _Trajectory(Struct):
             "source": source,
             "message": message,
             **more,
-            "extra": {"turn": envelope.turn, "trace_message": envelope.seq},
+            "extra": {"turn": envelope.turn, "trace_message": envelope.seq}
+            | ({"copied": True} if envelope.copied else {}),
         }
         self.steps.append(step)
         return step
@@ -272,7 +273,8 @@ class _Trajectory(Struct):
 
     def reply(self, envelope: EpisodeEnvelope, reply: m.CompletionReceived) -> None:
         usage, tokens = reply.usage, reply.tokens or m.ReplyTokens()
-        self.usage += usage
+        if not envelope.copied:
+            self.usage += usage
         self.model = reply.model or self.model
         metrics = {
             "prompt_tokens": usage.input_tokens,
@@ -291,7 +293,7 @@ class _Trajectory(Struct):
             for call in reply.tool_calls
         ]
         more: dict[str, Any] = {"model_name": reply.model or None, "reasoning_content": reply.reasoning}
-        more |= {"tool_calls": calls or None, "metrics": _present(metrics)}
+        more |= {"tool_calls": calls or None, "metrics": None if envelope.copied else _present(metrics)}
         step = self.add(envelope, "agent", reply.content or reply.refusal or "", **_present(more))
         self.calls |= {(envelope.turn, call.call_id): step for call in reply.tool_calls}
 

@@ -96,7 +96,7 @@ def _repeat(run: RecordedRun, trace: Path) -> None:
     recorder = Recorder()
     with TraceWriter(trace, episode=run.episode) as writer:
         recorder.add(writer)
-        repeat(run.messages, recorder)
+        repeat(run.messages, recorder, {each.seq for each in run.messages})
         recorder.settle()
 
 

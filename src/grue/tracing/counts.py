@@ -19,6 +19,7 @@ from grue.protocol.tools.built_in import named_call
 from grue.runtime.trace.format import PAYLOADS
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.stats import (
@@ -195,9 +196,17 @@ class EpisodeTally:
         self.tools: defaultdict[str, Counts] = defaultdict(Counts)
         self.servers: defaultdict[str, ServerCounts] = defaultdict(ServerCounts)
         self._names: dict[tuple[int, str], str] = {}  # by turn and call id: the tool, such as `files.read`
+        self._own = OwnMessages()
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the next envelope."""
+        own = self._own.take(envelope)
+        if own is None:
+            if isinstance(envelope.body, m.CompletionReceived):
+                self._name_calls(envelope)
+            self.pass_over(envelope.t)
+            return
+        envelope = own
         self.messages += 1
         changes = self.steps.take(envelope)
         self.clock.note(envelope.t, changes, resumed=isinstance(envelope.body, EpisodeResumed))
@@ -254,12 +263,11 @@ class EpisodeTally:
             case m.RequestCompletion() as request:
                 counts["requests"] += 1
                 counts["cut_results"] += len(cut_results(request))
-            case m.CompletionReceived(usage=usage, tool_calls=calls):
+            case m.CompletionReceived(usage=usage):
                 self.usage += usage
                 ended = (change.step for change in changes if isinstance(change, StepEnded))
                 self.model.seconds.extend(envelope.t - step.began.t for step in ended)
-                named = map(named_call, calls)
-                self._names.update(((envelope.turn, call.call_id), call.name) for call in named)
+                self._name_calls(envelope)
             case m.CompletionRetried():
                 counts["retries"] += 1
             case m.ReplyDropped(usage=usage):
@@ -267,6 +275,10 @@ class EpisodeTally:
                 counts["dropped_replies"] += 1
             case m.ReplyCut():
                 counts["cut_replies"] += 1
+
+    def _name_calls(self, envelope: Envelope[Any]) -> None:
+        named = map(named_call, envelope.body.tool_calls)
+        self._names.update(((envelope.turn, call.call_id), call.name) for call in named)
 
     def _count_call(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
         turn, body = envelope.turn, envelope.body
@@ -362,4 +374,4 @@ def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
 
 @functools.cache
 def _is_counted(kind: type[Struct]) -> bool:
-    return _count_of(kind) is not None or moves_steps(kind)
+    return _count_of(kind) is not None or moves_steps(kind) or kind is m.TurnForked

@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, severity_told
 from grue.tracing.reading import EpisodeEnvelope
@@ -36,9 +35,6 @@ class Overview(Struct, kw_only=True):
         failures: Turns that failed, and those that ended with a fallback.
         last: How the last turn ended: `failed`, or the kind of its outcome; empty if no turn has ended.
         seconds: Time of the last message, in seconds since the trace began.
-        own: The requests and the usage until the last fork ended. What comes between that and the next
-            `TurnForked` is copied, and is not counted.
-        own_calls: The tool calls until the last fork ended.
     """
 
     title: str = ""
@@ -62,13 +58,13 @@ class Overview(Struct, kw_only=True):
     requests: int = 0
     tool_calls: int = 0
     usage: m.Usage = m.Usage()
-    own: Spent = Spent()
-    own_calls: int = 0
 
     def see(self, envelope: EpisodeEnvelope) -> None:
         """Add a message to the overview."""
         self.messages += 1
         self.seconds = max(self.seconds, envelope.t)
+        if envelope.copied:
+            return
         match envelope.body:
             case EpisodeStarted() as started:
                 self._begin(started)
@@ -100,8 +96,6 @@ class Overview(Struct, kw_only=True):
                 name = printable(model, _CHARS)
                 if name and (name in self.models or len(self.models) < _MOST_MODELS):
                     self.models[name] = self.models.get(name, 0) + 1
-        if self.forks and isinstance(envelope.body, m.TurnEnd):
-            self.own, self.own_calls = Spent(requests=self.requests, usage=self.usage), self.tool_calls
 
     def _begin(self, started: EpisodeStarted) -> None:
         self.title = "" if started.title == started.episode_id else printable(started.title, _CHARS)
@@ -112,14 +106,13 @@ class Overview(Struct, kw_only=True):
         self.facts = _plain_fields(started)
 
     def _fork(self, forked: m.TurnForked) -> None:
-        """Count a fork. Messages before it are copies of recorded messages, and are not counted."""
+        """Count a fork. Turns before the first fork are not counted."""
         changed = f": {', '.join(forked.changed)}" if forked.changed else ""
         what = f"turn {forked.turn} of {forked.episode}{changed}"
         self.forks = (*self.forks, printable(what, _CHARS))
         self.turns = len(self.forks)
         if self.turns == 1:
             self.failures = 0
-        self.requests, self.usage, self.tool_calls = self.own.requests, self.own.usage, self.own_calls
 
     def _end(self, ended: EpisodeEnded) -> None:
         self.ending = printable(ended.reason, _CHARS)

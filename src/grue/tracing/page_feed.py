@@ -395,9 +395,9 @@ class TurnWriter:
             case m.TurnFailed() | m.TurnParked():
                 page.outcome = "failed" if isinstance(envelope.body, m.TurnFailed) else "parked"
                 page.reason = printable(summarize(envelope.body), _REASON_CHARS)
-            case m.RequestCompletion():
+            case m.RequestCompletion() if not envelope.copied:
                 page.requests += 1
-            case m.CompletionReceived(usage=usage, tool_calls=calls):
+            case m.CompletionReceived(usage=usage, tool_calls=calls) if not envelope.copied:
                 page.usage += usage
                 page.tool_calls += len(calls)
             case Fact() as fact if headline := said_by(fact, Fact.headline):

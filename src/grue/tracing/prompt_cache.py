@@ -189,8 +189,13 @@ class CachedPrompts:
     def see(self, envelope: Any) -> CachedPrompt | None:
         """Take the next message. If it ends a request, return that request, compared with earlier ones.
 
-        Return `None` for the failure of a request: no endpoint has read its prompt.
+        Return `None` for the failure of a request: no endpoint has read its prompt. Do the same for a request
+        that a fork repeats; later ones are compared with it.
         """
+        prompt = self._see(envelope)
+        return None if envelope.copied else prompt
+
+    def _see(self, envelope: Any) -> CachedPrompt | None:
         body, cause, kind = envelope.body, envelope.cause or 0, kind_of(envelope.body)
         place = (envelope.seq, kind)
         match body:

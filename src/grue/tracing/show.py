@@ -214,8 +214,9 @@ def render_whole(envelopes: Iterable[EpisodeEnvelope], *, colour: bool = False) 
         turn = f"turn {cells[2]}, " if turn_of(envelope) else ""
         cause = f", caused by {cells[3]}" if cells[3] else ""
         redacted = "; a secret was removed" if envelope.redacted else ""
+        copied = "; copied" if envelope.copied else ""
         yield layout.fit(
-            f"{cells[0]}  {cells[5]}  {turn}{cells[4]}, after {cells[1]} s{cause}{redacted}", _BOLD
+            f"{cells[0]}  {cells[5]}  {turn}{cells[4]}, after {cells[1]} s{cause}{redacted}{copied}", _BOLD
         )
         body = msgspec.to_builtins(envelope.body)
         body.pop("type", None)
@@ -255,6 +256,7 @@ def json_line(envelope: EpisodeEnvelope) -> str:
         receiver=envelope.receiver,
         cause=envelope.cause,
         redacted=envelope.redacted,
+        copied=envelope.copied,
         body=msgspec.Raw(msgspec.json.encode(envelope.body)),
     )
     return printable_json(msgspec.json.encode(line))
@@ -299,7 +301,8 @@ def _cells(envelope: EpisodeEnvelope) -> tuple[str, ...]:
 
 def _summary(envelope: EpisodeEnvelope) -> str:
     redacted = " (a secret was removed)" if envelope.redacted else ""
-    return printable(f"{summarize(envelope.body)}{redacted}", UNCUT_LIMIT)
+    copied = "(copied) " if envelope.copied else ""
+    return printable(f"{copied}{summarize(envelope.body)}{redacted}", UNCUT_LIMIT)
 
 
 def headline(episode: str, started_at: float) -> str:

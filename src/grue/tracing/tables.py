@@ -15,6 +15,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.errors import TraceError
 from grue.protocol.turn.prices import Spent
+from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import summarize
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
@@ -125,8 +126,8 @@ class RequestRow(Struct, kw_only=True):
 Row: TypeAlias = TurnRow | CallRow | RequestRow
 
 _READ = frozenset(
-    {"RunTurn", "TurnCompleted", "TurnFailed", "TurnParked", "RequestCompletion", "DropCompletion"}
-    | {"CompletionReceived", "CompletionFailed", "ReplyDropped"}
+    {"RunTurn", "TurnForked", "TurnCompleted", "TurnFailed", "TurnParked", "RequestCompletion"}
+    | {"DropCompletion", "CompletionReceived", "CompletionFailed", "ReplyDropped"}
 )
 
 
@@ -134,17 +135,19 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
     """Yield the rows of an episode: one for each turn, tool call and request.
 
     A turn's row and the rows of its calls are yielded when the turn has ended, a request's row when the
-    request has ended. The rows of turns and requests without an end come last.
+    request has ended. The rows of turns and requests without an end come last. What a fork repeats of another
+    turn has no rows.
 
     Raises:
         TraceError: The trace is damaged or cannot be read. Raised after the rows of all messages before the
             damaged place have been yielded.
     """
-    rows = _Rows(episode)
+    rows, own = _Rows(episode), OwnMessages()
     try:
         for line in open_episode(trace).lines():
-            if line.tag in _READ:
-                yield from rows.take(line.envelope())
+            envelope = own.take(line.envelope()) if line.tag in _READ else None
+            if envelope is not None:
+                yield from rows.take(envelope)
     except TraceError:
         yield from rows.rest()
         raise

@@ -90,11 +90,14 @@ def test_the_overview_counts_a_fork_and_not_the_turns_that_it_repeats(tmp_path: 
     for envelope in open_episode(full_story(tmp_path / "trace.jsonl")):
         overview.see(envelope)
     overview.failures = 1  # of a turn before
+    overview.requests = overview.tool_calls = 0
+    overview.usage = Usage()
     copied = CompletionReceived(request=1, content="", usage=Usage(input_tokens=100, cost_usd=1.0))
     paid = CompletionReceived(request=2, content="", usage=Usage(input_tokens=7, cost_usd=0.5))
     for changed in ("system", "llm.model"):
         forked = TurnForked(trace="t", episode="e", turn=3, at=9, misses="fail", changed=(changed,))
-        for body in (copied, forked, paid, TurnCompleted(turn=3, kind="answered")):
+        overview.see(replace(envelope, body=copied, copied=True))
+        for body in (forked, paid, TurnCompleted(turn=3, kind="answered")):
             overview.see(replace(envelope, body=body))
     assert overview.forks == ("turn 3 of e: system", "turn 3 of e: llm.model")
     assert (overview.turns, overview.failures) == (2, 0)

@@ -60,6 +60,7 @@ class TraceLine(
     receiver: str
     cause: int | None = None
     redacted: bool = False
+    copied: bool = False
     extracts: tuple["Extract", ...] = ()
     body: msgspec.Raw
 

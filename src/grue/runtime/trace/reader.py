@@ -222,6 +222,7 @@ class TraceReader(Generic[B]):
             cause=line.cause,
             body=body,
             redacted=line.redacted,
+            copied=line.copied,
         )
 
     def _body(self, line: TraceLine, written: bytes) -> B:

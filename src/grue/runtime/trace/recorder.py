@@ -97,6 +97,8 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
         body: The message.
         redacted: Whether a secret in the body was replaced by a placeholder.
+        copied: Whether a fork repeats this message of another turn. Nothing was sent or paid again, so no
+            request, call, token, cost or time is counted for it (`grue.tracing.forks`).
         is_long: Whether the body's JSON is so long that work on it belongs in a thread. Not part of a trace.
         reply_to: The `ReplyChannel` of an ask; never part of a trace.
     """
@@ -110,6 +112,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
     cause: int | None
     body: B
     redacted: bool = False
+    copied: bool = False
     is_long: bool = False
     reply_to: object = None
 
@@ -274,6 +277,7 @@ class Recorder:
         cause: int | None = None,
         turn: int = 0,
         reply_to: object = None,
+        copied: bool = False,
     ) -> Envelope[B]:
         """Record `body` and return its envelope, unredacted.
 
@@ -303,6 +307,7 @@ class Recorder:
                 receiver=receiver,
                 cause=cause,
                 body=body,
+                copied=copied,
                 is_long=len(written) >= LONG,
                 reply_to=reply_to,
             )
@@ -405,6 +410,7 @@ def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
         receiver=envelope.receiver,
         cause=envelope.cause,
         redacted=envelope.redacted,
+        copied=envelope.copied,
         body=msgspec.Raw(body),
     )
 

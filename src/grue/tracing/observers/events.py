@@ -274,7 +274,7 @@ class EventFeed:
         of_turn = self._running.get(envelope.turn, self._latest)
         if isinstance(body, m.TurnEnd):
             self._running.pop(envelope.turn, None)
-        return [
+        made = [
             Event(
                 at=envelope.at,
                 level=line.level,
@@ -286,6 +286,7 @@ class EventFeed:
             )
             for line in (*log_lines(body), *of_turn.lines(body))
         ]
+        return [] if envelope.copied else made  # a fork repeats the message of another turn
 
     def _is_known(self, drift: m.ToolDrifted) -> bool:
         """Return whether an equal `ToolDrifted` has come before. Each session of the server records one."""

@@ -15,6 +15,7 @@ These rules hold for any sequence of envelopes:
   that is open when the episode ends; it ends at the time of its last envelope.
 - A host's `EpisodeEnded` decides how the episode ended. Without a host's facts, the episode ended as its last
   turn did, or was cut off if a turn is still open.
+- What a fork repeats of another turn has no spans, and is not counted in the span of the fork.
 - Times never run backwards: each is the wall clock's time of the first envelope, plus the monotonic time
   since then.
 
@@ -32,6 +33,7 @@ from grue.protocol.tools.calls import record_settlement
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import Verdict, crash_verdict, note_of
 from grue.tracing.observers.conversations import AsSent, Conversations
 from grue.tracing.observers.spans import (
@@ -109,6 +111,7 @@ class SpanFeed:
         self._episode_id = episode_id
         self._asks = m.ModelAsked(model="")
         self._conversations = Conversations()
+        self._own = OwnMessages()
         self._sent: AsSent | None = None
         self._episode: SpanOpened | None = None
         self._announced = False
@@ -130,15 +133,17 @@ class SpanFeed:
             self._epoch = envelope.at - envelope.t
         self._now = max(self._now, self._epoch + envelope.t)
         self._sent = self._conversations.see(envelope)
+        # Copied messages make no spans, but the spans after them need what they say, such as names of calls.
+        envelope = self._own.take(envelope) or envelope
         body = envelope.body
         match body:
             case EpisodeStarted() | EpisodeResumed() | EpisodeEnded():
                 self._take_host_fact(body)
-            case m.RunTurn():
+            case m.RunTurn() if not envelope.copied:
                 self._begin_turn(envelope, body)
             case _:
                 scope = self._find(envelope)
-                if scope is None and isinstance(body, m.OpenSession):
+                if scope is None and isinstance(body, m.OpenSession) and not envelope.copied:
                     self._begin_session(envelope, body)
                 elif scope is not None:
                     self._assign(envelope, scope)
@@ -254,7 +259,8 @@ class SpanFeed:
         scope.last_at = self._now
 
     def _take(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
-        self._take_steps(scope, envelope)
+        if not envelope.copied:
+            self._take_steps(scope, envelope)
         body = envelope.body
         match body:
             case m.IterationStarted(iteration=iteration, max_iterations=most):
@@ -283,7 +289,7 @@ class SpanFeed:
                     self._learn(scope, failure.model, failure.endpoint)
                 verdict = verdict_of(body) if scope.crash is None else crash_verdict(scope.crash)
                 self._end_scope(scope, self._now, body, verdict)
-            case _:
+            case _ if not envelope.copied:
                 self._note(scope, envelope)
                 self._outside_turns(scope, body)
 

@@ -1,0 +1,48 @@
+"""Count only what a fork has done itself.
+
+A fork's trace repeats the messages of the recorded turn before the fork, marked as copied, and the fork's end
+counts them again. Programs show them, but do not count them: the fork has not asked, called, paid or waited
+for them. The `RunTurn` with which the forked turn begins is not marked, because the fork begins there too.
+"""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.protocol.turn.prices import Spent
+from grue.runtime.trace.recorder import Envelope
+
+
+class OwnMessages:
+    """Takes the messages of a trace in order. Those of several turns may be mixed."""
+
+    def __init__(self) -> None:
+        self._forked: dict[int, m.TurnForked] = {}  # by turn
+
+    def take(self, envelope: Envelope[Any]) -> Envelope[Any] | None:
+        """Return a message as it counts: `None` if it is copied, and a fork's end without what is copied."""
+        if envelope.copied:
+            return None
+        match envelope.body:
+            case m.TurnForked() as forked:
+                self._forked[envelope.turn] = forked
+            case m.RunTurn():
+                self._forked.pop(envelope.turn, None)  # an earlier fork of this turn may have crashed
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() as end:
+                before = self._forked.pop(envelope.turn, None)
+                if before is not None:
+                    return replace(envelope, body=_own_part(end, before))
+        return envelope
+
+
+def _own_part(end: m.TurnEnd, before: m.TurnForked) -> m.TurnEnd:
+    copied = Spent(requests=before.requests, usage=before.usage)
+    own = Spent(requests=end.requests, usage=end.usage).less(copied)
+    return replace(
+        end,
+        iterations=end.iterations - before.iterations,
+        requests=own.requests,
+        usage=own.usage,
+        tool_calls=tuple(each for each in end.tool_calls if each.call_id not in before.calls),
+    )
