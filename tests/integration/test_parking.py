@@ -25,7 +25,14 @@ from grue import (
     parked_turns,
 )
 from grue.engine.conversations.recorded_conversation import resume_conversation
-from grue.errors import ApprovalPending, BudgetSpent, MCPConfigError, NothingToResume, TraceError
+from grue.errors import (
+    ActorCrashed,
+    ApprovalPending,
+    BudgetSpent,
+    MCPConfigError,
+    NothingToResume,
+    TraceError,
+)
 from grue.messages import (
     AssistantReply,
     CompletionReceived,
@@ -232,6 +239,32 @@ def test_resume_refuses_what_is_no_decision(tmp_path: Path, llm: ScriptedLlmServ
                 each.resume(tmp_path / "t.jsonl", given)  # type: ignore[arg-type]
         with pytest.raises(MCPConfigError, match="turn= wants a number, not '1'"):
             each.resume(tmp_path / "t.jsonl", turn="1")  # type: ignore[arg-type]
+
+
+def test_a_later_turn_with_the_same_number_does_not_hide_a_parked_one(tmp_path: Path) -> None:
+    def model(request: LlmRequest) -> LlmReply:
+        asked = str(request.messages[-1]["content"])
+        return tool_calls_reply(("box.look", {"at": asked})) if asked[0] == "a" else text_reply("done")
+
+    trace, rule = tmp_path / "turn.jsonl", ToolRule(tools=("box.*",), verdict="ask")
+    how: dict[str, Any] = {
+        "servers": {"box": FunctionTools({"look": lambda at: f"dust at {at}"})},
+        "tool_policy": ToolPolicy(rules=(rule,), parking=True),
+    }
+    with ScriptedLlmServer(model) as server:
+        with Runner(llm=server.settings, trace=trace, **how) as each:
+            with pytest.raises(ApprovalPending):
+                each.run_turn("a1")
+            for texts in (["b"], ["a2"], ["c"]):
+                list(each.map(texts))  # numbers its turns from 1 each time
+        with Runner(llm=server.settings, **how) as each:
+            for at in ("a2", "a1"):
+                (parked,) = parked_turns(trace)
+                (question,) = parked.questions
+                assert (parked.turn, question.arguments) == (1, {"at": at})
+                outcome = each.resume(trace, [question.approve()])
+                assert outcome.tool_calls[0].result.content == f"dust at {at}"
+        assert parked_turns(trace) == []
 
 
 def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:

@@ -562,21 +562,34 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return each turn from its last `RunTurn` on, by the turn's number.
 
+    Several turns may have the same number, for example those of `Runner.map`. A parked one is not hidden by
+    a later one that has ended. If several are parked, the last one is returned.
+
     Of a turn that cannot be resumed any more, only `run` and `end` are set.
     """
     parts: dict[int, RecordedTurn] = {}
+    parked: dict[int, list[RecordedTurn]] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
     for envelope in open_episode(path):
         body, number = envelope.body, envelope.turn
         listings |= listing_in(envelope)
         if isinstance(body, m.RunTurn):
-            before = parts.get(number) if body.resumed is not None else None
+            before = parts.get(number)
+            if body.resumed is None:
+                if before is not None and isinstance(before.end, m.TurnParked):
+                    parked.setdefault(number, []).append(before)
+                before = None
+            elif before is not None and not before.is_open and parked.get(number):
+                before = parked[number].pop()
             parts[number] = RecordedTurn(envelope, body, before)
             parts[number].listings = listings
         elif number in parts:
             parts[number].add(envelope)
             if not parts[number].is_open and parts[number].end is not None:
                 parts[number] = _forgotten(parts[number], envelope)
+    for number, left in parked.items():
+        if left and not parts[number].is_open:
+            parts[number] = left[-1]
     return parts
 
 
