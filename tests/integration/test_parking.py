@@ -267,6 +267,20 @@ def test_a_later_turn_with_the_same_number_does_not_hide_a_parked_one(tmp_path: 
         assert parked_turns(trace) == []
 
 
+def test_an_observer_that_raises_when_a_turn_is_resumed_is_named(job: Job) -> None:
+    def observe(envelope: Any, line: bytes) -> None:
+        if isinstance(envelope.body, TurnResumed):
+            raise LookupError("boom")
+
+    with runner(job, trace=True) as made:
+        with pytest.raises(ApprovalPending):
+            made.run_turn(TurnRequest(system="s", user="Tidy up."))
+        made.recorder.add(observe)
+        with pytest.raises(ActorCrashed, match=r"in the observer .*observe") as crash:
+            made.resume(job.folder)
+    assert isinstance(crash.value.__cause__, LookupError)
+
+
 def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
     with runner(job, trace=True) as made:
         with pytest.raises(ApprovalPending) as pending:

@@ -229,6 +229,12 @@ class AgentActor(Actor[m.TurnEvent]):
             else:
                 # The turn has run out of time: its time limit has cancelled this task, and not a user.
                 await self.receive(self._note(self._deadline_passed(), sender="clock"))
+            if isinstance(self._state, AwaitingClose | Waiting):
+                for server in self._state.pending:
+                    if self._sessions[server].is_closed:
+                        # The actor has ended while it closed its session, for example because an observer
+                        # raised an exception.
+                        await self.mailbox.send(m.SessionClosed(server=server), sender=server)
             while not self._is_over:
                 await self.receive(await self.mailbox.receive())
 

@@ -78,6 +78,11 @@ class Mailbox(Generic[M]):
     def __len__(self) -> int:
         return self._held
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the mailbox takes no further message."""
+        return self._closed
+
     async def send(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
@@ -385,7 +390,7 @@ class Supervisor:
         if self._crash is not None and (
             left_by is None or suppressed or host_failed or isinstance(left_by, MailboxClosed)
         ):
-            _raise_crash(*self._crash)
+            raise_crash(*self._crash)
         if cut_short is not None and not suppressed:
             raise cut_short
         return suppressed
@@ -451,7 +456,8 @@ class Supervisor:
         )
 
 
-def _raise_crash(actor: str, error: BaseException) -> Never:
+def raise_crash(actor: str, error: BaseException) -> Never:
+    """Raise an actor's exception as the host gets it: mostly as the cause of an `ActorCrashed`."""
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

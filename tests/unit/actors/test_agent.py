@@ -435,6 +435,19 @@ async def test_a_session_whose_actor_is_gone_counts_as_closed() -> None:
     assert [item.sender for item in stage.of(SessionClosed)] == ["a"]
 
 
+async def test_a_session_whose_report_an_observer_refuses_is_not_waited_for() -> None:
+    def observe(envelope: Envelope[Any], line: bytes) -> None:
+        if isinstance(envelope.body, SessionClosed):
+            raise LookupError("boom")
+
+    stage = Stage(run("a"), text("north"))
+    stage.recorder.add(observe)
+    started = anyio.current_time()
+    with pytest.raises(ActorCrashed, match="in the observer"):
+        await stage.play()
+    assert anyio.current_time() == started
+
+
 async def _open_and_leave(session: Mailbox[Any], agent: Mailbox[Any]) -> None:
     await session.receive()
     session.abandon()

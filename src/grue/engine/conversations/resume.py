@@ -37,6 +37,7 @@ from grue.policies import ApprovalDecision, Budget
 from grue.protocol.context.history import History
 from grue.protocol.tools.policy import read_decisions
 from grue.protocol.turn.prices import Spent
+from grue.runtime.actor import raise_crash
 from grue.runtime.trace.file import TraceWriter, writers_of
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.trace.recorder import Recorder
@@ -117,6 +118,7 @@ def resumed_turn(
         ChangeRefused: The arguments that a decision gives a call do not fit the tool's input schema.
         BudgetSpent: The runner's budget is spent. What the turn spent before it was parked counts, too.
         MCPError: The runner cannot go on with the turn (`check_fit`).
+        ActorCrashed: An observer of the runner raised an exception.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
@@ -148,8 +150,11 @@ def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings
     expires_at = where.parked.expires_at
     expired = expires_at is not None and time.time() > expires_at
     resumed = m.TurnResumed(turn=number, after=part.last_seq, expired=expired)
-    recorder.record(resumed, sender="host", turn=number)
-    recorder.settle()
+    try:
+        recorder.record(resumed, sender="host", turn=number)
+        recorder.settle()
+    except Exception as error:  # noqa: BLE001 - `raise_crash` raises it
+        raise_crash("host", error)
     if not writer.flush():
         raise TraceError(f"{writer.path} could not be written in time, so turn {number} was not resumed.")
     return expired
