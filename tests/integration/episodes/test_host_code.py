@@ -1,6 +1,7 @@
 """Whatever the host's code raises reaches the caller as one exception: typed, or itself, never a group."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, Recorder, Runner, StdioServer, TurnOutcome, TurnRequest
 from grue.errors import ActorCrashed, AnswerError
+from grue.hosting import LoggerObserver
 from grue.messages import CompletionReceived, RunTurn, SessionOpened
 from grue.runtime.actor import ActorFailed
 from grue.testing import faulty_server
@@ -233,6 +235,18 @@ def test_a_crash_says_which_code_of_the_host_raised(
     assert isinstance(crash.value.__cause__, LookupError)
     assert "else report it" not in str(crash.value)
     assert notes[0].error == f"LookupError: boom (in {whose})"
+
+
+def test_a_crash_names_the_logger_whose_handler_raised(model: WordedModel) -> None:
+    logger = logging.Logger("mine")
+    handler = logging.Handler()
+    handler.emit = boom  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    with model.runner("turn", servers={"f": FunctionTools({"look": lambda: "dust"})}) as runner:
+        runner.recorder.add(LoggerObserver(logger))
+        whose = "a handler or filter of the logger mine"
+        with pytest.raises(ActorCrashed, match=f"Your own code raised it, in {whose}"):
+            runner.run_turn(ask("call f.look"))
 
 
 CLOSES = """

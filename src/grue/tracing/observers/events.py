@@ -31,6 +31,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.tools.built_in import named_call
+from grue.runtime.loops.host_code import blame
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
@@ -319,7 +320,12 @@ class LoggerObserver:
         """Log the events that `envelope` makes."""
         del line
         for event in self._feed.feed(envelope):
-            self._log[event.level](event.message, extra=_extra(event))
+            try:
+                self._log[event.level](event.message, extra=_extra(event))
+            except Exception as error:
+                name = getattr(self.logger, "name", type(self.logger).__qualname__)
+                blame(error, f"a handler or filter of the logger {name}")
+                raise
 
 
 def _extra(event: Event) -> dict[str, object]:
