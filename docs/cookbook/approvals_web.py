@@ -5,12 +5,14 @@ The turn ends when it has to ask, so no process waits for the person; the answer
 
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flask import Flask, Response, jsonify
 
 from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest, parked_turns
-from grue.errors import ApprovalPending
+from grue.errors import ApprovalPending, NothingToResume, TraceError
 
 app = Flask(__name__)
 POLICY = ToolPolicy(rules=(ToolRule(tools=("shop.refund",), verdict="ask"),), parking=True)
@@ -29,23 +31,33 @@ def runner(trace: Path | None = None) -> Runner:
     return Runner(llm=llm, servers={"shop": shop}, tool_policy=POLICY, trace=trace)
 
 
-@app.post("/mails/<text>")
-def mail(text: str) -> tuple[Response, int]:
-    """Have the agent answer a mail; 202: a call waits for a person."""
-    RUNS.mkdir(exist_ok=True)
-    case = str(uuid.uuid4())
+def reply(case: uuid.UUID, turn: Callable[[], Any]) -> tuple[Response, int]:
+    """Return a turn's answer; 202: a call waits for a person; 409: none can be approved, or no longer."""
     try:
-        with runner(RUNS / f"{case}.jsonl") as agent:
-            done = agent.run_turn(TurnRequest(system="Help the customer.", user=text))
-            return jsonify(case=case, answer=done.response), 200
+        return jsonify(case=case, answer=turn().response), 200
     except ApprovalPending as waits:
         return jsonify(case=case, asks=[f"{q.name} {q.arguments}" for q in waits.questions]), 202
+    except (NothingToResume, TraceError):
+        return jsonify(case=case, error="No call of this case can be approved now."), 409
+
+
+@app.post("/mails/<text>")
+def mail(text: str) -> tuple[Response, int]:
+    """Have the agent answer a mail."""
+    RUNS.mkdir(exist_ok=True)
+    case = uuid.uuid4()
+    with runner(RUNS / f"{case}.jsonl") as agent:
+        return reply(case, lambda: agent.run_turn(TurnRequest(system="Help the customer.", user=text)))
 
 
 @app.post("/approvals/<uuid:case>")
-def approve(case: uuid.UUID) -> Response:
+def approve(case: uuid.UUID) -> tuple[Response, int]:
     """Approve what a case asks about, and go on with its turn."""
     trace = RUNS / f"{case}.jsonl"
-    yes = [question.approve() for turn in parked_turns(trace) for question in turn.questions]
     with runner() as agent:
-        return jsonify(answer=agent.resume(trace, yes).response)
+
+        def resumed() -> Any:
+            yes = [question.approve() for turn in parked_turns(trace) for question in turn.questions]
+            return agent.resume(trace, yes)
+
+        return reply(case, resumed)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import runpy
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from obliging_llm import oblige
 from recipes import COOKBOOK, RECIPES, RUN
 from small_model import MODEL, served
 
-from grue.testing.llm_server import ContextWindow, ScriptedLlmServer
+from grue.testing.llm_server import ContextWindow, ScriptedLlmServer, text_reply, tool_calls_reply
 
 MOST_LINES = 40
 LIMIT_S = 280.0
@@ -162,6 +163,25 @@ def test_a_recipe_runs_against_the_scripted_model(recipe: str, tmp_path: Path) -
     with ScriptedLlmServer(oblige, window=window) as server:
         said = run(recipe, tmp_path, server.base_url, "scripted")
     assert SCRIPTED.get(Path(recipe).name, "Noted.".__ne__)(said), said
+
+
+def test_an_approval_may_be_clicked_twice_and_lead_to_a_further_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flask", reason="the recipe needs it: pip install flask")
+    asks = [tool_calls_reply(("shop.refund", {"order": order})) for order in (1, 2)]
+    with ScriptedLlmServer([*asks, text_reply("Paid.")]) as server:
+        for name, value in {"URL": server.base_url, "MODEL": "m"}.items():
+            monkeypatch.setenv(f"LLM_{name}", value)
+        monkeypatch.setenv("GRUE_API_KEY", "none")
+        monkeypatch.setenv("RUNS", str(tmp_path))
+        client = runpy.run_path(str(COOKBOOK / "approvals_web.py"))["app"].test_client()
+        first = client.post("/mails/Two orders came broken.")
+        case = first.get_json()["case"]
+        then = [client.post(f"/approvals/{case}") for _ in range(3)]
+    said = [(each.status_code, each.get_json()["case"], each.get_json()) for each in (first, *then)]
+    assert [(status, name) for status, name, _ in said] == [(status, case) for status in (202, 202, 200, 409)]
+    assert said[1][2]["asks"] == ["shop.refund {'order': 2}"]
 
 
 @pytest.fixture(scope="module")
