@@ -21,6 +21,7 @@ from grue.fleet.broker import FleetBudget, Rate
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.server_places import ServerCap
 from grue.fleet.work import find_work, wrong_setting
+from grue.protocol.turn.prices import Price
 
 MOST_CASES = 1_000_000
 
@@ -106,6 +107,18 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 yield case
         if not axes and not self.cases and not self.include:
             yield dict(self.settings)
+
+
+_TABLES: dict[str, type[Struct]] = {
+    "": Sweep,
+    "grid[...]": Span,
+    "budget": FleetBudget,
+    "budget.prices[...]": Price,
+    "rate": Rate,
+}
+"""The tables with fixed keys, by the place that msgspec's errors name."""
+
+_MISSPELT_FROM = 0.6
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -216,13 +229,14 @@ def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:
 
 def _of_msgspec(file: _File, error: str) -> FleetError:
     """Return msgspec's `error` about a wrong key or value as an error that names the file and the line."""
-    unknown = re.search(r"contains unknown field `([^`]*)`", error)
-    if unknown:
-        key = unknown[1]
-        known = [name for kind in (Sweep, FleetBudget, Rate, Span) for name in kind.__struct_fields__]
-        return file.error(key, f"unknown key {key!r}. Did you mean {nearest(key, known)!r}?")
     place = re.search(r" - at `\$\.?([^`]*)`", error)
     where = place[1] if place else ""
+    unknown = re.search(r"contains unknown field `([^`]*)`", error)
+    if unknown:
+        key, known = unknown[1], _TABLES[where].__struct_fields__
+        likely = nearest(key, known, similarity=_MISSPELT_FROM)
+        meant = f" Did you mean {likely!r}?" if likely else ""
+        return file.error(key, f"unknown key {key!r}.{meant} Known keys: {', '.join(known)}.")
     key = re.split(r"[.\[]", where)[-1].rstrip("]")
     said = error[: place.start()] if place else error
     return file.error(key or where, f"{f'{where}: ' if where else ''}{said[0].lower()}{said[1:]}.")

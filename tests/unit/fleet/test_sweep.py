@@ -89,6 +89,14 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
     [
         ('work = "zork"\n\nrepetition = 3\n', "line 3: unknown key 'repetition'. Did you mean 'repetitions'"),
         ('work = "zork"\n[budget]\nmoney = 3\n', "line 3: unknown key 'money'. Did you mean 'money_usd'"),
+        (
+            'work = "zork"\ngrid.seed = { first = 1, last = 9, step = 2 }\n',
+            "line 2: unknown key 'step'. Known keys: first, last.$",
+        ),
+        (
+            'work = "zork"\nbudget.prices.m = { inptu = 1, output = 2 }\n',
+            "line 2: unknown key 'inptu'. Did you mean 'input'. Known keys: input, output, cached, batch.$",
+        ),
         ('work = "zork"\nrepetitions = "x"\n', "line 2: repetitions: expected `int`, got `str`"),
         ('work = "zork"\nrepetitions = 0\n', "line 2: repetitions must be at least 1"),
         ('work = "zork"\nworkers = -1\n', "line 2: workers must be at least 0"),
