@@ -103,7 +103,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
         for cell in itertools.chain(grid if axes or self.cases else (), self.include):
             case = {**self.settings, **cell}
-            if not any(leave_out.items() <= case.items() for leave_out in self.exclude):
+            if not any(_has(case, leave_out) for leave_out in self.exclude):
                 yield case
         if not axes and not self.cases and not self.include:
             yield dict(self.settings)
@@ -142,6 +142,7 @@ def read_sweep(path: Path) -> Sweep:
         raise file.error(key[1] if key else "", str(error)) from error
     _check(sweep, file)
     _check_work(sweep, file)
+    _check_excluded(sweep, file)
     return sweep
 
 
@@ -221,6 +222,22 @@ def _check_work(sweep: Sweep, file: _File) -> None:
         wrong = wrong_setting(declared, settings)
         if wrong is not None:
             raise file.error(wrong.name, wrong.text)
+
+
+def _check_excluded(sweep: Sweep, file: _File) -> None:
+    there = dict.fromkeys([*sweep.settings, *sweep.grid])
+    there |= dict.fromkeys(name for case in (*sweep.cases, *sweep.include) for name in case)
+    for name in (name for group in sweep.exclude for name in group if name not in there):
+        had = f" The cases have {', '.join(there)}." if there else ""
+        raise file.error(name, f"exclude names {name!r}, a setting that no case has.{had}")
+
+
+def _has(case: m.JsonObject, settings: m.JsonObject) -> bool:
+    """Return whether a case has all of `settings`. `True` is another value than 1, but 1.0 is the same."""
+    return all(
+        name in case and case[name] == value and isinstance(case[name], bool) is isinstance(value, bool)
+        for name, value in settings.items()
+    )
 
 
 def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:

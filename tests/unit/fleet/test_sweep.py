@@ -79,6 +79,14 @@ expected = "6"
     assert all(each.settings["inputs"] == ["What is 2 + 2?"] for each in found[::2])
 
 
+def test_an_exclude_distinguishes_true_from_1_and_takes_numbers_as_equal(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def play(case, episode): ...\n")
+    text = f'work = "{tmp_path}/own.py:play"\ngrid.n = [true, 1, 2, false, 0]\n'
+    text += "exclude = [{ n = 1.0 }, { n = false }]\n"
+    found = [each.settings["n"] for each in read_sweep(sweep(tmp_path, text)).all_cases()]
+    assert list(map(str, found)) == ["True", "2", "0"]
+
+
 def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
     found = read_sweep(sweep(tmp_path, 'work = "zork"\nsettings.seed = 4\n'))
     assert list(found.all_cases()) == [Case(settings={"seed": 4})]
@@ -122,6 +130,10 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         ('work = "zork"\n[settings]\nturns = "3"\n', "line 3: turns: expected `int`, got `str`"),
         ('work = "zork"\n[grid]\nseed = [1, "x"]\n', "line 3: seed: expected `int`, got `str`"),
         ('work = "zork"\n[[exclude]]\nsed = 1\n', "line 3: unknown setting 'sed'"),
+        (
+            'work = "zork"\n[grid]\nseed = [1, 2]\n[[exclude]]\nmcp = true\n',
+            "line 5: exclude names 'mcp', a setting that no case has. The cases have seed.$",
+        ),
         ('work = "zork"\n[budget]\nmoney_usd = 3\n', "line 3: money_usd needs the prices of the models"),
         ('work = "zork"\n[budget]\nrequests = -3\n', "line 3: requests is -3"),
         ('work = "zork"\nrate = { concurrency = 0 }\n', "line 2: concurrency is 0: give a number above 0"),
