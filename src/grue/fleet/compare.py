@@ -17,6 +17,7 @@ missing: they are only counted.
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -88,7 +89,8 @@ _MISSING = {
 class Cell(Struct, frozen=True):
     """All episodes of a fleet, or those with the `wanted` settings.
 
-    `wanted` maps the name of a setting to its value. A value that is not a text is written as JSON.
+    `wanted` maps the name of a setting to its value, as `setting_word` writes it. If no episode has that
+    value, such as `4`, it stands for the text of these characters.
     """
 
     fleet: Path
@@ -96,19 +98,26 @@ class Cell(Struct, frozen=True):
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use that of `other`. Raises `FleetError`."""
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use that of `other`. Raises `FleetError`.
+
+        A text may be written as JSON, in quotes: one that holds `,NAME=`, or that reads as another value.
+        """
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
         if not (fleet / MANIFEST).is_file():
             raise no_fleet(fleet)
-        parts = _NEXT_SETTING.split(settings) if settings else []
-        return cls(fleet, dict(part.split("=", 1) for part in parts))
+        wanted = {}
+        while settings:
+            name, _, rest = settings.partition("=")
+            wanted[name], end = _first_value(rest)
+            settings = rest[end:].removeprefix(",")
+        return cls(fleet, wanted)
 
     @property
     def label(self) -> str:
         """The fleet and the settings as text, in the form that `of` parses."""
-        chosen = ",".join(f"{name}={value}" for name, value in self.wanted.items())
+        chosen = ",".join(f"{name}={_unbroken(value)}" for name, value in self.wanted.items())
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
@@ -120,20 +129,29 @@ class Cell(Struct, frozen=True):
                     f"{self.label}: the episodes have no setting {name!r}. Did you mean"
                     f" {nearest(name, known)!r}? They have {', '.join(known)}."
                 )
-        found = [each for each in everything if self._has(each)]
+        wanted = {name: self._meant(name, everything) for name in self.wanted}
+        found = [
+            each
+            for each in everything
+            if all(setting_word(_setting(each, name)) == value for name, value in wanted.items())
+        ]
         if not found:
             raise FleetError(f"No episode is in {self.label}. {self._values(everything)}".rstrip())
         return found
 
-    def _has(self, result: Result) -> bool:
-        return all(setting_word(_setting(result, name)) == value for name, value in self.wanted.items())
+    def _meant(self, name: str, everything: Sequence[Result]) -> str:
+        value = self.wanted[name]
+        there = any(setting_word(_setting(each, name)) == value for each in everything)
+        return value if there else setting_word(value)
 
     def _values(self, everything: Sequence[Result]) -> str:
         said = []
         for name in self.wanted:
             there = list(dict.fromkeys(setting_word(_setting(each, name)) for each in everything))
             more = f" and {len(there) - _MOST_NAMED} others" if len(there) > _MOST_NAMED else ""
-            said.append(f"The values of {name} are {', '.join(map(repr, there[:_MOST_NAMED]))}{more}.")
+            said.append(
+                f"The values of {name} are {', '.join(map(_shown_value, there[:_MOST_NAMED]))}{more}."
+            )
         return " ".join(said)
 
 
@@ -717,6 +735,29 @@ def _only_score(found: Iterable[Result]) -> str:
     raise FleetError(f"Which score? The episodes have {', '.join(bare)}: name one with --score.")
 
 
+def _first_value(written: str) -> tuple[str, int]:
+    """Return the first value in `VALUE,SETTING=VALUE,...`, as `setting_word` writes it, and its length."""
+    if written.startswith(('"', "[", "{")):
+        with contextlib.suppress(ValueError, RecursionError):
+            value, end = json.JSONDecoder().raw_decode(written)
+            if end == len(written) or _NEXT_SETTING.match(written, end):
+                return setting_word(value), end
+    following = _NEXT_SETTING.search(written)
+    end = following.start() if following else len(written)
+    return written[:end], end
+
+
+def _unbroken(word: str) -> str:
+    """Return a value's word as `Cell.of` has to get it: in quotes if it holds what looks like a setting."""
+    broken = _NEXT_SETTING.search(word) and not _is_json(word)
+    return json.dumps(word, ensure_ascii=False) if broken else word
+
+
+def _shown_value(word: str) -> str:
+    unbroken = _unbroken(word)
+    return repr(word) if unbroken == word else unbroken
+
+
 def _setting(result: Result, name: str) -> Any:
     return result.planned.get(name, result.settings.get(name))
 
@@ -768,5 +809,15 @@ def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
 
 
 def setting_word(value: Any) -> str:
-    """Return the value of a setting as text: a text unchanged, any other value as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    """Return the value of a setting as text: as JSON, but a text that cannot be read as JSON unchanged."""
+    if isinstance(value, str) and not _is_json(value):
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

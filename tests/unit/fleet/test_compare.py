@@ -280,6 +280,32 @@ def test_a_value_may_hold_commas_and_equals_signs(tmp_path: Path) -> None:
     assert compare(a, Cell.of(":prompt=x=1, y", a), Options()).cases == 30
 
 
+def test_a_value_may_hold_what_looks_like_a_further_setting(tmp_path: Path) -> None:
+    make_fleet(tmp_path, planted(0.0), prompts=["a,b=c", '"Hi",x=1'], questions=2, repetitions=1)
+    a = Cell.of(f'{tmp_path}:prompt="a,b=c",question=Question 1')
+    assert compare(a, Cell.of(r':prompt="\"Hi\",x=1"', a), Options()).cases == 1
+    assert Cell.of(a.label) == a == Cell(tmp_path, {"prompt": "a,b=c", "question": "Question 1"})
+    with pytest.raises(FleetError, match=r'The values of prompt are "\\"Hi\\",x=1", "a,b=c"\.'):
+        compare(Cell.of(f'{tmp_path}:prompt="b,c=a"'), a, Options())
+
+
+def test_a_text_is_another_value_than_what_its_words_mean(tmp_path: Path) -> None:
+    FleetFolder(tmp_path).write_manifest(Manifest())
+    for number, (think, n) in enumerate(product([True, "true"], [1, 2])):
+        add_episode(
+            FleetFolder(tmp_path).episode(f"{number:024x}"), {"prompt": "p", "think": think, "n": n}, 0, 1.0
+        )
+    a = Cell.of(f"{tmp_path}:think=true")
+    found = compare(a, Cell.of(':think="true"', a), Options())
+    assert (found.compared, found.cases) == ({"think": (True, "true")}, 2)
+    assert found.a.episodes == found.b.episodes == 2
+    assert str(Fleet(tmp_path).compare({"think": True}, {"think": "true"})) == str(found)
+    # A text that no other value resembles needs no quotes.
+    make_fleet(tmp_path / "b", planted(0.0), prompts=["1", "2"], questions=2, repetitions=1)
+    one = Cell.of(f"{tmp_path / 'b'}:prompt=1")
+    assert compare(one, Cell.of(":prompt=2", one), Options()).cases == 2
+
+
 def test_episodes_with_a_setting_and_without_it_are_in_two_cells() -> None:
     settings = [{"question": number % 2, **({"hint": "h"} if number > 1 else {})} for number in range(4)]
     assert cell_axes(settings, 24) == ["question", "hint"]
