@@ -36,6 +36,8 @@ version = "2"
 """
 
 OWN = """
+import threading
+
 from grue.fleet import FinishedEpisode
 
 def length(finished: FinishedEpisode) -> tuple[float, str]:
@@ -48,6 +50,9 @@ def odd(finished):
 
 def wrong(finished):
     return "much"
+
+def hangs(finished):
+    threading.Event().wait()
 """
 
 
@@ -102,6 +107,10 @@ def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
     assert "1 of 2 episodes were scored" in said
     assert "odd: SystemExit: no" in said
     assert sum("odd" in scores for scores in marks(project)) == 1
+    (project / "late.toml").write_text('timeout_s = 0.5\nscorer.hangs.function = "own_scorers:hangs"\n')
+    assert "the scorers did not end within 0.5 s" in run(
+        "fleet", "score", "runs/sweep", "late.toml", status=1
+    )
     assert "a score is a finite number" in run("fleet", "score", "runs/sweep", "own_scorers:wrong", status=1)
 
 

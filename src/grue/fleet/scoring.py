@@ -269,7 +269,9 @@ def _take(id_: str, ended: Attempted | Lost, tally: ScoreTally) -> None:
     if isinstance(ended, Lost):
         if ended.kind == "unable":
             raise FleetError(ended.why)
-        end = AttemptEnd(outcome="failed", kind=ended.kind, error=ended.why)
+        late = f"the scorers did not end within {ended.after_s:g} s"
+        why = late if ended.kind == "timed_out" else ended.why
+        end = AttemptEnd(outcome="failed", kind=ended.kind, error=why)
     else:
         end = ended.end
     tally.spent += end.spent
