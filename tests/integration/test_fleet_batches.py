@@ -138,6 +138,19 @@ def test_a_fleet_can_be_stopped_while_its_provider_is_down(tmp_path: Path) -> No
         assert made.map(work(tmp_path), cases(llm, tmp_path, 1)).reason == "stopped"
 
 
+def test_a_provider_that_is_down_holds_up_no_episode_of_another(tmp_path: Path) -> None:
+    def down(method: str, path: str, times: int) -> LlmReply | None:
+        return None if list(tmp_path.glob("fleet/*/*/commit.json")) else error_reply(503, "down")
+
+    options = FleetOptions(batching=batching(tmp_path, patience_s=30))
+    with ScriptedLlmServer(counting) as llm, ScriptedLlmServer(counting) as other:
+        llm.batches.faults.in_place = down
+        both = [*cases(llm, tmp_path, 1), *cases(other, tmp_path, 1)]
+        finished = Fleet(tmp_path / "fleet", workers=1, options=options).map(work(tmp_path), both)
+    assert finished.tally.scores["score"] == (2, 2.0)
+    assert max((llm.batches.asked + other.batches.asked).values()) == 1
+
+
 def test_a_budget_holds_and_what_it_has_paid_for_is_sent(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         for requests in (2, 5):

@@ -19,12 +19,11 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import anyio
 import msgspec
 from msgspec import Struct
 
@@ -177,12 +176,12 @@ class FleetBatches:
     def __init__(self, folder: Path, batching: Batching) -> None:
         self._folder = folder
         self._batching = batching
-        self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
+        self._models: dict[str, _Model] = {}
         # {id of an episode: (its folder, {id of a request in the batch: the request's `key`})}, with all
         # requests that have no reply yet.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
-        self._look_at = 0.0
-        self._delay_s = batching.first_look_s
+        # The polls go on only within `step`, between two of which the driver does its other work.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
     @property
     def waiting(self) -> int:
@@ -201,31 +200,34 @@ class FleetBatches:
         for each in _lines(episode / REQUESTS, _AskedOnFile):
             if answered[each.key] >= each.tries:
                 continue
-            files, _ = self._of(each)
+            files = self._of(each).files
             item = f"{files.manifest.run}-{episode.name}-{each.key}-{each.tries}"
             if not files.is_wanted(item):
                 files.want(item, FORMATS[each.wire].path_of(each.model, stream=False), bytes(each.body))
             keys[item] = each.key
         self._waiting[episode.name] = (episode, keys)
 
-    def step(self, *, send: bool, stopped: Callable[[], bool] = lambda: False) -> list[str]:
+    def step(self, *, send: bool) -> list[str]:
         """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
 
         Nothing is asked or sent until the next poll is due. With `send`, the waiting requests are sent too:
         the driver does this only when it has nothing else to do, so that each batch is as large as possible.
-        When `stopped` returns `True`, a provider that does not answer is waited for no longer.
+        Blocks for a moment only: the next call continues the polls that have not ended.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.
         """
-        now = time.monotonic()
-        if not self._waiting or not (send or now >= self._look_at):
+        if not self._waiting:
             return []
-        if now >= self._look_at:
-            settled = anyio.run(_until, stopped, partial(self._send_and_look, send))
-            self._delay_s = self._batching.first_look_s if settled else self._delay_s * 1.5
-            self._delay_s = min(self._delay_s, self._batching.look_every_s)
-            self._look_at = time.monotonic() + self._delay_s
+        for each in self._models.values():
+            each.begin_poll_if_due(self._runner.get_loop(), send=send)
+        asking = [each for each in self._models.values() if each.poll is not None]
+        if not asking and not send:
+            return []
+        if asking:
+            self._run_a_moment()
+        for each in asking:
+            each.end_poll()
         self._take_in()
         ready = [name for name, (_, keys) in self._waiting.items() if not keys]
         for name in ready:
@@ -233,32 +235,30 @@ class FleetBatches:
         return ready
 
     def close(self) -> None:
-        """Unlock the folders with the requests, so that another process can use them."""
-        for files, _ in self._files.values():
-            files.close()
+        """Cancel the polls, and unlock the folders, so that another process can use them."""
+        polls = [each.poll for each in self._models.values() if each.poll is not None]
+        for each in self._models.values():
+            each.cancel_poll()
+        while not all(poll.done() for poll in polls):
+            self._run_a_moment()
+        for poll in polls:
+            poll.exception()  # asyncio would otherwise log that nobody has asked for it
+        self._runner.close()
+        for each in self._models.values():
+            each.files.close()
 
-    async def _send_and_look(self, send: bool) -> list[str]:
-        settled: list[str] = []
-        for files, endpoint in self._files.values():
-            async with endpoint:
-                desk = BatchDesk(endpoint, files, self._batching)
-                try:
-                    if send:
-                        await desk.send()
-                    settled += await desk.look()
-                except BatchRefused as refused:
-                    where = f"{refused.failure.endpoint}: {refused.failure.message}"
-                    raise FleetError(
-                        f"The batch cannot go on at {where} What waits goes on waiting: mend it, and run the"
-                        " same command again."
-                    ) from refused
-        return settled
+    def _run_a_moment(self) -> None:
+        """Continue the polls, until one of them ends or a moment has passed."""
+        loop = self._runner.get_loop()
+        timer = loop.call_later(_LOOK_S, loop.stop)
+        loop.run_forever()
+        timer.cancel()
 
     def _take_in(self) -> None:
         """Write the replies that have arrived to the folders of their episodes."""
         for episode, keys in self._waiting.values():
             for item in list(keys):
-                found = filter(None, (files.result(item) for files, _ in self._files.values()))
+                found = filter(None, (each.files.result(item) for each in self._models.values()))
                 result = next(found, None)
                 if result is not None:
                     # Writing fails if the work has removed the episode's folder. Then this reply is lost:
@@ -267,9 +267,9 @@ class FleetBatches:
                         _append(episode / REPLIES, [_Replied(key=keys[item], result=result)])
                     del keys[item]
 
-    def _of(self, asked: _AskedOnFile) -> tuple[BatchFolder, LlmEndpoint]:
+    def _of(self, asked: _AskedOnFile) -> "_Model":
         name = hashlib.sha256(f"{asked.base_url}\n{asked.model}\n{asked.wire}".encode()).hexdigest()[:12]
-        if name not in self._files:
+        if name not in self._models:
             settings = LlmSettings(base_url=asked.base_url, model=asked.model, wire=asked.wire)
             manifest = BatchManifest(
                 address=shown_endpoint(asked.base_url), model=asked.model, wire=asked.wire
@@ -277,25 +277,64 @@ class FleetBatches:
             form = batch_form_of(asked.wire)
             place = self._folder / BATCHES / name
             files = BatchFolder(place, manifest, form, most_items=self._batching.most_items)
-            self._files[name] = files, LlmEndpoint(settings)
-        return self._files[name]
+            self._models[name] = _Model(files, LlmEndpoint(settings), self._batching)
+        return self._models[name]
 
 
-async def _until(stopped: Callable[[], bool], function: Callable[[], Awaitable[list[str]]]) -> list[str]:
-    """Return what `function` returns. When `stopped` returns `True`, cancel it and return an empty list."""
-    work, loop = Interruptible(), asyncio.get_running_loop()
+class _Model:
+    """The waiting requests to one model at one provider, and the poll that sends them and asks for replies.
 
-    def look() -> None:
-        if stopped():
-            work.interrupt()
-        else:
-            loop.call_later(_LOOK_S, look)
+    Each model has a poll of its own: a provider that is down or slow does not hold up the others.
+    """
 
-    look()
-    try:
-        return await work.run(function)
-    except WorkInterrupted:
-        return []
+    def __init__(self, files: BatchFolder, endpoint: LlmEndpoint, batching: Batching) -> None:
+        self.files = files
+        self.poll: asyncio.Task[list[str]] | None = None
+        self._endpoint = endpoint
+        self._batching = batching
+        self._work = Interruptible()
+        self._look_at = 0.0
+        self._delay_s = batching.first_look_s
+
+    def begin_poll_if_due(self, loop: asyncio.AbstractEventLoop, *, send: bool) -> None:
+        """Begin a poll in `loop` if none is under way and the next one is due."""
+        if self.poll is None and time.monotonic() >= self._look_at:
+            self._work = Interruptible()
+            self.poll = loop.create_task(self._until_cancelled(send))
+            self.poll.add_done_callback(lambda _: loop.stop())
+
+    def end_poll(self) -> None:
+        """If the poll has ended, set the time of the next one; raises what the poll has raised."""
+        if self.poll is None or not self.poll.done():
+            return
+        poll, self.poll = self.poll, None
+        self._delay_s = self._batching.first_look_s if poll.result() else self._delay_s * 1.5
+        self._delay_s = min(self._delay_s, self._batching.look_every_s)
+        self._look_at = time.monotonic() + self._delay_s
+
+    def cancel_poll(self) -> None:
+        """Cancel the poll, which then ends in its loop."""
+        self._work.interrupt()
+
+    async def _until_cancelled(self, send: bool) -> list[str]:
+        try:
+            return await self._work.run(partial(self._send_and_look, send))
+        except WorkInterrupted:
+            return []
+
+    async def _send_and_look(self, send: bool) -> list[str]:
+        async with self._endpoint:
+            desk = BatchDesk(self._endpoint, self.files, self._batching)
+            try:
+                if send:
+                    await desk.send()
+                return await desk.look()
+            except BatchRefused as refused:
+                where = f"{refused.failure.endpoint}: {refused.failure.message}"
+                raise FleetError(
+                    f"The batch cannot go on at {where} What waits goes on waiting: mend it, and run the"
+                    " same command again."
+                ) from refused
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:

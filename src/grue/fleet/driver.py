@@ -43,7 +43,7 @@ from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork, forget_cached
 from grue.policies import Batching
 from grue.protocol.turn.prices import Price
-from grue.runtime.loops.interrupts import defer_interrupts, is_deferred, raise_deferred
+from grue.runtime.loops.interrupts import defer_interrupts, raise_deferred
 
 ATTEMPTS = 3
 SAME_FAILURES = 20
@@ -222,7 +222,7 @@ class Driver:
         """Queue each episode whose replies have arrived. With `send`, also send the requests that wait."""
         if self._batches is None or self._stop is not None:
             return
-        for id_ in self._batches.step(send=send, stopped=lambda: is_deferred() or self._is_stopped()):
+        for id_ in self._batches.step(send=send):
             self._again.append(self._waiting.pop(id_))
         self.tally.waiting = len(self._waiting)
 

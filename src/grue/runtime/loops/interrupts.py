@@ -269,11 +269,6 @@ def raise_deferred() -> None:
         raise KeyboardInterrupt
 
 
-def is_deferred() -> bool:
-    """Return whether there is a Ctrl-C that `defer_interrupts` has deferred, and that nothing has raised."""
-    return _with_presses() is not None
-
-
 def _take_deferred() -> bool:
     """Return whether a Ctrl-C was deferred, and subtract it from the count."""
     handler = _with_presses()
