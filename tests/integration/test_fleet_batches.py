@@ -13,10 +13,10 @@ from waiting_batch import batching, counting, noting, settings
 from grue import Runner, TurnRequest
 from grue.errors import FleetError
 from grue.fleet import Fleet
-from grue.fleet.batches import REPLIES
 from grue.fleet.broker import FleetBudget
 from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
+from grue.fleet.folder import REPLIES, REQUESTS
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply
@@ -75,6 +75,23 @@ def test_episodes_are_played_in_rounds_and_each_request_is_asked_once(tmp_path: 
     assert finished.tally.spent.tokens == 12 * 15
     results = fleet(tmp_path).results()
     assert [each.end.spent.requests for each in results if each.end] == [4, 4, 4]
+
+
+def test_with_keep_results_no_request_and_no_reply_stays_of_episodes_with_a_result(tmp_path: Path) -> None:
+    options = FleetOptions(batching=batching(tmp_path), keep="results")
+
+    def left() -> set[str]:
+        paths = (tmp_path / "fleet").rglob("*.jsonl")
+        return {each.name for each in paths if each.name in (REQUESTS, REPLIES) or "batches" in each.parts}
+
+    with ScriptedLlmServer(counting) as llm:
+        for limit in (1, None):
+            budget = FleetBudget(requests=limit)
+            played = Fleet(tmp_path / "fleet", workers=1, options=options, budget=budget)
+            finished = played.map(work(tmp_path), cases(llm, tmp_path, 1))
+            assert bool(left()) is (limit is not None)
+    assert finished.tally.done == 1
+    assert max(llm.batches.asked.values()) == 1
 
 
 def test_an_item_that_fails_is_asked_again_as_an_endpoint_is_that_does_not_answer(tmp_path: Path) -> None:

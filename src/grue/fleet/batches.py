@@ -16,6 +16,7 @@ make the same requests in each attempt; otherwise the episode has failed.
 import asyncio
 import contextlib
 import hashlib
+import shutil
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError, TraceError
+from grue.fleet.folder import REPLIES, REQUESTS, EpisodeFolder, FleetFolder
 from grue.fleet.request_count import RequestCount
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import Result, batch_form_of
@@ -47,7 +49,7 @@ from grue.transports.llm.endpoint import (
 )
 from grue.transports.llm.exchange import Answered, RequestOutcome, WantedRequest, not_sent
 
-REQUESTS, REPLIES, BATCHES = "requests.jsonl", "replies.jsonl", "batches"
+BATCHES = "batches"
 T = TypeVar("T")
 
 _LOOK_S = 0.2
@@ -247,6 +249,16 @@ class FleetBatches:
         for each in self._models.values():
             each.files.close()
 
+    def drop(self) -> None:
+        """Delete the folder of each model whose requests are all of episodes with a result.
+
+        Call it after `close`. The other folders stay, because their replies may still be needed.
+        """
+        fleet = FleetFolder(self._folder)
+        for each in self._models.values():
+            if all(_has_result(fleet.episode(id_)) for id_ in each.files.turns()):
+                shutil.rmtree(each.files.path, ignore_errors=True)
+
     def _run_a_moment(self) -> None:
         """Continue the polls, until one of them ends or a moment has passed."""
         loop = self._runner.get_loop()
@@ -335,6 +347,13 @@ class _Model:
                     f"The batch cannot go on at {where} What waits goes on waiting: mend it, and run the"
                     " same command again."
                 ) from refused
+
+
+def _has_result(episode: EpisodeFolder) -> bool:
+    try:
+        return episode.commit is not None
+    except FleetError:  # it is damaged, and `grue fleet retry` plays the episode again
+        return False
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:

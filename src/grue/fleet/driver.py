@@ -33,10 +33,10 @@ import grue
 from grue.errors import FleetError, TraceError
 from grue.fleet.accounts import add_to_ledger
 from grue.fleet.attempt import Attempted, Job, Task, end_of_late
-from grue.fleet.batches import REQUESTS, FleetBatches, ask_failed_again
+from grue.fleet.batches import FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
 from grue.fleet.engine import Engine, Lost
-from grue.fleet.folder import STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
+from grue.fleet.folder import REQUESTS, STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.results import note_result
 from grue.fleet.sweep import Keep
@@ -199,6 +199,8 @@ class Driver:
         finally:
             if self._batches is not None:
                 self._batches.close()
+        if self._batches is not None and self._plan.keep == "results":
+            self._batches.drop()
         if self._refused and self._stop is None:
             self._end("budget", self._refused)
         self.tally.others = self._others()

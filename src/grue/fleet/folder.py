@@ -47,6 +47,7 @@ from grue.runtime.files import draft_beside, drafted, read_regular, write_whole
 MANIFEST, LOCK, LEDGER, STOP = "fleet.json", "driver.lock", "ledger.jsonl", "stop"
 LATEST = "latest.txt"
 CASE, COMMIT, ATTEMPT, TRACE = "case.json", "commit.json", "attempt.json", "trace.jsonl"
+REQUESTS, REPLIES = "requests.jsonl", "replies.jsonl"
 
 _HELD = "commit"
 _DAMAGED = "damaged"
@@ -209,9 +210,12 @@ class EpisodeFolder:
                     (self.path / name).rename(aside / name)
 
     def drop_trace(self) -> None:
-        """Delete the folders of all attempts, with their traces, but keep the episode's result (`Commit`)."""
+        """Delete the attempts with their traces, and requests and replies of batches; keep the `Commit`."""
         for _, attempt in self.attempts():
             shutil.rmtree(attempt, ignore_errors=True)
+        for name in (REQUESTS, REPLIES):
+            with contextlib.suppress(OSError):
+                (self.path / name).unlink()
 
 
 def no_fleet(path: Path) -> FleetError:

@@ -155,6 +155,10 @@ class BatchFolder(Closing):
         """Return the number of the turn to which a stored request belongs; in a fleet, the episode's id."""
         return _Item.of(item).turn
 
+    def turns(self) -> Iterable[str]:
+        """Return the numbers of the turns that have stored requests; in a fleet, the episodes' ids."""
+        return self._by_turn.keys()
+
     def _attempt(self, turn: int) -> int:
         attempt = 1
         while self._failed(turn, attempt).exists():
