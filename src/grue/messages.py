@@ -15,6 +15,7 @@ host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm 
                     agent ── DropCompletion ──────▶ llm       ▶ ReplyDropped
                     agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
                                                                      | ServerDied), ToolsChanged
+                                                    sampling  ▶ ServerSampled
                     agent ── AskApproval ─────────▶ approval  ▶ CallsDecided | ApprovalPostponed
                     agent ── CheckAnswer ─────────▶ agent     ▶ AnswerAccepted | AnswerRefused
                     agent ── CloseSession ────────▶ session   ▶ SessionClosed
@@ -868,6 +869,13 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+class ServerSampled(Message, frozen=True, kw_only=True):
+    """sampling -> agent: a request of a server to the model has ended. It counts in the turn's budget."""
+
+    server: ServerName
+    usage: Usage
+
+
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
     """llm: a model could not be asked. This request and later ones go to the next fallback model.
 
@@ -1578,7 +1586,8 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
         raw_response: The text that the answer was parsed from, or the last text that was refused.
         reason: Why `kind` is not `answered`; empty if it is.
         iterations: How many replies had tool calls.
-        requests: How many completions were requested.
+        requests: How many completions were requested, by the turn and by its servers (sampling).
+        usage: What all of these have cost.
         untold: Results of tool calls that no request has sent to the model yet. The conversation keeps them
             for its next turn.
     """
@@ -1788,6 +1797,7 @@ TurnEvent: TypeAlias = (
     | CompletionFailed
     | CompletionPostponed
     | ReplyDropped
+    | ServerSampled
     | ToolReturned
     | ToolTimedOut
     | ToolSkipped

@@ -7,7 +7,7 @@ the server that asked for it. Sampling is off if `TurnLimits.max_samplings` is 0
 from collections.abc import Callable
 
 from grue import messages as m
-from grue.policies import Budget
+from grue.policies import TurnLimits
 from grue.protocol.turn.prices import Spent
 from grue.runtime.actor import Mailbox
 from grue.tool_sessions.server_requests import Declined, Sample, Sampled, SamplingRequest
@@ -41,34 +41,40 @@ class CurrentSampler:
 
 
 class Sampler:
-    """Answers at most `most` sampling requests in one turn, and declines further ones.
+    """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost.
 
-    It declines them, too, once they and the turn's own requests (`by_turn`) have spent `budget`. `spent` is
-    what they alone have spent so far.
+    Requests above `max_samplings` are declined. So are requests for which the budget has no room: `spent`
+    returns what the turn and its servers have spent, and the last request is kept for the turn's answer.
     """
 
     def __init__(
-        self, llm: Mailbox[m.LlmCommand], most: int, budget: Budget, by_turn: Callable[[], Spent] = Spent
+        self,
+        llm: Mailbox[m.LlmCommand],
+        agent: Mailbox[m.TurnEvent],
+        limits: TurnLimits,
+        spent: Callable[[], Spent],
     ) -> None:
-        self.spent = Spent()
-        self._by_turn = by_turn
         self._llm = llm
-        self._most = most
-        self._budget = budget
-        self._asked = 0
+        self._agent = agent
+        self._limits = limits
+        self._spent = spent
+        self._asked = self._ended = 0
 
     def on_behalf_of(self, server: m.ServerName) -> Sample:
         """Return the function that answers the sampling requests of one server."""
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
-            if self._asked >= self._most:
-                return Declined(f"this turn allows {self._most} sampling requests, and they are used up")
-            if self._by_turn().plus(self.spent.requests, self.spent.usage).reached(self._budget):
+            most, under_way = self._limits.max_samplings, self._asked - self._ended
+            if self._asked >= most:
+                return Declined(f"this turn allows {most} sampling requests, and they are used up")
+            if self._spent().plus(under_way + 1, m.Usage()).reached(self._limits.budget):
                 return Declined("the budget of this turn is spent")
             self._asked += 1
             reply = await self._llm.ask(self._command(request), sender=server)
-            if isinstance(reply, m.CompletionReceived | m.CompletionFailed):
-                self.spent = self.spent.plus(1, reply.usage)
+            self._ended += 1
+            ended = m.ServerSampled(server=server, usage=reply.usage)
+            # The agent gets this before the server's result, so the turn's next request is within the budget.
+            await self._agent.send(ended, sender=self._llm.name)
             if not isinstance(reply, m.CompletionReceived):
                 return Declined(f"the model gave no completion: {reply.failure.message}")
             if reply.stopped:

@@ -179,7 +179,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 return Spent()
             case m.TurnResumed():
                 return Spent()
-            # Count no requests by sampling: the message that ends a turn does not count them either.
+            case m.ServerSampled(usage=usage):
+                return unended.plus(1, usage)
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":

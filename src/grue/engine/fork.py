@@ -196,7 +196,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
                     f"Turn {self.begun.turn} of {self.path} cannot be forked: {error}"
                 ) from error
             if events and isinstance(state, LiveState) and can_fork_at(before, state, commands):
-                requests = before.turn.requests if isinstance(before, LiveState) else 0
+                turn = before.turn if isinstance(before, LiveState) else None
+                requests = 0 if turn is None else turn.requests + turn.sampled
                 spent = Spent(requests=requests, usage=state.turn.usage)
                 yield _Place(envelope, tuple(events), state.turn.open, spent, state.turn.iterations)
             events.append(event)

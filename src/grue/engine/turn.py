@@ -622,8 +622,7 @@ class HostTurn(Generic[T]):
                 memory.learn(actors.connections)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
-        beside = Spent() if actors.sampler is None else actors.sampler.spent
-        settings.spending.add(end.requests + beside.requests, end.usage + beside.usage)
+        settings.spending.add(end.requests, end.usage)
         self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
         match end:
             case m.TurnCompleted():

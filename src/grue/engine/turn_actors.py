@@ -214,7 +214,6 @@ class TurnActors:
         # Turns without a pool may run in parallel, each with sessions of its own. A pool's sessions serve one
         # turn after the other, so its turns share one `CurrentSampler`.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
-        self.sampler: Sampler | None = None
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
@@ -302,7 +301,7 @@ class TurnActors:
             shown = self._on_delta if early is None else early.show
             factory = self._llm(early)
             supervisor.start(factory(llm, agent, partial(_note_and_show, supervisor.note, shown)))
-            self.sampler = self._sampling.sampler = self._start_sampler(supervisor, agent)
+            self._sampling.sampler = self._start_sampler(supervisor, agent)
             self._agent = AgentActor(
                 agent,
                 llm=llm,
@@ -539,11 +538,11 @@ class TurnActors:
         llm = supervisor.mailbox("llm-sampling")
         supervisor.start(self._wiring.llm(llm, agent, partial(_note_and_show, supervisor.note, None)))
 
-        def by_turn() -> Spent:
+        def spent() -> Spent:
             progress = self.progress
             return Spent(requests=progress.requests, usage=progress.usage)
 
-        return Sampler(llm, limits.max_samplings, limits.budget, by_turn)
+        return Sampler(llm, agent, limits, spent)
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:

@@ -28,6 +28,7 @@ The rules:
     after a reply that rule 10 drops; one after the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
+    Requests of servers to the model (sampling) count in the same budget.
 8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a session
     (if the model probably cannot call tools), while the sessions open, or not at all. The first request that
     offers tools waits for the result.
@@ -150,6 +151,8 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
             return tools.complete(turn, answer, state.content)  # rule 6: the answer is accepted
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
             return tools.refuse_answer(state, reason)  # rule 6: ask for a repair, or fall back
+        case _, m.ServerSampled() if isinstance(state, s.LiveState | s.AwaitingClose):
+            return end.sampled(state, event), ()  # rule 7: what servers ask the model counts, too
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
             return end.closed(state, server)  # rule 11: the turn ends when all sessions are closed
         case s.AwaitingClose() | s.Waiting(), m.SessionClosed() if event.server in state.turn.run.servers:

@@ -834,6 +834,9 @@ _TABLE: dict[type, _Row] = {
         noted=lambda body: SpanNote("reply_dropped", Verdict("warning", "reply_dropped", body.reason), {}),
     ),
     m.ReplyDropped: _Row(_reply_dropped),
+    m.ServerSampled: _Row(
+        lambda body: f"{body.server}, {body.usage.input_tokens} + {body.usage.output_tokens} tokens"
+    ),
     m.CompletionReceived: _Row(_reply),
     m.CompletionFailed: _fail("no reply", lambda body: failure_words(body.failure).short),
     m.ModelPassedOver: _warn("next model", _passed_over, live=_always, logged=_log_passed_over),

@@ -2,16 +2,19 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import anyio
 import pytest
 
 from grue.actors.llm import LlmActor
 from grue.actors.sampling import CurrentSampler, Sampler
-from grue.messages import ServerName
-from grue.policies import Budget
+from grue.messages import ServerName, ServerSampled, Usage
+from grue.policies import Budget, TurnLimits
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.actor import Supervisor
-from grue.runtime.trace.recorder import Recorder
+from grue.protocol.turn.prices import Spent
+from grue.runtime.actor import Actor, Supervisor
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 from grue.tool_sessions.server_requests import Declined, Sampled, SamplingRequest
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
@@ -23,13 +26,38 @@ QUESTION = SamplingRequest("Be brief.", (("user", "One?"), ("assistant", "Two.")
 NO_LIMIT = Budget()
 
 
+class Agent(Actor[Any]):
+    """Counts what it is told, as the turn's state machine does. The turn itself has asked once."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.told: list[Any] = []
+
+    async def receive(self, envelope: Envelope[Any]) -> None:
+        self.told.append(envelope.body)
+
+    def spent(self) -> Spent:
+        return Spent(requests=1 + len(self.told), usage=sum((each.usage for each in self.told), Usage()))
+
+
 @asynccontextmanager
 async def sampler(server: ScriptedLlmServer, most: int, budget: Budget = NO_LIMIT) -> AsyncIterator[Sampler]:
+    async with counted(server, most, budget) as (one, _):
+        yield one
+
+
+@asynccontextmanager
+async def counted(
+    server: ScriptedLlmServer, most: int, budget: Budget
+) -> AsyncIterator[tuple[Sampler, Agent]]:
     settings = LlmSettings(base_url=server.base_url, model="m", retry=RetryPolicy(max_retries=0))
     async with Supervisor(Recorder(), turn=1) as group:
         llm = group.mailbox("llm-sampling")
-        group.start(LlmActor(llm, group.mailbox("agent"), LlmEndpoint(settings), group.note))
-        yield Sampler(llm, most, budget)
+        agent = Agent(group.mailbox("agent"))
+        group.start(agent)
+        group.start(LlmActor(llm, agent.mailbox, LlmEndpoint(settings), group.note))
+        limits = TurnLimits(max_samplings=most, budget=budget)
+        yield Sampler(llm, agent.mailbox, limits, agent.spent), agent
 
 
 async def test_each_request_is_a_conversation_of_its_own() -> None:
@@ -56,14 +84,29 @@ async def test_the_limit_is_the_turns_whoever_asks() -> None:
     assert answer == Declined("this turn allows 1 sampling requests, and they are used up")
 
 
-async def test_what_servers_ask_is_counted_and_declined_once_it_has_spent_the_budget() -> None:
+@pytest.mark.parametrize("budget", [Budget(tokens=15), Budget(requests=3)], ids=["tokens", "requests"])
+async def test_the_agent_is_told_of_each_request_and_none_is_made_beyond_the_budget(budget: Budget) -> None:
     with ScriptedLlmServer([text_reply("Four.")]) as server:
-        async with sampler(server, 5, Budget(tokens=15)) as one:
+        async with counted(server, 5, budget) as (one, agent):
             sample = one.on_behalf_of(ServerName("a"))
             assert await sample(QUESTION) == Sampled("Four.", "scripted")
-            assert (one.spent.requests, one.spent.tokens) == (1, 15)
+            await anyio.wait_all_tasks_blocked()
+            assert agent.told == [ServerSampled(server="a", usage=Usage(input_tokens=10, output_tokens=5))]
             answer = await sample(QUESTION)
-    assert answer == Declined("the budget of this turn is spent")
+    assert answer == Declined("the budget of this turn is spent"), "one request is left for the answer"
+
+
+async def test_requests_at_the_same_time_leave_one_for_the_answer() -> None:
+    with ScriptedLlmServer([text_reply("Four.")]) as server:
+        async with counted(server, 5, Budget(requests=3)) as (one, _), anyio.create_task_group() as tasks:
+            sample, answers = one.on_behalf_of(ServerName("a")), []
+
+            async def ask() -> None:
+                answers.append(await sample(QUESTION))
+
+            tasks.start_soon(ask)
+            tasks.start_soon(ask)
+    assert answers == [Declined("the budget of this turn is spent"), Sampled("Four.", "scripted")]
 
 
 async def test_a_model_that_fails_is_told_to_the_server() -> None:

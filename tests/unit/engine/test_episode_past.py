@@ -15,6 +15,7 @@ from grue.messages import (
     RequestCompletion,
     RequireAnswer,
     RunTurn,
+    ServerSampled,
     SessionOpened,
     ToolDefinition,
     TurnCompleted,
@@ -91,6 +92,11 @@ def test_an_unfinished_turn_is_paid_for(tmp_path: Path) -> None:
 
 def test_a_reply_that_an_unfinished_turn_dropped_is_paid_for(tmp_path: Path) -> None:
     read = past(tmp_path, STARTED, run(), ASK, ReplyDropped(request=1, usage=USAGE), ASK)
+    assert read.spent == Spent(requests=2, usage=USAGE)
+
+
+def test_what_servers_asked_the_model_in_an_unfinished_turn_is_paid_for(tmp_path: Path) -> None:
+    read = past(tmp_path, STARTED, run(), ASK, ServerSampled(server="a", usage=USAGE), run(2))
     assert read.spent == Spent(requests=2, usage=USAGE)
 
 

@@ -8,6 +8,7 @@ from turns import (
     ACCEPTED,
     ANSWER,
     REFUSED,
+    USAGE,
     Walk,
     calls,
     closed,
@@ -27,6 +28,7 @@ from grue.messages import (
     RequestCompletion,
     RequireAnswer,
     RunTurn,
+    ServerSampled,
     ToolsUnsupported,
     Usage,
 )
@@ -66,6 +68,23 @@ def test_a_cost_counts_as_far_as_the_endpoint_tells_it() -> None:
     assert walk.of(FinalForced)[0].reason == "budget"
     silent = Walk(with_budget("a", cost_usd=0.5), opened("a"), calls("a.think"), returned(1))
     assert silent.of(FinalForced) == []
+
+
+@pytest.mark.parametrize("limits", [{"requests": 3}, {"tokens": 9}, {"cost_usd": 1.0}])
+def test_what_servers_ask_the_model_counts_in_the_turns_budget_and_its_end(limits: Any) -> None:
+    sampled = ServerSampled(server="a", usage=Usage(input_tokens=4, cost_usd=1.0))
+    walk = Walk(with_budget("a", **limits), opened("a"), calls("a.think"), sampled, returned(1))
+    assert walk.last[0] == FinalForced(reason="budget", iterations=1)
+    assert last_request(walk).request == 2, "its own requests are numbered as ever"
+    end = walk.send(text("north"), ACCEPTED, sampled, closed("a")).end
+    assert end.requests == 4, "two of its own, one before the end was decided, one after"
+    assert end.usage == USAGE + USAGE + sampled.usage + sampled.usage
+
+
+def test_what_servers_have_asked_leaves_no_repair() -> None:
+    sampled = ServerSampled(server="a", usage=Usage())
+    walk = Walk(with_budget("a", requests=4), opened("a"), sampled, sampled, text("north"))
+    assert names(walk.send(sampled, REFUSED).last) == ("FellBack", "CloseSession")
 
 
 def test_a_budget_of_one_request_goes_to_the_answer_alone() -> None:

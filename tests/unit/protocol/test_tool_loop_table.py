@@ -35,10 +35,12 @@ from grue.messages import (
     CompletionPostponed,
     ReplyDropped,
     Resumption,
+    ServerSampled,
     ToolsPresumed,
     TurnEvent,
     TurnForked,
     TurnParked,
+    Usage,
     WaitEnded,
 )
 from grue.policies import ContextItem, ContextPolicy, ToolPolicy, ToolRule, TurnLimits
@@ -117,6 +119,7 @@ EVENTS: dict[str, Any] = {
     "SessionOpened stranger": opened("x"),
     "ToolsPresumed": PRESUMED,
     "ReplyDropped": ReplyDropped(request=1),
+    "ServerSampled": ServerSampled(server="a", usage=Usage(input_tokens=1)),
     "ToolSupportChecked yes": support(True),
     "ToolSupportChecked no": support(False),
     "McpDisabled a": disabled("a"),
@@ -438,6 +441,11 @@ for _name, _row in LISTED.items():
         _decided = (event for event in EVENTS if event.startswith("CallsDecided"))
         _row.update({event: f"{_name.split(',')[0]}: DecisionIgnored" for event in _decided})
 
+# A server may ask the model at any time.
+for _name, _row in LISTED.items():
+    if _name != "Idle":
+        _row.setdefault("ServerSampled", f"{_name.split(',')[0]}:")
+
 # A fork begins wherever a turn is not over.
 for _name, _row in LISTED.items():
     if _name != "Idle":
@@ -452,7 +460,7 @@ def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
     assert len(get_args(TurnState)) == 14
-    assert len(get_args(TurnEvent)) == 24
+    assert len(get_args(TurnEvent)) == 25
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
     for name, state in STATES.items():
@@ -478,5 +486,5 @@ def test_every_other_pair_is_illegal_and_names_both(state: str, event: str) -> N
 
 @each_case("state, event", [pair for pair in LEGAL if pair[0].startswith(("AwaitingClose", "Fin"))])
 def test_what_is_late_changes_nothing(state: str, event: str) -> None:
-    if not event.startswith(("SessionClosed", "CallsDecided")):
+    if not event.startswith(("SessionClosed", "CallsDecided", "ServerSampled")):
         assert step(STATES[state], EVENTS[event]) == (STATES[state], ())

@@ -23,7 +23,7 @@ def fail(
         turn=turn.run.turn,
         failure=failure,
         iterations=turn.iterations,
-        requests=turn.requests,
+        requests=turn.requests + turn.sampled,
         tool_calls=turn.records,
         usage=turn.usage,
         untold=turn.untold,
@@ -38,6 +38,15 @@ def close(turn: Turn, end: m.TurnEnd, notes: tuple[m.TurnNote, ...] = ()) -> Tra
         return s.Finished(), (*notes, end)
     closing = tuple(m.CloseSession(server=server) for server in turn.open)
     return s.AwaitingClose(turn, turn.open, end), (*notes, *closing)
+
+
+def sampled(state: s.LiveState | s.AwaitingClose, event: m.ServerSampled) -> s.TurnState:
+    """Count a request of a server to the model, even if the turn's end has been decided on already."""
+    turn = replace(state.turn, sampled=state.turn.sampled + 1).count(event.usage)
+    if isinstance(state, s.AwaitingClose):
+        end = replace(state.end, requests=state.end.requests + 1, usage=state.end.usage + event.usage)
+        return replace(state, turn=turn, end=end)
+    return replace(state, turn=turn)
 
 
 def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
@@ -126,7 +135,7 @@ def progress(turn: Turn) -> m.TurnParked:
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,
-        requests=turn.requests,
+        requests=turn.requests + turn.sampled,
         tool_calls=turn.records,
         usage=turn.usage,
         batches=turn.batches,

@@ -37,6 +37,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         open: Servers whose session has to be closed before the turn ends.
         serving_unlisted: Servers that serve tools which they do not list.
         iterations: Replies with tool calls so far.
+        requests: Requests of this turn so far, which is also the number of the last one.
+        sampled: Requests of servers to the model that have ended (sampling).
+        usage: What `requests` and `sampled` have cost.
         batches: The number of the last batch of tool calls.
         records: The settled tool calls of earlier replies.
         media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
@@ -63,6 +66,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     serving_unlisted: tuple[m.ServerName, ...] = ()
     iterations: int = 0
     requests: int = 0
+    sampled: int = 0
     batches: int = 0
     records: tuple[m.ToolCallRecord, ...] = ()
     usage: m.Usage = m.Usage()
@@ -215,14 +219,14 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     def budget_reached(self) -> bool:
         """Whether the budget leaves at most one request, which must ask for the final answer."""
         most = self.run.limits.budget.requests
-        return self.budget_spent or (most is not None and self.requests + 1 >= most)
+        return self.budget_spent or (most is not None and self.requests + self.sampled + 1 >= most)
 
     @property
     def budget_spent(self) -> bool:
         """Whether the budget allows no further request, not even one that asks for a corrected answer."""
         budget, usage = self.run.limits.budget, self.usage
         return (
-            (budget.requests is not None and self.requests >= budget.requests)
+            (budget.requests is not None and self.requests + self.sampled >= budget.requests)
             or (budget.tokens is not None and usage.input_tokens + usage.output_tokens >= budget.tokens)
             or (budget.cost_usd is not None and (usage.cost_usd or 0.0) >= budget.cost_usd)
         )
@@ -500,7 +504,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         doing: What the turn waits for, in words: `waiting for the model (request 2)`.
         iterations: Replies with tool calls so far.
-        requests: Requests sent to the model so far.
+        requests: Requests sent to the model so far, and those of servers that have ended (sampling).
         tool_calls: Tool calls settled so far.
         usage: Tokens and cost of the finished completions.
         elapsed_s: Seconds since the turn was requested.
@@ -533,7 +537,7 @@ def progress_of(state: TurnState) -> TurnProgress:
     return TurnProgress(
         doing=doing,
         iterations=turn.iterations,
-        requests=turn.requests,
+        requests=turn.requests + turn.sampled,
         tool_calls=len(turn.records) + settled,
         usage=turn.usage,
     )

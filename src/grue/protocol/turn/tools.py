@@ -571,7 +571,7 @@ def _completed(
         raw_response=raw,
         reason=reason,
         iterations=turn.iterations,
-        requests=turn.requests,
+        requests=turn.requests + turn.sampled,
         tool_calls=turn.records,
         usage=turn.usage,
         untold=turn.untold,

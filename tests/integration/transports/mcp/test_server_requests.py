@@ -10,6 +10,7 @@ import hostile_server
 import pytest
 
 from grue import (
+    Budget,
     LlmSettings,
     Runner,
     StdioServer,
@@ -27,6 +28,8 @@ from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, t
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 from grue.tool_sessions.server_specs import ServerOptions
 from grue.tracing.facts import Fact
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import replay
 from grue.transports.mcp.client import McpClient
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
@@ -50,7 +53,8 @@ class Turn:
                 llm=LlmSettings(base_url=llm.base_url, model="m"), servers={"faulty": server}, **options
             )
             runner.recorder.add(self._hear)
-            self.outcome: TurnOutcome[str] = runner.run_turn(TurnRequest(system="s", user="u"))
+            with runner:
+                self.outcome: TurnOutcome[str] = runner.run_turn(TurnRequest(system="s", user="u"))
             self.asked: list[LlmRequest] = list(llm.requests)
             self.spent = runner.spent
 
@@ -97,7 +101,8 @@ def test_sampling_goes_to_the_model_in_a_conversation_of_its_own(tmp_path: Path)
     messages = [request.body["messages"] for request in turn.asked]
     assert messages[1] == [{"role": "user", "content": "Hello?"}]
     assert len(messages[2]) == 4, "the turn's own conversation knows nothing of it"
-    assert turn.spent.requests == 3, "but it is paid for"
+    assert turn.spent.requests == turn.outcome.requests == 3, "but it is paid for"
+    assert turn.spent.usage == turn.outcome.usage
     (answer,) = answers_to_server(log)
     assert answer["result"]["content"] == {"type": "text", "text": "Hello to you."}
 
@@ -113,6 +118,19 @@ def test_sampling_is_bounded_for_the_turn(tmp_path: Path) -> None:
     first, second = answers_to_server(log)
     assert "result" in first
     assert second["error"]["message"] == "this turn allows 1 sampling requests, and they are used up"
+
+
+def test_sampling_counts_in_the_turns_budget(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    turn = Turn(
+        *("--ask", "sampling"),
+        replies=[ECHO, text_reply("Hello to you."), text_reply("done")],
+        limits=TurnLimits(max_samplings=9, budget=Budget(tokens=30)),
+        trace=trace,
+    )
+    assert (turn.outcome.kind, turn.outcome.reason) == ("forced", "budget")
+    (replayed,) = replay(open_episode(trace))
+    assert (replayed.end, replayed.divergence) == ("finished", None)
 
 
 def test_elicitation_is_declined_where_nobody_is_there_to_ask(tmp_path: Path) -> None:
