@@ -1,5 +1,6 @@
 """The LLM actor against a real HTTP server on loopback, and against faults that no server makes easily."""
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -320,6 +321,15 @@ async def test_a_reply_without_end_is_cut_off(limit: str, monkeypatch: pytest.Mo
 async def test_a_reply_that_cannot_be_decompressed() -> None:
     failed, _ = await failure_of(lambda _: LlmReply(headers={"Content-Encoding": "gzip"}, body=b"no gzip"))
     assert failed.failure.kind == "invalid_reply"
+    assert failed.failure.remedy == "Check the proxies and gateways before the endpoint."
+
+
+async def test_a_reply_in_a_coding_that_was_not_asked_for() -> None:
+    body = base64.b64decode("Cw+AeyJlcnJvciI6eyJtZXNzYWdlIjoiYmFkIGtleSJ9fQM=")  # by brotli
+    failed, _ = await failure_of(lambda _: LlmReply(headers={"Content-Encoding": "br"}, body=body))
+    assert failed.failure.message == (
+        "the reply cannot be decompressed: its Content-Encoding is br; asked for: gzip, deflate"
+    )
     assert failed.failure.remedy == "Check the proxies and gateways before the endpoint."
 
 

@@ -13,6 +13,7 @@ A body is decompressed in small steps and up to a size limit: a few hundred byte
 HTTP libraries decompress a whole chunk at once.
 """
 
+import codecs
 import contextlib
 import functools
 import math
@@ -57,6 +58,9 @@ _MEMBER = b"\x1f\x8b"
 _WINDOWS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS)}
 """The zlib window settings to try for each coding. Some servers send `deflate` without its zlib header."""
 
+_NOT_ASKED_FOR = frozenset({"br", "zstd", "compress", "x-compress"})
+"""Codings that some proxies use although `ACCEPTED` does not name them."""
+
 
 class EncodingError(ValueError):
     """The body cannot be decompressed, or exceeds its limit; the text says why."""
@@ -70,7 +74,8 @@ class ContentDecoder:
     """Decompresses one body, in one stage for each of the `codings`.
 
     No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
-    servers put a character set there.
+    servers put a character set there. So is a coding that was not asked for, if the body is text all the
+    same: some proxies decompress a body, but do not remove the header.
 
     Raises:
         EncodingError: The body was compressed more than `MAX_STAGES` times.
@@ -83,10 +88,22 @@ class ContentDecoder:
             raise EncodingError(f"it was compressed {len(known)} times; at most {MAX_STAGES} are undone")
         # Codings are listed in the order in which they were applied, so the last one is undone first.
         self._stages = [_Stage(_WINDOWS[name], max_bytes) for name in reversed(known)]
+        self._not_asked_for = next((name for name in names if name in _NOT_ASKED_FOR), "")
+        self._text = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Decompress `chunk`, and yield pieces of at most `STEP_BYTES`; raises `EncodingError`."""
-        return self._through(chunk, 0)
+        for piece in self._through(chunk, 0):
+            if self._not_asked_for:
+                self._check_text(piece)
+            yield piece
+
+    def _check_text(self, piece: bytes) -> None:
+        try:
+            self._text.decode(piece)
+        except UnicodeDecodeError:
+            coding = self._not_asked_for
+            raise EncodingError(f"its Content-Encoding is {coding}; asked for: {ACCEPTED}") from None
 
     def _through(self, data: bytes, stage: int) -> Iterator[bytes]:
         if stage == len(self._stages):

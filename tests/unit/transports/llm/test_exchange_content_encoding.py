@@ -82,6 +82,15 @@ def test_what_is_not_known_is_passed_over(codings: str) -> None:
     assert unpacked(b"as it is", codings) == b"as it is"
 
 
+@pytest.mark.parametrize("places", [[], [1], [3, 4]])
+def test_a_body_in_a_coding_that_was_not_asked_for_passes_only_as_text(places: list[int]) -> None:
+    text = '{"content": "h\u00e9"}'.encode()
+    assert unpacked(text, "zstd", None, *range(len(text))) == text
+    assert unpacked(packed(text, "gzip"), "br, gzip") == text
+    with pytest.raises(EncodingError, match="its Content-Encoding is zstd; asked for: gzip, deflate"):
+        unpacked(b"\x28\xb5\x2f\xfd\x04\x00", "zstd", None, *places)
+
+
 @pytest.mark.parametrize(("body", "codings"), [(b"x", "gzip"), (b"x", "gzip, gzip")])
 def test_what_is_not_compressed_cannot_be_undone(body: bytes, codings: str) -> None:
     with pytest.raises(EncodingError):
