@@ -296,12 +296,15 @@ class Asking:
         history = self._conversation.history
         # If a tool call has no id, one is made from this number, which must therefore rise from turn to turn.
         request = max(self._command.request, history.replies + 1)
-        return self._conversation.read(
+        reply = self._conversation.read(
             answer.body,
             request=request,
             used_ids=history.call_ids,
             text_tool_calls=self._endpoint.settings.text_tool_calls,
         )
+        if isinstance(reply, Fault) and reply.kind == "invalid_reply" and reply.status == 200:
+            return replace(reply, status=answer.status)
+        return reply
 
     def _show(self, delta: Delta) -> None:
         if delta.part != "content":

@@ -333,6 +333,17 @@ async def test_a_reply_in_a_coding_that_was_not_asked_for() -> None:
     assert failed.failure.remedy == "Check the proxies and gateways before the endpoint."
 
 
+async def test_a_success_without_a_completion_keeps_its_status() -> None:
+    failed, _ = await failure_of(lambda _: LlmReply(status=204, body=b""))
+    failure = failed.failure
+    assert (failure.kind, failure.status, failure.message) == (
+        "invalid_reply",
+        204,
+        "not JSON: an empty body",
+    )
+    assert "usually ends in /v1" in failure.remedy
+
+
 async def test_a_cancelled_request_ends_at_once() -> None:
     with ScriptedLlmServer([silence()]) as server:
 

@@ -604,12 +604,12 @@ def _remedy(
                 " choose a faster model."
             )
         # Some endpoints, such as Groq, answer a malformed call of the model with a 400.
-        case "reply" if fault.status not in (None, 200):
+        case "reply" if fault.status is not None and not 200 <= fault.status < 300:
             return "Choose a model that is better at calling tools."
         # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
         case "reply" if fault.kind == "damaged":
             return "Check the proxies and gateways before the endpoint, or do not stream."
-        # A body with status 200 that is no completion is often a web page: the base URL lacks /v1.
+        # A body with status 2xx that is no completion is often a web page: the base URL lacks /v1.
         case "reply":
             return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
     assert_never(reason)
