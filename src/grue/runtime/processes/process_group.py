@@ -20,6 +20,7 @@ Everything here is blocking code that needs no event loop and works from any thr
 
 import atexit
 import contextlib
+import errno
 import io
 import os
 import select
@@ -315,7 +316,8 @@ class ProcessRegistry:
         except (OSError, ValueError, SandboxError) as error:
             if boxed is not None:
                 _end_box(boxed)
-            raise SpawnError(f"{command}: {getattr(error, 'strerror', None) or error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise SpawnError(f"{command}: {why}", remedy=_more_room(error)) from error
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
@@ -468,7 +470,15 @@ def _in_box(
         raise SpawnError(error.problem, remedy=error.remedy) from error
     except OSError as error:
         guard.release(scratch)
-        raise SpawnError(f"The box of {program} cannot be made: {error.strerror}") from error
+        why = f"The box of {program} cannot be made: {error.strerror}"
+        raise SpawnError(why, remedy=_more_room(error)) from error
+
+
+def _more_room(error: Exception) -> str | None:
+    """Return the advice for an error that says that the process or the machine is at a limit."""
+    if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+        return None
+    return "Run fewer servers at once, or raise the limit: `ulimit -a` shows those of this process."
 
 
 def _end_box(boxed: "Boxed") -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -170,6 +171,16 @@ def test_other_refusals_are_spawn_errors_too() -> None:
             registry.spawn("sh", ("a\0b",), ENV, None)
         with pytest.raises(SpawnError, match="too long"):
             registry.spawn("sh", ("x" * 10_000_000,), ENV, None)
+
+
+def test_at_a_limit_the_advice_is_about_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    with pytest.raises(SpawnError, match="Too many open files") as caught:
+        sh(ProcessRegistry(), "exit")
+    assert "ulimit -a" in (caught.value.remedy or "")
 
 
 def test_windows_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
