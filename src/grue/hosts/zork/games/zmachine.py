@@ -216,8 +216,9 @@ class ZMachineGame:
             return self._observe(_OVER)
         self._commands.append(command)
         # The interpreter would repeat its own last input, which may have been SCORE.
+        # An empty line has no effect, and the game says that it was given nothing.
         if command.strip().lower() in _AGAIN:
-            command = self._repeated or command
+            command = self._repeated
         if not command.lower().startswith("oops"):
             self._repeated = command
         return self._converse(self._interpreter, command)

@@ -56,6 +56,19 @@ def test_a_story_without_score_is_asked_once_and_nothing_is_guessed(
     assert (tmp_path / "asked").read_text() == "asked\n" * 2  # once for each reset
 
 
+def test_again_as_the_first_command_does_not_repeat_the_hosts_own_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = r"Your score is 0 (total of 10 points), in 0 moves.\n\n>"
+    answers = rf"""score|again) printf '{told}' ;;
+    "") printf 'I beg your pardon?\n\n>' ;;"""
+    game = game_that_says(tmp_path, monkeypatch, answers)
+    game.reset()
+    seen = game.step("again")
+    game.close()
+    assert seen.text == "I beg your pardon?"
+
+
 def test_a_full_score_at_the_end_is_a_win_and_a_death_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
