@@ -29,6 +29,9 @@ from grue.runtime.processes.guard import guard_pid
 EPISODES_A_WORKER = 200
 """How many episodes a worker plays before it is replaced, so that leaks of the work do not add up."""
 
+_FIRST_DESCRIPTORS = 256
+"""The descriptors that are compared where the system does not list the open ones."""
+
 READY = b"\n"
 """The first line that a worker writes. Each later one is a `WorkerSaid` as JSON."""
 
@@ -120,10 +123,14 @@ def _marks() -> _Marks:
 
 def _descriptors() -> set[tuple[int, int, int]]:
     found = set()
-    for entry in Path("/dev/fd").iterdir():
+    try:
+        numbers = [int(entry.name) for entry in Path("/dev/fd").iterdir()]
+    except FileNotFoundError:  # /proc is not mounted
+        numbers = list(range(_FIRST_DESCRIPTORS))
+    for number in numbers:
         with contextlib.suppress(OSError):  # the descriptor that listed `/dev/fd` is closed by now
-            status = os.fstat(int(entry.name))
-            found.add((int(entry.name), status.st_dev, status.st_ino))
+            status = os.fstat(number)
+            found.add((number, status.st_dev, status.st_ino))
     return found
 
 

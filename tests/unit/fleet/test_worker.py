@@ -1,14 +1,16 @@
 """A worker process from its start to its end."""
 
+import errno
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from grue.fleet.broker import Limits
-from grue.fleet.worker import Place, work
+from grue.fleet.worker import Place, _descriptors, work
 
 GUARD_S = 60
 
@@ -25,3 +27,16 @@ def test_a_worker_whose_driver_was_killed_while_it_started_ends_without_a_traceb
     theirs.close()
     assert worker.exitcode == 1
     assert capfd.readouterr().err == ""
+
+
+def test_without_proc_the_first_descriptors_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_mounted(path: Path) -> Iterator[Path]:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    reading, writing = os.pipe()
+    monkeypatch.setattr(Path, "iterdir", not_mounted)
+    before = _descriptors()
+    os.close(reading)
+    left = before - _descriptors()
+    os.close(writing)
+    assert [number for number, _, _ in left] == [reading]
