@@ -35,8 +35,10 @@ QUICK := --hypothesis-profile=quick
 export PYTHONDONTWRITEBYTECODE :=
 
 # What venv leaves behind when it fails would pass for an environment at the next try.
-NO_VENV = "$(PYTHON)" -c 'import sys; v = "python%d.%d" % sys.version_info[:2]; \
-  print(f"No environment could be made with {v}. On Debian and Ubuntu: apt-get install {v}-venv. Then run make again.")'
+NO_VENV = "$(PYTHON)" -c 'import os, sys; v = "python%d.%d" % sys.version_info[:2]; \
+  install = f"On Debian and Ubuntu: apt-get install {v}-venv"; \
+  remedy = "Move this folder to a path without a colon" if ":" in os.getcwd() else install; \
+  print(f"No environment could be made with {v}. {remedy}. Then run make again.")'
 
 .PHONY: play test test-all check docs attack bench bench-peers compat clean
 .DEFAULT_GOAL := play

@@ -50,3 +50,15 @@ def test_an_environment_that_could_not_be_made_is_made_at_the_next_try(tmp_path:
     assert make().returncode == 0
     made = [project / ".venv/bin/python", "-c", "import sys; print(sys.prefix)"]
     assert subprocess.run(made, capture_output=True, text=True, check=True).stdout == f"{project}/.venv\n"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed: apt-get install make")
+def test_in_a_path_with_a_colon_the_advice_is_another_path(tmp_path: Path) -> None:
+    """venv refuses such a path."""
+    project = tmp_path / "a:b"
+    project.mkdir()
+    shutil.copy(ROOT / "Makefile", project)
+    make = ["make", f"PYTHON={sys.executable}", ".venv/bin/python"]
+    failed = subprocess.run(make, cwd=project, capture_output=True, text=True, check=False)
+    assert "contains the PATH separator" in failed.stderr
+    assert failed.stdout.endswith(". Move this folder to a path without a colon. Then run make again.\n")
