@@ -1,5 +1,6 @@
 """A fleet as a user runs it: real worker processes, killed ones, a killed driver, limits that hold."""
 
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from grue.fleet.broker import Limits
 from grue.fleet.driver import stop
 from grue.fleet.folder import FleetFolder
 from grue.fleet.local import LocalEngine
+from grue.fleet.worker import Place
+from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 
 HANG_S = 240
@@ -236,6 +239,51 @@ def test_an_engine_that_fails_says_so_of_each_job(
     monkeypatch.setattr(local, "_Worker", refuse)
     with pytest.raises(FleetError, match="No worker process can be started: no process can be started"):
         fleet(tmp_path).map(f"{work}:number", [{"n": n} for n in range(40)])
+
+
+def test_without_a_worker_and_without_descriptors_the_engine_fails_at_once(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        monkeypatch.setattr(local, "_Worker", None)  # so that a second try is another error
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(local, "_Worker", refuse)
+    with pytest.raises(FleetError, match=r"No worker process can be started: .* Too many open files\."):
+        fleet(tmp_path).map(f"{work}:number", [{"n": 1}])
+
+
+def test_one_worker_plays_all_episodes_if_no_other_can_be_started(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def first(*given: Any) -> Any:
+        worker = make(*given)
+        monkeypatch.setattr(local, "_Worker", refuse)
+        monkeypatch.setattr(local, "_START_S", -1.0)  # the time is over at the first failure
+        return worker
+
+    make = local._Worker
+    monkeypatch.setattr(local, "_Worker", first)
+    assert fleet(tmp_path).map(f"{work}:number", [{"n": n} for n in range(4)]).tally.done == 4
+
+
+def test_a_worker_for_which_descriptors_are_too_few_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter([os.pipe, os.pipe, os.pipe])
+
+    def pipe() -> tuple[int, int]:
+        make = next(left, None)
+        if make is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make()
+
+    place = Place("", Limits(), [], "", {})
+    with assert_nothing_left(), monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", pipe)
+        with pytest.raises(OSError, match="Too many open files"):
+            local._Worker(None, place)
 
 
 def test_a_failure_of_the_work_is_kept_with_its_text(tmp_path: Path, work: str) -> None:

@@ -7,6 +7,7 @@ if it dies, takes too long, sends an invalid report, or reports that the work ha
 """
 
 import contextlib
+import errno
 import importlib
 import math
 import multiprocessing
@@ -52,6 +53,10 @@ _START_S = 120.0
 """Time limit for a worker to import the program and to connect."""
 
 _START_AGAIN_S = 0.2
+
+_PIPES_OF_A_START = 4
+"""A worker's start needs seven descriptors at the same time."""
+
 _MOST_BROKEN = 5
 """How many workers in a row may end before they are ready. The next one would end too."""
 
@@ -182,7 +187,10 @@ class LocalEngine:
             # killed multiprocessing's fork server, and a new one is started only after the old one has ended.
             self._failing_since = min(self._failing_since, now)
             self._start_at = now + _START_AGAIN_S
-            if now - self._failing_since > _START_S:
+            if self._workers:
+                return
+            # Without a worker, nothing of this fleet will close a descriptor.
+            if getattr(error, "errno", None) == errno.EMFILE or now - self._failing_since > _START_S:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
@@ -253,6 +261,7 @@ class _Worker:
     """
 
     def __init__(self, context: Any, place: Place) -> None:
+        _need_descriptors()
         self.channel, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs, place), name="grue fleet worker")
         with born_without_interrupts():
@@ -296,6 +305,17 @@ class _Worker:
         self.process.kill()  # the process may not have made its own group yet, so that `killpg` missed it
         self.process.join(_DEATH_S)
         self.channel.close()
+
+
+def _need_descriptors() -> None:
+    """Raise `OSError` if a worker's start would fail halfway, for lack of descriptors.
+
+    Then multiprocessing would leave some open, and its fork server would write a traceback and end.
+    """
+    with contextlib.ExitStack() as held:
+        for _ in range(_PIPES_OF_A_START):
+            for descriptor in os.pipe():
+                held.callback(os.close, descriptor)
 
 
 def place_sockets() -> str:
