@@ -24,6 +24,9 @@ from grue.tracing.message_words import kind_of
 
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
 
+_MOST_KEPT = 1_000
+"""The most conversations that are remembered after their turn; the one unused for longest goes first."""
+
 _AROUND = 24
 _EXCERPT = 72
 
@@ -246,6 +249,7 @@ class CachedPrompts:
             talk.encoded.history.forget()
         talk.encoded.history.plain = run.plain_results
         self._turns[place[0]] = name
+        self._talks.pop(name, None)
         self._talks[name] = talk
         talk.run = run
         talk.notes.append((*place, "the turn offers no tools"))
@@ -461,6 +465,8 @@ class CachedPrompts:
             talk.encoded.close(end)
         except ValueError:
             talk.whole = False  # a secret in a call's id was redacted, or the trace is damaged
+        while len(self._talks) > _MOST_KEPT:
+            del self._talks[next(iter(self._talks))]
 
 
 class _Compared(Struct, frozen=True):

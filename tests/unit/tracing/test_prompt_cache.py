@@ -15,6 +15,7 @@ from grue import messages as m
 from grue.cli.trace_cache import cache
 from grue.protocol.context.history import History, Ledger
 from grue.testing import assert_prefix_stable
+from grue.tracing import prompt_cache
 from grue.tracing.page_feed import PageFeed
 from grue.tracing.page_file import ImageTable
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cached_prompts, common_bytes, told
@@ -381,6 +382,18 @@ def test_a_conversation_that_began_elsewhere_is_compared_from_here_on() -> None:
     talk.said(LOOK)
     talk.said(LOOK)
     assert [(each.whole, each.broken) for each in talk.prompts] == [(False, None), (False, None)]
+
+
+def test_the_conversation_that_was_continued_longest_ago_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompt_cache, "_MOST_KEPT", 2)
+    talk = Talk()
+    histories = [History(Ledger()) for _ in range(3)]
+    for place in (0, 1, 0, 2, 0, 1):
+        talk.history = histories[place]
+        talk.said(LOOK, history=talk.history.ledger.reference(m.ConversationId(f"c{place}")))
+    assert [each.whole for each in talk.prompts] == [True] * 5 + [False]
 
 
 def test_the_requests_of_a_server_do_not_continue_those_of_an_earlier_turn() -> None:
