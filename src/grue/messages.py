@@ -1727,6 +1727,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         episode: The recorded turn's episode.
         turn: Number of the turn; the same in the recorded turn and in the fork.
         at: Sequence number of the first recorded message that is not copied.
+        first: Sequence number, in the fork's trace, of the first message that is copied; 0: none is copied.
         misses: What happens to a tool call that has no recorded result.
         changed: What is different, for people, such as `system` or `limits.max_tool_iterations`.
         limits: The limits from here on; `None`: the recorded ones.
@@ -1742,6 +1743,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
     episode: str
     turn: int
     at: int
+    first: int = 0
     misses: Misses = "fail"
     changed: tuple[str, ...] = ()
     limits: TurnLimits | None = None

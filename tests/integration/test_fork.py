@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 
 import pytest
 from commands import grue
-from forked_turns import ASKS, Box, model, runner
+from forked_turns import ASKS, PARKS, Box, model, runner
 from msgspec.structs import replace
 from transport_servers import faulty
 
 from grue import (
     Budget,
+    Conversation,
     FunctionTools,
     LlmSettings,
     MCPError,
@@ -26,6 +27,7 @@ from grue import (
     ToolRule,
     ToolSearch,
     TurnRequest,
+    parked_turns,
     tool,
 )
 from grue.errors import (
@@ -432,6 +434,34 @@ def test_a_turn_that_nobody_has_answered_is_parked_again_and_its_fork_cannot_be_
     ):
         each.resume(forked, [question.approve() for question in pending.value.questions])
     assert box.effects == []
+
+
+def test_forks_in_a_conversations_own_trace_are_no_turns_of_it(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    trace = tmp_path / "talk.jsonl"
+    with runner(server, WIRE, trace, servers=Box().servers()) as each:
+        talk = each.conversation("Be brief.", name="talk")
+        for number in range(3):
+            talk.ask(f"Tidy up room {number}.")
+            for system in ("Be long.", None):
+                each.fork(trace, turn=number + 1, system=system)
+            assert Conversation.from_trace(trace, each).history == talk.history
+    assert Conversation.from_trace(trace, each, name="talk").history == talk.history
+
+
+def test_a_parked_turn_can_be_resumed_after_it_was_forked_in_its_own_trace(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    trace = tmp_path / "parked.jsonl"
+    with runner(server, WIRE, trace, servers=Box().servers(), tool_policy=PARKS) as each:
+        for run in (lambda: each.run_turn(TurnRequest(user="Tidy up.")), lambda: each.fork(trace, turn=1)):
+            with pytest.raises(ApprovalPending):
+                run()
+        (parked,) = parked_turns(trace)
+        assert each.resume(trace, [question.approve() for question in parked.questions]).response == (
+            "After 3: old is gone"
+        )
 
 
 def test_a_fork_can_be_forked(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) -> None:

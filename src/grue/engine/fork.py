@@ -21,7 +21,14 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.engine.answers import AnswerSpec, recorded_spec, spec_of
 from grue.engine.conversations.kept_conversation import conversation_of_turn
-from grue.engine.conversations.recorded_conversation import RecordedTurn, Talk, said_before
+from grue.engine.conversations.recorded_conversation import (
+    ForkPlace,
+    RecordedTurn,
+    Talk,
+    forks_of,
+    said_before,
+    with_forks,
+)
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
 from grue.engine.tool_servers import usable_servers
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, TurnRequest, TurnSettings
@@ -209,14 +216,14 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     If several turns have this number, read the one that contains message number `at`; `None`: the last one.
     Raises `MCPError` if the trace has no such turn, or if `turn` is `None` and the trace has several.
     """
-    reader = open_episode(path)
-    begun: dict[int, list[int]] = {}
-    for line in reader.lines():
+    reader, forks = open_episode(path), forks_of(path)
+    begun: dict[int, list[tuple[int, ForkPlace | None]]] = {}
+    for line, fork in with_forks(path, forks):
         number = line.line.turn
         if line.tag == "RunTurn" and (turn in (None, number)):
             body = line.envelope().body
             if number not in begun or (isinstance(body, m.RunTurn) and body.resumed is None):
-                begun.setdefault(number, []).append(line.line.seq)
+                begun.setdefault(number, []).append((line.line.seq, fork))
     if turn is None and len(begun) > 1:
         raise MCPError(
             f"{reader.path} holds several turns: {_some(begun)}. Name one: --turn N (in Python turn=N)."
@@ -224,18 +231,22 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     if not begun:
         raise MCPError(f"{reader.path} holds no turn{'' if turn is None else f' {turn}'}.")
     ((number, firsts),) = begun.items()
-    first = next((seq for seq in reversed(firsts) if at is None or seq <= at), firsts[0])
-    until = next((seq for seq in firsts if seq > first), math.inf)
+    first, own = next((each for each in reversed(firsts) if at is None or each[0] <= at), firsts[0])
+    until = next((seq for seq, fork in firsts if seq > first and fork is own), math.inf)
     envelopes = [
         line.envelope()
-        for line in reader.lines()
-        if line.line.turn == number and first <= line.line.seq < until
+        for line, fork in with_forks(path, forks)
+        if fork is own and line.line.turn == number and first <= line.line.seq < until
     ]
     run = RecordedRun(path=reader.path, episode=reader.header.episode, envelopes=tuple(envelopes))
     past = run.begun.history
     if past is None or not past.length:
         return run
-    earlier = (line.envelope() for line in reader.lines() if line.line.turn > 0 and line.line.seq < first)
+    earlier = (
+        line.envelope()
+        for line, fork in with_forks(path, forks)
+        if fork is own and line.line.turn > 0 and line.line.seq < first
+    )
     return replace(run, earlier=tuple(each for each in earlier if isinstance(each.body, _MESSAGES)))
 
 

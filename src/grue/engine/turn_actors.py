@@ -328,10 +328,11 @@ class TurnActors:
         own = () if begun is None else (begun.seq,)
         numbers = {} if past is None else repeat(past.copied, self._wiring.recorder, own)
         rewrites = () if past is None else past.rewrites
+        forked = None if past is None else replace(past.forked, first=next(iter(numbers.values()), 0))
         if goes_on is None and (past is None or past.event is None):
             for rewrite in rewrites:
                 supervisor.note(rewrite, sender="llm")
-            self._agent.forked = None if past is None else past.forked
+            self._agent.forked = forked
             supervisor.start(self._agent, whole=True)
             end: m.TurnEnd = await agent.ask(self._command, sender="host")
             return end
@@ -342,7 +343,8 @@ class TurnActors:
         else:
             assert past is not None, "the turn is forked if it does not go on"
             assert begun is not None, "a copied turn has begun"
-            noted, events = past.forked, past.events
+            assert forked is not None, "it has a past"
+            noted, events = forked, past.events
             begun = replace(begun, seq=numbers[begun.seq])
         # Record this note before the first await, so that the trace has it before the LLM actor's reply.
         supervisor.note(noted, sender="agent")

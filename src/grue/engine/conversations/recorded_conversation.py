@@ -5,7 +5,8 @@ compared with the digest in each `RunTurn`, so a conversation that the trace doe
 refused. When a turn is resumed, the trace gets another `RunTurn` with the same number.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -37,7 +38,8 @@ from grue.protocol.turn.states import (
     Waiting,
 )
 from grue.runtime.trace.format import TRACE_FILE
-from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.runtime.trace.reader import RecordedLine
+from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, open_episode
 
 _Place: TypeAlias = tuple[int, str]
 """How many entries a conversation has, and the digest of them."""
@@ -93,13 +95,14 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
     conversation counts as one, with the id `turn-N`. Raises `ConversationError` if the trace lacks a part
     of the conversation, or if a secret in that part was redacted.
     """
-    reader = talk_reader(path)
-    for envelope in open_episode(path):
-        reader.see(envelope)
-    wanted = reader.last if name is None else m.ConversationId(name)
-    talk = reader.talks.get(wanted)
+    reader, forks = talk_reader(path), talk_reader(path)
+    for line, fork in with_forks(path, forks_of(path)):
+        (reader if fork is None else forks).see(line.envelope())
+    wanted = (reader.last or forks.last) if name is None else m.ConversationId(name)
+    talks = {**forks.talks, **reader.talks}
+    talk = talks.get(wanted)
     if talk is None:
-        known = ", ".join(reader.talks) or "none"
+        known = ", ".join(talks) or "none"
         missing = f"no conversation {wanted}" if wanted else "no conversation"
         raise ConversationError(f"{path} holds {missing}. It holds: {known}.", path=str(path))
     if talk.flaw:
@@ -119,7 +122,7 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
         open_turn=mark,
         results=talk.results(file),
     )
-    return ResumedConversation(kept, reader.listings)
+    return ResumedConversation(kept, {**forks.listings, **reader.listings})
 
 
 def said_before(
@@ -138,6 +141,52 @@ def said_before(
     if talk.flaw:
         raise ConversationError(f"The turn of {path} cannot be run again: {talk.flaw}.", path=str(path))
     return talk
+
+
+class ForkPlace(Struct, frozen=True):
+    """A fork in a trace: the numbers of its first message, of its `TurnForked`, and of its turn."""
+
+    first: int
+    forked: int
+    turn: int
+
+
+def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
+    """Return the forks of a trace, in order."""
+    begun: dict[int, int] = {}
+    found: list[ForkPlace] = []
+    for line in open_episode(path).lines():
+        turn, seq = line.line.turn, line.line.seq
+        if line.tag == m.RunTurn.__name__:
+            begun[turn] = seq
+        elif line.tag == m.TurnForked.__name__:
+            body = line.envelope().body
+            assert isinstance(body, m.TurnForked), "its tag says so"
+            found.append(ForkPlace(min(body.first or seq, begun.get(turn, seq)), seq, turn))
+    forks: deque[ForkPlace] = deque()
+    for fork in reversed(found):
+        # A fork of a fork has copied the `TurnForked` of the first one.
+        if not forks or fork.forked < forks[0].first:
+            forks.appendleft(fork)
+    return tuple(forks)
+
+
+def with_forks(
+    path: str | PathLike[str], forks: Iterable[ForkPlace]
+) -> Iterator[tuple[RecordedLine[EpisodeBody], ForkPlace | None]]:
+    """Yield the lines of a trace, each with the one of its `forks` that has recorded it; `None`: no fork.
+
+    A fork repeats messages of other turns, under the numbers of these turns and of their conversation.
+    """
+    left = deque(forks)
+    now: ForkPlace | None = None
+    for line in open_episode(path).lines():
+        turn, seq = line.line.turn, line.line.seq
+        if left and seq >= left[0].first:
+            now = left.popleft()
+        elif now is not None and seq > now.forked and line.tag == m.RunTurn.__name__ and turn == now.turn:
+            now = None
+        yield line, now if now is not None and (seq <= now.forked or turn == now.turn) else None
 
 
 def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
@@ -563,23 +612,26 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return each turn from its last `RunTurn` on, by the turn's number.
 
     Several turns may have the same number, for example those of `Runner.map`. A parked one is not hidden by
-    a later one that has ended. If several are parked, the last one is returned.
+    a later one that has ended. If several are parked, the last one is returned. A fork counts only if the
+    trace does not hold the turn itself.
 
     Of a turn that cannot be resumed any more, only `run` and `end` are set.
     """
-    parts: dict[int, RecordedTurn] = {}
+    turns: dict[int, RecordedTurn] = {}
+    forks: dict[int, RecordedTurn] = {}
     parked: dict[int, list[RecordedTurn]] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
-    for envelope in open_episode(path):
+    for line, fork in with_forks(path, forks_of(path)):
+        envelope, parts = line.envelope(), turns if fork is None else forks
         body, number = envelope.body, envelope.turn
         listings |= listing_in(envelope)
         if isinstance(body, m.RunTurn):
             before = parts.get(number)
             if body.resumed is None:
-                if before is not None and isinstance(before.end, m.TurnParked):
+                if fork is None and before is not None and isinstance(before.end, m.TurnParked):
                     parked.setdefault(number, []).append(before)
                 before = None
-            elif before is not None and not before.is_open and parked.get(number):
+            elif fork is None and before is not None and not before.is_open and parked.get(number):
                 before = parked[number].pop()
             parts[number] = RecordedTurn(envelope, body, before)
             parts[number].listings = listings
@@ -588,9 +640,9 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
             if not parts[number].is_open and parts[number].end is not None:
                 parts[number] = _forgotten(parts[number], envelope)
     for number, left in parked.items():
-        if left and not parts[number].is_open:
-            parts[number] = left[-1]
-    return parts
+        if left and not turns[number].is_open:
+            turns[number] = left[-1]
+    return {**forks, **turns}
 
 
 def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
