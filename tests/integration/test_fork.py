@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import anyio.lowlevel
 import pytest
 from commands import grue
 from forked_turns import ASKS, PARKS, Box, model, runner
@@ -17,6 +18,7 @@ from transport_servers import faulty
 from grue import (
     Budget,
     Conversation,
+    FailurePolicy,
     FunctionTools,
     LlmSettings,
     MCPError,
@@ -41,6 +43,8 @@ from grue.errors import (
     TraceError,
 )
 from grue.messages import (
+    ConnectFailed,
+    McpDisabled,
     ModelAsked,
     RunTurn,
     SessionOpened,
@@ -50,9 +54,11 @@ from grue.messages import (
     TurnForked,
     TurnParked,
 )
+from grue.policies import Misses
 from grue.protocol.turn.prices import Spent
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.connection import Listing
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode, read_episode
 from grue.tracing.replay import replay
@@ -462,6 +468,44 @@ def test_a_parked_turn_can_be_resumed_after_it_was_forked_in_its_own_trace(
         assert each.resume(trace, [question.approve() for question in parked.questions]).response == (
             "After 3: old is gone"
         )
+
+
+class _LateServer(FakeToolServer):
+    """A server that starts, or fails to, after the other servers."""
+
+    async def open(self, timeout_s: float) -> Listing:
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return await super().open(timeout_s)
+
+
+@pytest.mark.parametrize("misses", ["fail", "call"])
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_fork_of_a_degraded_turn_is_degraded_as_the_turn_was(
+    tmp_path: Path, server: ScriptedLlmServer, misses: Misses, proven: bool
+) -> None:
+    trace, late = tmp_path / "degraded.jsonl", _LateServer("attic")
+    servers = {"attic": late, **Box().servers()}
+    with runner(server, WIRE, trace, servers=servers, policy=FailurePolicy(first_connect="disable")) as each:
+        for number in (1, 2, 3):
+            if number == 1 + proven:
+                late.fails_to_start(1 + proven)
+            each.run_turn(TurnRequest(user="Tidy up."))
+    late.fails_to_start(0)
+    for number in (1, 2, 3):
+        name = tmp_path / f"fork-{number}.jsonl"
+        with runner(server, WIRE, name, servers=servers) as each:
+            each.fork(trace, turn=number, misses=misses)
+        kinds = McpDisabled if misses == "call" else McpDisabled | ConnectFailed | SessionOpened
+        turn, fork = (
+            [
+                replace(each.body, elapsed_s=0.0) if isinstance(each.body, SessionOpened) else each.body
+                for each in read_episode(path).envelopes
+                if each.turn == number and isinstance(each.body, kinds)
+            ]
+            for path in (trace, name)
+        )
+        assert turn == fork
 
 
 def test_a_fork_can_be_forked(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) -> None:

@@ -41,7 +41,6 @@ from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.names import SERVER as BUILT_IN
-from grue.protocol.turn.connection import Disabled
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.resuming import can_fork_at
 from grue.protocol.turn.states import Idle, LiveState, TurnState
@@ -291,8 +290,7 @@ class ForkedRun(HostTurn[T]):
             changed = replace(changed, history=history.ledger.reference(changed.history.conversation))
         wiring = _wiring(settings.wiring, changed, talk, fork)
         memory = EpisodeMemory()
-        if not place.events:
-            memory.learn({name: Disabled(reason) for name, reason in record.disabled.items()})
+        memory.learn(record.connections(run.begun.policy))
         self.earlier = talk.results(run.path)
         self.record = _past(asked, run, place, changed, listings, rewrites, settings)
         self.begun = _said_before_resumption(run, place)

@@ -7,9 +7,11 @@ because a real call may have effects.
 import contextlib
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+import anyio
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,9 +20,10 @@ from grue import messages as m
 from grue.actors.approval import Answer
 from grue.engine.approval import Approval, Approve
 from grue.errors import ForkMissed
-from grue.policies import ApprovalDecision, ApprovalQuestion, Misses, ToolPolicy, ToolRule
+from grue.policies import ApprovalDecision, ApprovalQuestion, FailurePolicy, Misses, ToolPolicy, ToolRule
 from grue.protocol.json_text import digest
 from grue.protocol.tools.policy import hints_of, question_about
+from grue.protocol.turn.connection import Disabled, Proven, Settled, Untried
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import (
     Connect,
@@ -105,7 +108,10 @@ class TurnRecord:
         self._questions: dict[str, _Question] = {}
         self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
         self._postponed: set[_Question] = set()
-        self.disabled: dict[m.ServerName, str] = {}
+        self._disabled: dict[m.ServerName, m.McpDisabled] = {}
+        self._failures: dict[m.ServerName, deque[m.ConnectFailed]] = {}
+        self._starting: set[m.ServerName] = set()
+        self._started: dict[m.ServerName, anyio.Event] = {}  # in the recorded order
         for envelope in envelopes:
             self._see(envelope)
         self._left: dict[_Key, deque[RecordedCall]] = {}
@@ -137,6 +143,39 @@ class TurnRecord:
         if tools is None:
             return listing
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
+
+    def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
+        """Return the states with which the servers that the turn disables get disabled as they were.
+
+        `policy` is the recorded one.
+        """
+        states: dict[m.ServerName, Settled] = {}
+        for server, disabled in self._disabled.items():
+            attempts = len(self._failures.get(server, ()))
+            if not attempts:
+                states[server] = Disabled(disabled.reason, last_words=disabled.last_words)
+            else:
+                once = attempts == 1 and policy.on_first_connect(server) == "disable"
+                states[server] = Untried() if once else Proven()
+        return states
+
+    def is_down(self, server: m.ServerName) -> bool:
+        """Return whether the next start of a server fails: the turn went on without it."""
+        return server in self._disabled and bool(self._failures.get(server))
+
+    async def start(self, server: m.ServerName, *, in_order: bool) -> None:
+        """Raise `ServerFailed` if the next start of a server fails, and the turn went on without it.
+
+        With `in_order`, first wait for the servers that had started before this one.
+        """
+        if in_order and server in self._started:
+            for started in takewhile(lambda each: each is not self._started[server], self._started.values()):
+                await started.wait()
+        failed = self._failures[server].popleft() if self.is_down(server) else None
+        if server in self._started and not self.is_down(server):
+            self._started[server].set()
+        if failed is not None:
+            raise ServerFailed(failed.failure)
 
     def relisted(
         self, server: m.ServerName, call: RecordedCall | None
@@ -207,11 +246,19 @@ class TurnRecord:
                     serves_unlisted=opened.serves_unlisted,
                 )
                 self._opened.setdefault(opened.server, []).append((envelope.seq, listing))
+                if envelope.seq > self._after:
+                    self._starts(opened.server)
             case m.TurnForked(listings=listings):
                 for server, tools in listings.items():
                     self._offer(server, tools, envelope.seq)
-            case m.McpDisabled(server=server, reason=reason):
-                self.disabled[server] = reason
+            case m.OpenSession(server=server) if not self._started:
+                self._starting.add(server)
+            case m.ConnectFailed(server=server) if envelope.seq > self._after:
+                self._failures.setdefault(server, deque()).append(envelope.body)
+            case m.McpDisabled(server=server) if envelope.seq > self._after:
+                self._disabled[server] = envelope.body
+                if server in self._failures:
+                    self._starts(server)
             case m.CallTools(server=server, batch=batch, calls=calls):
                 self._calls |= {(batch, call.call_id): RecordedCall(server, call) for call in calls}
                 self._begun.add(server)
@@ -228,6 +275,11 @@ class TurnRecord:
                 self._decide(decisions)
             case _:
                 self._settle(envelope)
+
+    def _starts(self, server: m.ServerName) -> None:
+        # A server that was started later, when it was called, is perhaps not started by the fork.
+        if server in self._starting:
+            self._started.setdefault(server, anyio.Event())
 
     def _settle(self, envelope: Envelope[Any]) -> None:
         settlement = envelope.body
@@ -321,7 +373,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
         """Return a factory of connections that answer calls with recorded results."""
         fork = self.fork
-        live = None if fork.misses == "fail" else connect
+        live = None if fork.misses == "fail" or fork.record.is_down(server) else connect
         asking = _Asking(fork, command) if fork.misses == "ask" and fork.approve is not None else None
         return lambda note: RecordedConnection(server, fork, None if live is None else live(note), asking)
 
@@ -383,6 +435,7 @@ class RecordedConnection:
     async def open(self, timeout_s: float) -> Listing:
         """Return the recorded listing, or else that of the real server."""
         listing = self._fork.record.listing(self._server)
+        await self._fork.record.start(self._server, in_order=self._fork.misses == "fail")
         if self._live is not None and self._entered:
             try:
                 live = await self._live.open(timeout_s)

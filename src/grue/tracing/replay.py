@@ -93,6 +93,11 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     cut_off: bool
 
     @property
+    def is_fork(self) -> bool:
+        """Whether the turn is a fork."""
+        return any(isinstance(envelope.body, m.TurnForked) for envelope in self.noted)
+
+    @property
     def redacted(self) -> bool:
         """Whether a secret was replaced in any message from or to the agent."""
         return any(envelope.redacted for envelope in (*self.inbox, *self.said))
@@ -496,6 +501,10 @@ class _Session:
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The host itself has disabled the server. No other message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
+        if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
+            # An earlier turn had connected, which the fork's trace does not hold: a first connect is not
+            # tried again.
+            self._connection = Proven()
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)
