@@ -172,6 +172,30 @@ def test_another_model_another_system_text_and_other_limits(
     assert first.right.seq > seq_of(tmp_path / "b.jsonl", "TurnForked"), "they are equal up to the fork"
 
 
+def test_a_fork_begins_with_the_model_of_a_chain_that_the_turn_had_come_to(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    def first(request: LlmRequest) -> LlmReply:
+        return model(request) if len(request.messages) < 3 else LlmReply(status=503)
+
+    with ScriptedLlmServer(first) as down:
+        chain = [
+            LlmSettings(base_url=each.base_url, model="m", retry=RetryPolicy(max_retries=0))
+            for each in (down, server)
+        ]
+        for name in ("a", "b"):
+            with Runner(llm=chain, trace=tmp_path / f"{name}.jsonl", servers=Box().servers()) as each:
+                if name == "a":
+                    each.run_turn(TurnRequest(user="Tidy up."))
+                    down.requests.clear()
+                else:
+                    each.fork(tmp_path / "a.jsonl", at=seq_of(tmp_path / "a.jsonl", "RequestCompletion", 3))
+    assert down.requests == []
+    (forked,) = bodies(tmp_path / "b.jsonl", TurnForked)
+    assert (forked.changed, forked.asks.address) == ((), server.base_url)
+    sound(tmp_path / "b.jsonl")
+
+
 def test_another_result_of_a_call_is_told_the_model(
     tmp_path: Path, server: ScriptedLlmServer, recorded: Path
 ) -> None:

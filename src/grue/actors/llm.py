@@ -453,6 +453,7 @@ class LlmActor(Actor[m.LlmCommand]):
             stay open.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever an HTTP request has been written.
+        begins: The endpoint of the chain to ask first; `None`: the first that may be asked.
     """
 
     def __init__(
@@ -463,11 +464,13 @@ class LlmActor(Actor[m.LlmCommand]):
         note: Note,
         lent: LentConversation | None = None,
         on_sent: Callable[[], None] | None = None,
+        begins: LlmEndpoint | None = None,
     ) -> None:
         super().__init__(mailbox)
         self._agent = agent
-        self._chain = self._endpoint = endpoint
-        self._has_chosen = len(endpoint.chain) == 1
+        self._chain = endpoint
+        self._endpoint = begins or endpoint
+        self._has_chosen = begins is not None or len(endpoint.chain) == 1
         self._note = note
         self._lent = lent
         self._on_sent = on_sent
@@ -752,6 +755,7 @@ class EndpointActors:
         on_sent: Called whenever an HTTP request has been written.
         first: For a turn that an earlier process began: the recorded request that has no reply yet. The actor
             carries it out before all others.
+        begins: The endpoint of the chain that the actors ask first; `None`: the first that may be asked.
     """
 
     def __init__(
@@ -760,8 +764,10 @@ class EndpointActors:
         lent: LentConversation | None = None,
         on_sent: Callable[[], None] | None = None,
         first: Envelope[m.LlmCommand] | None = None,
+        begins: LlmEndpoint | None = None,
     ) -> None:
         self._first = first
+        self._begins = begins
         self._endpoint = endpoint
         self._lent = lent
         self._on_sent = on_sent
@@ -772,7 +778,7 @@ class EndpointActors:
         """Return an LLM actor for one turn."""
         if self._first is not None:
             mailbox.put_recorded(self._first)
-        return LlmActor(mailbox, agent, self._endpoint, note, self._lent, self._on_sent)
+        return LlmActor(mailbox, agent, self._endpoint, note, self._lent, self._on_sent, self._begins)
 
     @property
     def profile(self) -> WireProfile:
@@ -792,9 +798,13 @@ class EndpointActors:
         """Return a factory whose actor first carries out `first`, a recorded request without a reply."""
         return EndpointActors(self._endpoint, lent, first=first)
 
+    def beginning_with(self, begins: LlmEndpoint) -> "EndpointActors":
+        """Return a factory whose actors first ask `begins`, which belongs to the endpoint's chain."""
+        return EndpointActors(self._endpoint, self._lent, self._on_sent, self._first, begins)
+
     def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
         """Return a factory whose actors call `on_sent` whenever they have written a request."""
-        return EndpointActors(self._endpoint, self._lent, on_sent)
+        return EndpointActors(self._endpoint, self._lent, on_sent, begins=self._begins)
 
     def support_check(self) -> SupportCheck:
         """Return when a turn checks whether the model can call tools."""

@@ -48,7 +48,7 @@ from grue.runtime.actor import Note
 from grue.tool_sessions.connection import ToolConnection
 from grue.tracing.changes import merged, parted
 from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.transports.llm.endpoint import LlmSettings
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 T = TypeVar("T")
 
@@ -160,11 +160,18 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         """The messages of the turn, without pieces of streamed replies and without facts of hosts."""
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
-    @property
-    def asks(self) -> m.ModelAsked | None:
-        """The model in the last `RunTurn` or `TurnForked` that names one."""
-        told = (each.body.asks for each in self.envelopes if isinstance(each.body, m.RunTurn | m.TurnForked))
-        return next((asks for asks in reversed([*told]) if asks is not None), None)
+    def asks(self, at: int | None = None) -> m.ModelAsked | None:
+        """Return the model of a fork at message `at` that changes nothing; `None`: it is not known."""
+        return self.asks_at(self.place(at))
+
+    def asks_at(self, place: _Place) -> m.ModelAsked | None:
+        """Return the model of a fork at `place` that changes nothing; `None`: it is not known."""
+        asks: m.ModelAsked | None = None
+        for each in self.envelopes:
+            begins = isinstance(each.body, m.RunTurn | m.TurnForked)
+            if begins or (isinstance(each.body, m.ModelPassedOver) and each.seq < place.event.seq):
+                asks = each.body.asks or asks
+        return asks
 
     def place(self, at: int | None) -> _Place:
         """Return where to fork the turn: the last possible place before the message with the number `at`.
@@ -288,11 +295,16 @@ class ForkedRun(HostTurn[T]):
         rewrites = _new_system(run, changed, history)
         if rewrites and not place.events and changed.history is not None and history.ledger is not None:
             changed = replace(changed, history=history.ledger.reference(changed.history.conversation))
+        endpoint = settings.wiring.endpoint
         wiring = _wiring(settings.wiring, changed, talk, fork)
+        if endpoint is not None and place.events:
+            # A turn stays with the model that has answered, so its fork begins with that model.
+            endpoint = endpoint.of_chain(run.asks_at(place))
+            wiring = wiring.beginning_with(endpoint)
         memory = EpisodeMemory()
         memory.learn(record.connections(run.begun.policy))
         self.earlier = talk.results(run.path)
-        self.record = _past(asked, run, place, changed, listings, rewrites, settings)
+        self.record = _past(asked, run, place, changed, listings, rewrites, endpoint)
         self.begun = _said_before_resumption(run, place)
         request: TurnRequest[T] = TurnRequest(
             system=changed.system,
@@ -461,21 +473,21 @@ def _past(
     changed: m.RunTurn,
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]],
     rewrites: tuple[m.HistoryRewritten, ...],
-    settings: TurnSettings,
+    endpoint: LlmEndpoint | None,
 ) -> TurnsPast:
     first, now, seq = run.first, run.begun, place.event.seq
-    endpoint = settings.wiring.endpoint
+    asks = None if endpoint is None else endpoint.asked()
     forked = m.TurnForked(
         trace=str(run.path.absolute()),
         episode=run.episode,
         turn=changed.turn,
         at=seq,
         misses=asked.misses,
-        changed=(*_names(asked), *_other_model(run.asks, None if endpoint is None else endpoint.asked())),
+        changed=(*_names(asked), *_other_model(run.asks_at(place), asks)),
         limits=None if changed.limits == now.limits == first.limits else changed.limits,
         policy=None if changed.policy == now.policy == first.policy else changed.policy,
         listings=listings,
-        asks=None if endpoint is None else endpoint.asked(),
+        asks=asks,
     )
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)

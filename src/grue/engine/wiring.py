@@ -133,6 +133,12 @@ class Wiring(Struct, frozen=True, kw_only=True):
         """Return a wiring whose LLM actors continue the conversation `lent`."""
         return replace(self, llm=self.lender.lending(lent))
 
+    def beginning_with(self, endpoint: LlmEndpoint) -> "Wiring":
+        """Return a wiring whose LLM actors first ask `endpoint`, which belongs to the chain."""
+        if endpoint is self.endpoint or not isinstance(self.llm, EndpointActors):
+            return self
+        return replace(self, llm=self.llm.beginning_with(endpoint))
+
     @property
     def lender(self) -> LendingFactory:
         """The factory `llm`; raises `ConversationError` if its actors cannot continue a conversation."""

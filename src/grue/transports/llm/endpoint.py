@@ -541,6 +541,16 @@ class LlmEndpoint:
             return self
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s, self._places(tools))]
 
+    def of_chain(self, asked: m.ModelAsked | None) -> "LlmEndpoint":
+        """Return the first of this endpoint and its fallbacks that is the model `asked`, or else `self`."""
+        wanted = None if asked is None else (asked.model, asked.address)
+        same = (
+            each
+            for each in self.chain
+            if wanted == (each.settings.model, shown_endpoint(each.settings.base_url))
+        )
+        return next(same, self)
+
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
         """Return the fallback endpoint to ask after those in `tried`; `None`: no endpoint is left.
 
