@@ -3,7 +3,9 @@
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -51,6 +53,7 @@ from grue.messages import (
     ToolCallResult,
     ToolDefinition,
     ToolReturned,
+    TurnCompleted,
     TurnForked,
     TurnParked,
 )
@@ -530,6 +533,38 @@ def test_a_fork_of_a_degraded_turn_is_degraded_as_the_turn_was(
             for path in (trace, name)
         )
         assert turn == fork
+
+
+def test_forks_of_several_threads_can_be_told_apart_in_their_trace(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path
+) -> None:
+    together, trace = threading.Barrier(3), tmp_path / "b.jsonl"
+
+    def fork(_: int) -> str:
+        together.wait()
+        return each.fork(recorded).response
+
+    with runner(server, WIRE, trace) as each, ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(fork, range(3))] == ["After 3: old is gone"] * 3
+    sound(trace)
+    assert [type(body) for body in bodies(trace, RunTurn | TurnCompleted)] == [RunTurn, TurnCompleted] * 3
+
+
+def test_a_fork_that_a_fork_makes_does_not_wait_for_its_end(recorded: Path) -> None:
+    inner: list[str] = []
+
+    def approve(_: object) -> bool:
+        with contextlib.suppress(ForkMissed):
+            each.fork(recorded)
+        inner.append("ended")
+        return True
+
+    with ScriptedLlmServer(other) as server:
+        each = Runner(
+            llm=LlmSettings(base_url=server.base_url, model="m"), servers=Box().servers(), approve=approve
+        )
+        assert each.fork(recorded, misses="ask").response == "It said: everything is gone"
+    assert inner == ["ended"]
 
 
 def test_a_fork_can_be_forked(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) -> None:

@@ -168,9 +168,11 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         """Return the model of a fork at `place` that changes nothing; `None`: it is not known."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
-            begins = isinstance(each.body, m.RunTurn | m.TurnForked)
-            if begins or (isinstance(each.body, m.ModelPassedOver) and each.seq < place.event.seq):
-                asks = each.body.asks or asks
+            match each.body:
+                case m.RunTurn(asks=told) | m.TurnForked(asks=told):
+                    asks = told or asks
+                case m.ModelPassedOver(asks=told) if each.seq < place.event.seq:
+                    asks = told
         return asks
 
     def place(self, at: int | None) -> _Place:

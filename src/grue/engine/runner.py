@@ -40,6 +40,7 @@ from grue.engine.turn import (
     TurnRequest,
     TurnSettings,
     as_request,
+    one_fork_at_a_time,
     outcome_of,
 )
 from grue.engine.turn_actors import TurnResources
@@ -425,7 +426,7 @@ class Runner(AsyncToolAccess, Closing):
         same tool and arguments get the recorded results; questions of the policy get the recorded answers.
         Limits and policies are as recorded, and what the fork itself spends counts against the runner's
         budget. The trace is only read; this runner's own trace repeats the turn up to the fork and names the
-        trace that it was forked from.
+        trace that it was forked from. A runner's forks run one at a time, whatever thread asks for them.
 
         Args:
             trace: The trace file, or its run folder.
@@ -464,8 +465,9 @@ class Runner(AsyncToolAccess, Closing):
             answer=answer,
             on_delta=on_delta,
         )
-        forked: ForkedRun[T] = ForkedRun(asked, self._settings())
-        return self._episode.run(forked.run)
+        with one_fork_at_a_time(self._wiring):
+            forked: ForkedRun[T] = ForkedRun(asked, self._settings())
+            return self._episode.run(forked.run)
 
     def _resumed(
         self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]
@@ -513,7 +515,8 @@ class Runner(AsyncToolAccess, Closing):
         one session per server for all its turns. The turns share the model's endpoint, the recorder and the
         runner's budget; turns that are running when it is used up may exceed it. A failed turn yields an item
         with the error. At most twice `concurrency` requests are read ahead. If iterating over `requests`
-        raises, the batch ends. Closing the iterator cancels the running turns.
+        raises, the batch ends. Closing the iterator cancels the running turns. Batches that run at the same
+        time need a runner each: in one trace, turns of the same number could not be told apart.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates

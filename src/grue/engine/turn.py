@@ -68,7 +68,7 @@ from grue.protocol.turn.states import TurnProgress
 from grue.protocol.turn.tools import CUT
 from grue.runtime.files import read_regular
 from grue.runtime.forks import here_and_in_children
-from grue.runtime.loops.interrupts import WorkInterrupted
+from grue.runtime.loops.interrupts import WorkInterrupted, refuse_reentry
 from grue.runtime.loops.loop_thread import Call
 from grue.runtime.safe_text import beginning, well_formed
 from grue.runtime.trace.file import writers_of
@@ -542,6 +542,15 @@ def refuse_inside_turn(wiring: Wiring) -> None:
             "Tools cannot be called through a runner from inside one of its turns. Call them before or after "
             "the turn, or use a ToolClient."
         )
+
+
+@contextlib.contextmanager
+def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
+    """Run the block when no other fork of the runner runs; in a turn of the runner, without waiting."""
+    refuse_reentry()
+    inside = any(each.under_way is wiring.under_way for each in _inside.get())
+    with contextlib.nullcontext() if inside else wiring.under_way.forking:
+        yield
 
 
 class TurnSettings(Struct, frozen=True, kw_only=True):

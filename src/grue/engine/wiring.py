@@ -59,6 +59,8 @@ class TurnsUnderWay:
             keeps them.
         resuming: Held while a caller finds out which turn to resume, so that two callers do not resume the
             same turn.
+        forking: Held while a fork runs. In a trace, only its number tells a running turn from others, and a
+            fork has the number of the recorded turn.
     """
 
     def __init__(self) -> None:
@@ -69,6 +71,7 @@ class TurnsUnderWay:
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
+        self.forking = threading.Lock()
 
     @contextlib.contextmanager
     def running(self, turn: int) -> Iterator[None]:
