@@ -250,10 +250,12 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     past = run.begun.history
     if past is None or not past.length:
         return run
+    # An old trace does not say where a fork's copies begin.
+    old = own is not None and own.first == first
     earlier = (
         line.envelope()
         for line, fork in with_forks(path, forks)
-        if fork is own and line.line.turn > 0 and line.line.seq < first
+        if (fork is own or old) and line.line.turn > 0 and line.line.seq < first
     )
     return replace(run, earlier=tuple(each for each in earlier if isinstance(each.body, _MESSAGES)))
 
