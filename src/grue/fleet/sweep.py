@@ -225,6 +225,8 @@ def _check_work(sweep: Sweep, file: _File) -> None:
 
 
 def _check_excluded(sweep: Sweep, file: _File) -> None:
+    if {} in sweep.exclude:
+        raise file.error("exclude", "an entry of exclude has no settings, so it would exclude all cases.")
     there = dict.fromkeys([*sweep.settings, *sweep.grid])
     there |= dict.fromkeys(name for case in (*sweep.cases, *sweep.include) for name in case)
     for name in (name for group in sweep.exclude for name in group if name not in there):

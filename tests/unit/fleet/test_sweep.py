@@ -130,6 +130,7 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         ('work = "zork"\n[settings]\nturns = "3"\n', "line 3: turns: expected `int`, got `str`"),
         ('work = "zork"\n[grid]\nseed = [1, "x"]\n', "line 3: seed: expected `int`, got `str`"),
         ('work = "zork"\n[[exclude]]\nsed = 1\n', "line 3: unknown setting 'sed'"),
+        ('work = "zork"\n[[exclude]]\n', "line 2: an entry of exclude has no settings"),
         (
             'work = "zork"\n[grid]\nseed = [1, 2]\n[[exclude]]\nmcp = true\n',
             "line 5: exclude names 'mcp', a setting that no case has. The cases have seed.$",
