@@ -13,6 +13,8 @@ from grue import messages as m
 from grue.protocol.turn.prices import Spent
 from grue.runtime.trace.recorder import Envelope
 
+_BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.TurnParked))
+
 
 class OwnMessages:
     """Takes the messages of a trace in order. Those of several turns may be mixed."""
@@ -24,6 +26,8 @@ class OwnMessages:
         """Return a message as it counts: `None` if it is copied, and a fork's end without what is copied."""
         if envelope.copied:
             return None
+        if type(envelope.body) not in _BOUNDS:
+            return envelope
         match envelope.body:
             case m.TurnForked() as forked:
                 self._forked[envelope.turn] = forked
