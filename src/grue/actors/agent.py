@@ -82,6 +82,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self._state: TurnState = Idle()
         self._before: TurnState = self._state
         self._asked: Envelope[m.TurnEvent] | None = None
+        self._winds_up = False
         self._pace = Pace()
         self.approval: Mailbox[m.AskApproval] | None = None
         self.presumed: m.ToolsPresumed | None = None
@@ -221,6 +222,7 @@ class AgentActor(Actor[m.TurnEvent]):
     async def _wind_up(self) -> None:
         if self._asked is None or not isinstance(self._asked.body, m.RunTurn):
             return
+        self._winds_up = True
         bound = anyio.current_time() + _closing_s(self._asked.body.limits)
         with anyio.CancelScope(shield=True, deadline=bound):
             if anyio.current_time() < self._deadline:
@@ -229,14 +231,19 @@ class AgentActor(Actor[m.TurnEvent]):
             else:
                 # The turn has run out of time: its time limit has cancelled this task, and not a user.
                 await self.receive(self._note(self._deadline_passed(), sender="clock"))
-            if isinstance(self._state, AwaitingClose | Waiting):
-                for server in self._state.pending:
-                    if self._sessions[server].is_closed:
-                        # The actor has ended while it closed its session, for example because an observer
-                        # raised an exception.
-                        await self.mailbox.send(m.SessionClosed(server=server), sender=server)
             while not self._is_over:
+                if not len(self.mailbox):
+                    await self._give_up_lost_sessions()
                 await self.receive(await self.mailbox.receive())
+
+    async def _give_up_lost_sessions(self) -> None:
+        # A cancelled turn cancels the actors of its sessions, too, and each tells that its session is closed.
+        # If the mailbox is empty, an actor that has ended will tell nothing more, for example because an
+        # observer raised an exception.
+        if isinstance(self._state, AwaitingClose | Waiting):
+            for server in self._state.pending:
+                if self._sessions[server].is_closed:
+                    await self.mailbox.send(m.SessionClosed(server=server), sender=server)
 
     async def _perform(self, command: m.TurnCommand | m.TurnNote, cause: int) -> None:
         match command:
@@ -275,8 +282,9 @@ class AgentActor(Actor[m.TurnEvent]):
         except MailboxClosed:
             # The session's actor has ended already, and so has its server. Report the close in the actor's
             # place: otherwise the agent would wait for `SessionClosed` until its time limit.
-            closed = m.SessionClosed(server=command.server)
-            await self.mailbox.send(closed, sender=command.server, cause=cause)
+            if not self._winds_up:
+                closed = m.SessionClosed(server=command.server)
+                await self.mailbox.send(closed, sender=command.server, cause=cause)
 
     def _deadline_passed(self) -> m.DeadlinePassed:
         assert self._asked is not None, "the deadline counts only in a turn"

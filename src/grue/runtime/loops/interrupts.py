@@ -271,17 +271,12 @@ def raise_deferred() -> None:
 
 def _take_deferred() -> bool:
     """Return whether a Ctrl-C was deferred, and subtract it from the count."""
-    handler = _with_presses()
-    if handler is None:
+    handler = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):
         return False
     handler.deferred -= 1
     return True
-
-
-def _with_presses() -> _PressCounter | None:
-    handler = signal.getsignal(signal.SIGINT)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    return handler if in_main_thread and isinstance(handler, _PressCounter) and handler.deferred else None
 
 
 @contextlib.contextmanager
