@@ -61,4 +61,4 @@ def test_in_a_path_with_a_colon_the_advice_is_another_path(tmp_path: Path) -> No
     make = ["make", f"PYTHON={sys.executable}", ".venv/bin/python"]
     failed = subprocess.run(make, cwd=project, capture_output=True, text=True, check=False)
     assert "contains the PATH separator" in failed.stderr
-    assert failed.stdout.endswith(". Move this folder to a path without a colon. Then run make again.\n")
+    assert ". Move this folder to a path without a colon. Then run make again.\n" in failed.stdout
