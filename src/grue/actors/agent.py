@@ -82,7 +82,6 @@ class AgentActor(Actor[m.TurnEvent]):
         self._state: TurnState = Idle()
         self._before: TurnState = self._state
         self._asked: Envelope[m.TurnEvent] | None = None
-        self._winds_up = False
         self._pace = Pace()
         self.approval: Mailbox[m.AskApproval] | None = None
         self.presumed: m.ToolsPresumed | None = None
@@ -222,7 +221,6 @@ class AgentActor(Actor[m.TurnEvent]):
     async def _wind_up(self) -> None:
         if self._asked is None or not isinstance(self._asked.body, m.RunTurn):
             return
-        self._winds_up = True
         bound = anyio.current_time() + _closing_s(self._asked.body.limits)
         with anyio.CancelScope(shield=True, deadline=bound):
             if anyio.current_time() < self._deadline:
@@ -237,9 +235,8 @@ class AgentActor(Actor[m.TurnEvent]):
                 await self.receive(await self.mailbox.receive())
 
     async def _give_up_lost_sessions(self) -> None:
-        # A cancelled turn cancels the actors of its sessions, too, and each tells that its session is closed.
-        # If the mailbox is empty, an actor that has ended will tell nothing more, for example because an
-        # observer raised an exception.
+        # A session's actor can end before it has told that the session is closed, for example because an
+        # observer raised an exception. If the mailbox is empty, nothing more will come from it.
         if isinstance(self._state, AwaitingClose | Waiting):
             for server in self._state.pending:
                 if self._sessions[server].is_closed:
@@ -282,9 +279,8 @@ class AgentActor(Actor[m.TurnEvent]):
         except MailboxClosed:
             # The session's actor has ended already, and so has its server. Report the close in the actor's
             # place: otherwise the agent would wait for `SessionClosed` until its time limit.
-            if not self._winds_up:
-                closed = m.SessionClosed(server=command.server)
-                await self.mailbox.send(closed, sender=command.server, cause=cause)
+            closed = m.SessionClosed(server=command.server)
+            await self.mailbox.send(closed, sender=command.server, cause=cause)
 
     def _deadline_passed(self) -> m.DeadlinePassed:
         assert self._asked is not None, "the deadline counts only in a turn"

@@ -19,9 +19,8 @@ import grue.engine.current_episode
 from grue import AnswerSpec, FunctionTools, MCPError
 from grue.engine.current_episode import Episode
 from grue.errors import TurnCancelled
-from grue.messages import CloseSession, OpenSession, RequestCompletion, SessionClosed, TurnFailed
+from grue.messages import TurnFailed
 from grue.runtime.loops import loop_thread as episode_loop
-from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.reading import read_episode
 
 WITHIN_S = 60.0
@@ -176,28 +175,3 @@ def test_where_no_thread_can_be_started_the_call_says_so_and_nothing_is_left(
                 episode_loop._close_all()  # as the interpreter does when it exits
                 runner.close()
         assert runner.run_turn(ask()).turn == 1
-
-
-@pytest.mark.parametrize("at", [OpenSession, RequestCompletion, CloseSession])
-def test_a_turn_that_is_cancelled_closes_each_session_once(model: WordedModel, at: type) -> None:
-    """The sessions are cancelled with the agent, so they may have ended before it tells them to close."""
-    closed: list[str] = []
-
-    async def turn() -> None:
-        with anyio.CancelScope() as scope:
-
-            def watch(envelope: Envelope[Any], _line: bytes) -> None:
-                if isinstance(envelope.body, SessionClosed):
-                    closed.append(envelope.body.server)
-                elif isinstance(envelope.body, at):
-                    scope.cancel()
-
-            recorder = Recorder()
-            recorder.add(watch)
-            servers = {name: FunctionTools({"nod": lambda: "yes"}) for name in "abc"}
-            with model.runner("turn", servers=servers, recorder=recorder) as runner:
-                await runner.run_turn_async(ask())
-        assert scope.cancelled_caught
-
-    anyio.run(turn)
-    assert sorted(closed) == ["a", "b", "c"]
