@@ -165,7 +165,7 @@ def test_other_refusals_are_spawn_errors_too() -> None:
             sh(registry, "exit", cwd="/no/such/dir")
         with pytest.raises(SpawnError, match=f"{__file__} cannot be used: Not a directory"):
             sh(registry, "exit", cwd=__file__)
-        with pytest.raises(SpawnError, match="cannot be used: embedded null byte"):
+        with pytest.raises(SpawnError, match=r"cannot be used: .*embedded null"):
             sh(registry, "exit", cwd="/\0")
         with pytest.raises(SpawnError, match="null"):
             registry.spawn("sh", ("a\0b",), ENV, None)
