@@ -424,17 +424,20 @@ def remove(
     remove_server(server, mcp_config)
 
 
+_ChatOffline = Annotated[
+    bool,
+    typer.Option(
+        "--offline",
+        help="Use a script in place of an LLM; needs no API key. If you type 'call TOOL {\"x\": 1}', it "
+        "calls this tool with these arguments and repeats the result.",
+    ),
+]
+
+
 @app.command()
 def chat(
     context: typer.Context,
-    offline: Annotated[
-        bool,
-        typer.Option(
-            "--offline",
-            help="Use a script in place of an LLM; needs no API key. If you type 'call TOOL {\"x\": 1}', it "
-            "calls this tool with these arguments and repeats the result.",
-        ),
-    ] = False,
+    offline: _ChatOffline = False,
     model: Model = None,
     base_url: BaseUrl = None,
     mcp_config: McpConfig = None,

@@ -36,7 +36,7 @@ SECRETS_ELSEWHERE = dict.fromkeys(
     ("api_key", "key", "token"),
     "Keys are not written into files: set GRUE_API_KEY, or the provider's own variable, in the environment.",
 )
-"""What to do instead of setting these keys, by key."""
+"""Names of keys for secrets, each with the advice for a user who has written it into a file."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MOST_LEVELS = 100
 
@@ -443,9 +443,10 @@ def _declared(kind: Any, keys: KeyPath) -> Any:
 
 
 def choices(problem: str, kind: Any, keys: KeyPath) -> str:
-    """Return what a value may be, if msgspec says that it is none of several; otherwise an empty text.
+    """Return the values that are allowed, as words for the end of msgspec's sentence about a wrong one.
 
-    `keys` is the path to the value in a Struct of the type `kind`.
+    `problem` is that sentence; the text is empty if it is about something else. `keys` is the path to the
+    value in a Struct of the type `kind`.
     """
     if not problem.startswith("Invalid enum value"):
         return ""

@@ -304,7 +304,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model has been told how to read the rest of a result that was cut (`read_result`)."""
+        """Whether the model knows `read_result`, with which it reads the rest of a cut result."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property

@@ -370,7 +370,7 @@ class Authorizer:
         )
 
     async def _load(self) -> TokenRecord | None:
-        """Return the stored record; `None`: there is none, or the SDK cannot read what is in it."""
+        """Return the stored record; `None`: nothing is stored, or the SDK cannot decode it."""
         record = await call_in_daemon_thread(self.store.load)
         return record if record is not None and _is_readable(record) else None
 
