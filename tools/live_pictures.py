@@ -154,7 +154,8 @@ def _a_chat() -> pyte.Screen:
             at.until_shown("· 0 turns")
             for said, answer in (("What is on my shopping list?", "a"), ("Take the sword off it.", "y")):
                 at.type(f"{said}\r")
-                at.until_shown("Call it?")
+                # The question before this one has its answer in its row.
+                at.until(lambda rows: any(row.rstrip().endswith("or why not:") for row in rows))
                 at.type(f"{answer}\r")
                 at.until(lambda rows: not any("Call it?" in row for row in rows[-3:]))
                 at.until_shown("·", " turn" if answer == "a" else "2 turns")
