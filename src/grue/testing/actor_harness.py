@@ -43,6 +43,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from os import PathLike
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -149,12 +150,12 @@ class Asked:
 
     def __init__(self, question: object) -> None:
         self._question = question
-        self._outcome: Callable[[], Any] | None = None
+        self._reply: Future[Any] = Future()
 
     @property
     def is_answered(self) -> bool:
         """Whether the actor has replied, or the ask has failed."""
-        return self._outcome is not None
+        return self._reply.done()
 
     @property
     def answer(self) -> Any:
@@ -164,25 +165,18 @@ class Asked:
             AssertionError: There is no reply yet.
             AskTimedOut, MailboxClosed: The ask has failed.
         """
-        if self._outcome is None:
+        if not self._reply.done():
             raise AssertionError(f"{self._question!r} has no reply yet.")
-        return self._outcome()
+        return self._reply.result()
 
     async def put_to(self, mailbox: Mailbox[Any], timeout_s: float | None) -> None:
         """Ask the mailbox, and keep the reply or the exception."""
         try:
             reply = await mailbox.ask(self._question, sender=SENDER, timeout_s=timeout_s)
         except (AskTimedOut, MailboxClosed) as error:
-            self._outcome = _raising(error)
+            self._reply.set_exception(error)
         else:
-            self._outcome = lambda: reply
-
-
-def _raising(error: Exception) -> Callable[[], Any]:
-    def fail() -> Any:
-        raise error
-
-    return fail
+            self._reply.set_result(reply)
 
 
 class ActorHarness:
