@@ -10,6 +10,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from grue.testing.providers.chat_rules import chat_call
+
 _call_numbers = itertools.count(1)
 
 
@@ -100,14 +102,7 @@ def tool_calls_reply(
         _check_form("tool_calls_reply", "content=", content, str)
     wanted = ids or [f"call_scripted_{next(_call_numbers)}" for _ in calls]
     tool_calls = [
-        {
-            "id": call_id,
-            "type": "function",
-            "function": {
-                "name": name,
-                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
-            },
-        }
+        chat_call(call_id, name, arguments if isinstance(arguments, str) else json.dumps(arguments))
         for call_id, (name, arguments) in zip(wanted, calls, strict=True)
     ]
     said = {"role": "assistant", "content": content, "tool_calls": tool_calls, **message}

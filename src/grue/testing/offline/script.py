@@ -17,6 +17,7 @@ from grue.testing.offline.repertoire import explore
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
 from grue.testing.offline.situation import Situation, read_standing
 from grue.testing.offline.thinking import ThinkingTool, thinking_tool
+from grue.testing.providers.chat_rules import chat_call
 
 MODEL: Final = "grue-offline-script"
 """The model's name in every reply, whatever name the request has."""
@@ -103,10 +104,7 @@ def completion(body: bytes, said: Reply) -> m.JsonObject:
     """Return the completion for a request, with estimated tokens; its id is a digest of the request."""
     message: m.JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
     if said.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in said.calls
-        ]
+        message["tool_calls"] = [chat_call(call.id, call.name, call.arguments) for call in said.calls]
     prompt = _tokens(len(body))
     written = _tokens(len(said.content or "") + sum(len(call.name + call.arguments) for call in said.calls))
     return {

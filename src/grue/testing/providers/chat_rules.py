@@ -62,6 +62,25 @@ def one_or_parts(parts: list[Json]) -> str | list[Json]:
     return parts
 
 
+def assistant_message(texts: list[str], thoughts: list[str], calls: list[Json]) -> Json:
+    """Return a message of the model that has these texts, reasoning and tool calls."""
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def chat_call(call_id: str, name: str, arguments: str) -> Json:
+    """Return a tool call in the form of chat completions; `arguments` is JSON text."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def chat_tool(tool: Json, parameters: str) -> Json:
+    """Return a tool on offer in the form of chat completions; `parameters` is the field with its schema."""
+    function = {"name": tool.get("name"), "parameters": tool.get(parameters), **given(tool, "description")}
+    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") else {})}
+
+
 def number_of(*said: object) -> str:
     """Return a digest of the arguments, for ids."""
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]

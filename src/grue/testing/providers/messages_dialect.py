@@ -11,6 +11,9 @@ from grue.testing.providers.chat_rules import (
     BROKEN,
     Json,
     Owed,
+    assistant_message,
+    chat_call,
+    chat_tool,
     details,
     first_choice,
     given,
@@ -45,7 +48,7 @@ def to_chat(body: Json) -> Json:
     chat = given(body, "model", "temperature", "top_p", "top_k", "max_tokens", "stream")
     chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages") or [])]
     if "tools" in body:
-        chat["tools"] = [_tool(tool) for tool in body["tools"]]
+        chat["tools"] = [chat_tool(tool, "input_schema") for tool in body["tools"]]
     if choice := body.get("tool_choice"):
         named = {"type": "function", "function": {"name": choice.get("name")}}
         chat["tool_choice"] = _CHOICES.get(choice["type"], named)
@@ -80,15 +83,6 @@ def _reasoning(thinking: Json) -> Json:
             return {}
 
 
-def _tool(tool: Json) -> Json:
-    function = {
-        "name": tool.get("name"),
-        "parameters": tool.get("input_schema"),
-        **given(tool, "description"),
-    }
-    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") else {})}
-
-
 def _system(system: str | list[Json] | None) -> Iterator[Json]:
     if system is None:
         return
@@ -98,9 +92,11 @@ def _system(system: str | list[Json] | None) -> Iterator[Json]:
 
 def _messages(messages: list[Json]) -> Iterator[Json]:
     for message in messages:
-        content = message["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        yield from _assistant(blocks) if message["role"] == "assistant" else _user(message["role"], blocks)
+        blocks = _blocks_of(message)
+        if message["role"] == "assistant":
+            yield _assistant(blocks)
+        else:
+            yield from _user(message["role"], blocks)
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
@@ -130,24 +126,16 @@ def _part(block: Json) -> Json:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _assistant(blocks: list[Json]) -> Iterator[Json]:
+def _assistant(blocks: list[Json]) -> Json:
     texts = [block["text"] for block in blocks if block["type"] == "text"]
     thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
-    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls := [_call(block) for block in blocks if block["type"] == "tool_use"]:
-        message["tool_calls"] = calls
-    yield message
+    calls = [_call(block) for block in blocks if block["type"] == "tool_use"]
+    return assistant_message(texts, thoughts, calls)
 
 
 def _call(block: Json) -> Json:
     arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
-    return {
-        "id": block["id"],
-        "type": "function",
-        "function": {"name": block["name"], "arguments": arguments},
-    }
+    return chat_call(block["id"], block["name"], arguments)
 
 
 def from_chat(completion: Json, request: Json) -> Json:
@@ -382,7 +370,7 @@ def _message(where: str, message: Json) -> Iterator[str]:
     yield from _extra(f"{where}.", message, frozenset({"role", "content"}))
     if not message.get("content"):
         yield f"{where}: {role} messages must have non-empty content"
-    for number, block in enumerate(_check_blocks(message)):
+    for number, block in enumerate(_blocks_of(message)):
         kind = block.get("type")
         if kind not in _ALLOWED[role]:
             yield f"{where}.content.{number}: `{kind}` blocks are not allowed in `{role}` messages"
@@ -431,7 +419,7 @@ def _order(messages: list[Json]) -> Iterator[str]:
         )
     waiting: list[str] = []
     for index, message in enumerate(messages):
-        blocks = _check_blocks(message)
+        blocks = _blocks_of(message)
         answered = [
             block["tool_use_id"] for block in blocks[: len(waiting)] if block["type"] == "tool_result"
         ]
@@ -453,17 +441,17 @@ def _order(messages: list[Json]) -> Iterator[str]:
             yield "messages: `tool_use` ids must be unique"
 
 
-def _check_blocks(message: Json) -> list[Json]:
+def _blocks_of(message: Json) -> list[Json]:
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _calls(message: Json) -> list[str]:
-    return [block["id"] for block in _check_blocks(message) if block["type"] == "tool_use"]
+    return [block["id"] for block in _blocks_of(message) if block["type"] == "tool_use"]
 
 
 def _results(message: Json) -> list[Json]:
-    return [block for block in _check_blocks(message) if block["type"] == "tool_result"]
+    return [block for block in _blocks_of(message) if block["type"] == "tool_result"]
 
 
 def _check_tool(where: str, tool: Json) -> Iterator[str]:
@@ -478,7 +466,7 @@ def _markers(body: Json) -> int:
     system = body.get("system")
     marked = [body, *(body.get("tools") or ()), *(system if isinstance(system, list) else ())]
     for message in body["messages"]:
-        marked += _check_blocks(message)
+        marked += _blocks_of(message)
         for result in _results(message):
             marked += result["content"] if isinstance(result.get("content"), list) else ()
     return sum(bool(each.get("cache_control")) for each in marked)
@@ -488,7 +476,7 @@ def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
     # Thinking that came with tool calls must be sent back unchanged.
     sent = [block for blocks in owed.values() for block in blocks]
     for index, message in enumerate(messages):
-        blocks = _check_blocks(message)
+        blocks = _blocks_of(message)
         for number, block in enumerate(blocks):
             if block["type"] == "thinking" and block not in sent and not _genuine(block):
                 yield f"messages.{index}.content.{number}: Invalid `signature` in `thinking` block"

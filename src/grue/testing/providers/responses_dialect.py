@@ -14,6 +14,9 @@ from grue.testing.providers.chat_rules import (
     BROKEN,
     Json,
     Owed,
+    assistant_message,
+    chat_call,
+    chat_tool,
     details,
     first_choice,
     given,
@@ -41,7 +44,7 @@ def to_chat(body: Json) -> Json:
     system = [{"role": "system", "content": instructions}] if instructions is not None else []
     chat["messages"] = [*system, *_messages(items)]
     if "tools" in body:
-        chat["tools"] = [_tool(tool) for tool in body["tools"]]
+        chat["tools"] = [chat_tool(tool, "parameters") for tool in body["tools"]]
     if (choice := body.get("tool_choice")) is not None:
         named = isinstance(choice, dict) and choice.get("type") == "function"
         chat["tool_choice"] = {"type": "function", "function": given(choice, "name")} if named else choice
@@ -61,11 +64,6 @@ def _response_format(shape: Json) -> Json | None:
     return {"type": "json_object"} if shape.get("type") == "json_object" else None
 
 
-def _tool(tool: Json) -> Json:
-    function = {"name": tool.get("name"), "parameters": tool.get("parameters"), **given(tool, "description")}
-    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") else {})}
-
-
 def _messages(items: list[Json]) -> Iterator[Json]:
     # Consecutive items that the model wrote become one message.
     for by_model, run in groupby(items, _is_by_model):
@@ -82,17 +80,12 @@ def _is_by_model(item: Json) -> bool:
 def _assistant(items: list[Json]) -> Json:
     texts = [_text(item["content"]) for item in items if "content" in item and "role" in item]
     thoughts = [part["text"] for item in items for part in item.get("summary") or ()]
-    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls := [_call(item) for item in items if item.get("type") == "function_call"]:
-        message["tool_calls"] = calls
-    return message
-
-
-def _call(item: Json) -> Json:
-    function = {"name": item["name"], "arguments": item["arguments"]}
-    return {"id": item["call_id"], "type": "function", "function": function}
+    calls = [
+        chat_call(item["call_id"], item["name"], item["arguments"])
+        for item in items
+        if item.get("type") == "function_call"
+    ]
+    return assistant_message(texts, thoughts, calls)
 
 
 def _others(items: list[Json]) -> Iterator[Json]:
