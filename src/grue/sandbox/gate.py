@@ -15,7 +15,6 @@ Each program has its own gate, which runs in threads: one that waits for events,
 import contextlib
 import errno
 import fcntl
-import functools
 import ipaddress
 import os
 import select
@@ -32,7 +31,7 @@ from msgspec import Struct
 
 from grue.sandbox.box import HostPort
 from grue.sandbox.kernel import connect, descriptor_of
-from grue.sandbox.seccomp import machine
+from grue.sandbox.seccomp import known_machine
 
 RECEIVE, SEND, _ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
 NOTIFICATION = struct.Struct("=QIIiIQ6Q")
@@ -197,7 +196,7 @@ class Gate:
 
         Return the errno (0: success) and the flags of the answer; `None`: another thread answers.
         """
-        if call == _listen_number():
+        if call == known_machine().calls["listen"]:
             return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
         found = self._asked(listener, key, pid, *arguments[:3])
         if self._hands_over(key, found):
@@ -462,12 +461,6 @@ class _Asked(Struct, frozen=True):
             address = ipaddress.IPv6Address(raw[8:24])
             return str(address.ipv4_mapped or address), int.from_bytes(raw[2:4])
         return None
-
-
-@functools.cache
-def _listen_number() -> int | None:
-    here = machine()
-    return None if here is None else here.calls["listen"]
 
 
 def _connect_to_path(own: int, raw: bytes, pid: int) -> int:

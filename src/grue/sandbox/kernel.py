@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from grue.errors import SandboxError
-from grue.sandbox.seccomp import Machine, Wanted, calls_program, machine, program
+from grue.sandbox.seccomp import Wanted, calls_program, known_machine, machine, program
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _OPENAT2, _RESOLVE_NO_SYMLINKS, _AT_FDCWD = 437, 4, -100
@@ -151,7 +151,7 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
     finally:
         close_ruleset(ruleset)
     _drop_capabilities()
-    return _install_code(program(_machine(), wanted), listens=bool(wanted.ask)) if have.seccomp else None
+    return _install_code(program(known_machine(), wanted), listens=bool(wanted.ask)) if have.seccomp else None
 
 
 def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
@@ -231,12 +231,6 @@ def _drop_capabilities() -> None:
     libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
 
 
-def _machine() -> Machine:
-    here = machine()
-    assert here is not None, "coverage says that seccomp is known here"
-    return here
-
-
 def _install_code(code: bytes, *, listens: bool) -> int | None:
     buffer = ctypes.create_string_buffer(code, len(code))
     described = struct.pack("=H6xQ", len(code) // 8, ctypes.addressof(buffer))
@@ -259,7 +253,7 @@ def watch(calls: tuple[str, ...]) -> int | None:
         SandboxError: The kernel refused.
     """
     _must(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    return _install_code(calls_program(_machine(), calls), listens=True)
+    return _install_code(calls_program(known_machine(), calls), listens=True)
 
 
 def connect(descriptor: int, address: bytes) -> int:

@@ -17,7 +17,7 @@ from grue.sandbox.gate import Gate
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
 from grue.sandbox.launch import Boxed, ConfinedThread, Watching
 from grue.sandbox.places import is_too_wide, packages_of, within
-from grue.sandbox.seccomp import machine
+from grue.sandbox.seccomp import known_machine
 
 Started = TypeVar("Started")
 
@@ -67,16 +67,12 @@ class Watch:
         written = self._reduced([path for path in self.written if not self._is_open(path, WRITE_FILE)])
         read = [
             path
-            for path in self.read
-            if not self._is_open(path, READ_FILE) and not any(within(path, each) for each in written)
-        ]
-        started = [
-            path
-            for path in self.started
-            if not self._is_open(path, EXECUTE) and not any(within(path, each) for each in written)
+            for paths, access in ((self.read, READ_FILE), (self.started, EXECUTE))
+            for path in paths
+            if not self._is_open(path, access) and not any(within(path, each) for each in written)
         ]
         return Sandbox(
-            read=tuple(_shown(path, cwd) for path in self._reduced(self._gathered([*read, *started]))),
+            read=tuple(_shown(path, cwd) for path in self._reduced(self._gathered(read))),
             write=tuple(_shown(path, cwd) for path in written),
             network=tuple(self.hosts) or None,
             unix_sockets=self.unix,
@@ -138,9 +134,8 @@ class Watched(Boxed):
 
     def run(self, start: Callable[[], Started]) -> Started:
         """Call `start` in a thread whose system calls are recorded."""
-        here = machine()
-        assert here is not None, "the listener is there"
-        names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in here.calls)
+        known = known_machine().calls
+        names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
         thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)
         self._thread = thread
         return thread.call(self._watching.serve)
@@ -158,8 +153,7 @@ class _WatchingGate(Gate):
         super().__init__((), record=True)
         self._watch = watch
         self.seen = watch.hosts
-        here = machine()
-        self._names = {} if here is None else {number: name for name, number in here.calls.items()}
+        self._names = {number: name for name, number in known_machine().calls.items()}
 
     def _decide(
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
