@@ -412,8 +412,6 @@ def _examine(turn: Turn, name: str) -> str:
 
 def _take(turn: Turn, name: str) -> str:
     state = turn.state
-    if name == "plant":
-        return hazard(turn, "plant")
     if name == "cat":
         return turn.fill("The {cat} becomes, without moving, much heavier.")
     if name not in PORTABLE:
@@ -476,8 +474,6 @@ def _open(turn: Turn, name: str) -> str:
             return "It has no handle, only the three dials. It would have to be a number of three figures."
         case "musicbox":
             return wind(turn, name)
-        case "balcony":
-            return hazard(turn, "balcony")
         case "sardines" | "biscuits" | "deed" | "letter" | "volume" | "bible":
             return _examine(turn, name)
         case "desk" | "teapot" | "door" | "vaultdoor":
@@ -555,8 +551,6 @@ def _turn(turn: Turn, name: str) -> str:
 
 def _enter(turn: Turn, name: str) -> str:
     ways = {"house": "n", "door": "in", "trapdoor": "d", "vaultdoor": "n", "hedge": "n"}
-    if name in ("well", "balcony"):
-        return hazard(turn, name)
     if name not in ways:
         raise RefusalError(f"{upper_first(the(name))} is not a thing to get into.")
     way = ways[name]
@@ -566,15 +560,11 @@ def _enter(turn: Turn, name: str) -> str:
     return _go(turn)
 
 
-def _climb(turn: Turn, name: str) -> str:
-    if name == "well":
-        return hazard(turn, name)
+def _climb(_turn: Turn, _name: str) -> str:
     raise RefusalError("You are an heir, not a chamois.")
 
 
 def _touch(turn: Turn, name: str) -> str:
-    if name == "plant":
-        return hazard(turn, name)
     if name == "cat":
         return turn.fill("The {cat} permits it.")
     if name == "dials":
@@ -584,15 +574,11 @@ def _touch(turn: Turn, name: str) -> str:
     return f"{upper_first(the(name))} feels much as one would expect."
 
 
-def _attack(turn: Turn, name: str) -> str:
-    if name == "plant":
-        return hazard(turn, name)
+def _attack(_turn: Turn, _name: str) -> str:
     return "You were better brought up than that, and so was the house."
 
 
 def _eat(turn: Turn, name: str) -> str:
-    if name == "plant":
-        return hazard(turn, name)
     if name == "sardines":
         return "They are for persuasion, and you are persuaded already."
     if name != "biscuits":
@@ -603,10 +589,8 @@ def _eat(turn: Turn, name: str) -> str:
     return "You eat the biscuit that is always left. It was left for a reason, but you feel braver."
 
 
-def _smell(turn: Turn, name: str) -> str:
-    return (
-        hazard(turn, name) if name == "plant" else f"{upper_first(the(name))} smells of itself, and of wax."
-    )
+def _smell(_turn: Turn, name: str) -> str:
+    return f"{upper_first(the(name))} smells of itself, and of wax."
 
 
 def _use(turn: Turn, name: str) -> str:
@@ -686,6 +670,12 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "smell": _smell,
     "use": _use,
 }
+# The things that are dangerous, each with the verbs for which that holds.
+DANGERS: Final = {
+    "plant": ("take", "touch", "attack", "eat", "smell"),
+    "well": ("enter", "climb"),
+    "balcony": ("open", "enter"),
+}
 # For verbs that have no thing as their object.
 PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "go": _go,
@@ -733,7 +723,7 @@ def play_verb(turn: Turn) -> str:
         pair = gift_and_receiver(turn.state, nouns[0])
         if pair is not None:
             return hand_over(turn, *pair)
-    return THING_RULES[phrase.verb](turn, _meant(turn, nouns[0]))
+    return _act_on(turn, _meant(turn, nouns[0]))
 
 
 def _not_a_verb(turn: Turn) -> str:
@@ -754,7 +744,6 @@ def _meant(turn: Turn, words: Words) -> str:
 
 
 def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
-    rule = THING_RULES[turn.phrase.verb]
     if nouns == (("all",),):
         names = things_at(turn.state, PLAYER) if turn.phrase.verb == "drop" else _takeable(turn.state)
         if not names:
@@ -762,16 +751,21 @@ def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
     else:
         names = [_meant(turn, words) for words in nouns]
     if len(names) == 1:
-        return rule(turn, names[0])
-    return "\n".join(f"{THINGS[name].name}: {_attempt(turn, rule, name)}" for name in names)
+        return _act_on(turn, names[0])
+    return "\n".join(f"{THINGS[name].name}: {_attempt(turn, name)}" for name in names)
 
 
 def _takeable(state: State) -> list[str]:
     return [name for name in within_reach(state) if name in PORTABLE and state.places[name] != PLAYER]
 
 
-def _attempt(turn: Turn, rule: ThingRule, name: str) -> str:
+def _attempt(turn: Turn, name: str) -> str:
     try:
-        return rule(turn, name)
+        return _act_on(turn, name)
     except RefusalError as refusal:
         return str(refusal)
+
+
+def _act_on(turn: Turn, name: str) -> str:
+    verb = turn.phrase.verb
+    return hazard(turn, name) if verb in DANGERS.get(name, ()) else THING_RULES[verb](turn, name)
