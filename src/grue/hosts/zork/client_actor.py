@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from grue.hosts.zork.look_alikes import (
     METHOD,
     accepts,
     asked_of_client,
+    called,
     completion_body,
     completion_failure,
     foreign_failure,
@@ -30,7 +30,6 @@ from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.profiles import ToolSupportPolicy, supports_tool_calling
 from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.json_text import from_json, to_json
-from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.transports.llm.exchange import (
     Answered,
     Permit,
@@ -157,11 +156,7 @@ class ClientActor(Actor[m.LlmCommand]):
         if self._profile is _SIMPLE_CLIENT:
             # An `LLMClient` sets cache markers itself.
             asked = _simple_arguments(asked, marked=not isinstance(self._client, LLMClient))
-        call = functools.partial(self._create, **asked)
-        if inspect.iscoroutinefunction(self._create):
-            return await call()
-        answer = await call_in_daemon_thread(call)
-        return await answer if inspect.isawaitable(answer) else answer
+        return await called(functools.partial(self._create, **asked))
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # no `repr`, because the client's `repr` may show a key

@@ -162,7 +162,7 @@ async def asked_of_client(
         return checked_support(model, endpoint, forced=forced)
     options = {"config": config} if config is not None and accepts(method, "config") else {}
     try:
-        said = await _called(functools.partial(method, model, **options), method)
+        said = await called(functools.partial(method, model, **options))
     except Exception as error:  # noqa: BLE001 - any exception of a foreign client counts as no
         words = Fault(kind="unavailable", message=f"{type(error).__name__}: {error}")
         told = foreign_failure(words, client, model).message
@@ -174,8 +174,9 @@ async def asked_of_client(
     )
 
 
-async def _called(call: "functools.partial[Any]", method: Any) -> object:
-    if inspect.iscoroutinefunction(method):
+async def called(call: "functools.partial[Any]") -> object:
+    """Return what a method of the program returns. If it is no coroutine function, a thread calls it."""
+    if inspect.iscoroutinefunction(call.func):
         return await call()
     said = await call_in_daemon_thread(call)
     return await said if inspect.isawaitable(said) else said
