@@ -253,7 +253,7 @@ def _last_of(request: LlmRequest) -> str:
 
 def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
     replies = []
-    for number, given in enumerate([script] if isinstance(script, str | LlmReply) else script, start=1):
+    for number, given in enumerate(script, start=1):
         reply = _reply(given)
         if reply is None:
             raise TypeError(

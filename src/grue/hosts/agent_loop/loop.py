@@ -192,9 +192,6 @@ class _SharedClient:
                 self._client = client.__enter__()
             return self._client
 
-    def invoke(self, name: str, arguments: Mapping[str, object] | None) -> m.ToolCallResult:
-        return self.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
-
     def forget(self) -> None:
         """Drop the client in a forked process: its event loop exists only in the parent."""
         server = self._server
@@ -275,7 +272,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
 
     Source: L12
     """
-    return _shared.invoke(name, arguments)
+    return _shared.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
 
 def reset_mcp_client() -> None:

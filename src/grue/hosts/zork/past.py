@@ -3,7 +3,6 @@
 The replies of the game are not needed, because the same seed and the same commands give the same game.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +61,7 @@ def read_past(path: Path) -> GamePast:
             there, or a message that the resume needs was redacted.
     """
     read = GamePast.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
-    _check_order(path, read.decided)
-    return read
-
-
-def _check_order(path: Path, decided: Iterable[Decided]) -> None:
-    for number, decision in enumerate(decided, start=1):
+    for number, decision in enumerate(read.decided, start=1):
         if decision.turn != number:
             raise TraceError(f"{path} cannot be resumed: the decision of turn {number} is missing.")
+    return read
