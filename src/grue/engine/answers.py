@@ -1,5 +1,6 @@
 """`AnswerSpec`: a host's description of a valid answer, with its schema, its check and its fallback."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -99,7 +100,7 @@ class AnswerSpec(Generic[T]):
                 f"from_model wants a pydantic model, not {model!r:.60}; of() takes any type."
             )
 
-        reader = _Reader(model.__name__, model.model_json_schema(), model.model_validate)
+        reader = _Reader(model.__name__, model.model_json_schema(), _of_json(model.model_validate_json))
         return AnswerSpec(
             reader.checked(check), schema=reader.schema, name=reader.name, fallback=fallback, told=told
         )
@@ -290,7 +291,7 @@ def _new_reader(type_: Any) -> _Reader:
     ):
         try:
             adapter = TypeAdapter(type_)
-            return _Reader(name, adapter.json_schema(), adapter.validate_python)
+            return _Reader(name, adapter.json_schema(), _of_json(adapter.validate_json))
         except PydanticUserError:
             pass  # msgspec may accept the type, for example a list of Structs
     try:
@@ -306,7 +307,13 @@ def _new_reader(type_: Any) -> _Reader:
             " Struct, a dataclass, a TypedDict, or a type such as list[int]; or an AnswerSpec with a `parse`"
             " of your own."
         ) from error
-    return _Reader(name, schema, partial(msgspec.convert, type=type_, strict=not has_meta))
+    convert = partial(msgspec.convert, type=type_, strict=not has_meta, str_keys=True)
+    return _Reader(name, schema, convert)
+
+
+def _of_json(validate: Callable[[str], Any]) -> Callable[[object], Any]:
+    """Let pydantic read a value as JSON: as a Python value, a strict model would refuse a date or an enum."""
+    return lambda found: validate(json.dumps(found))
 
 
 def _has_meta(type_: Any, seen: list[object]) -> bool:

@@ -6,6 +6,7 @@ Import this module inside functions only: importing pydantic takes a tenth of a 
 import contextlib
 import copy
 import inspect
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -66,7 +67,8 @@ class PydanticParameter:
     def convert(self, value: Any) -> Any:
         """Convert an argument to the type of the annotation; raises `InvalidArgumentsError`."""
         try:
-            return self._adapter.validate_python(value)
+            # As a Python value, a strict model would refuse a date or an enum.
+            return self._adapter.validate_json(json.dumps(value))
         except pydantic.ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             shown = [self._fault_text(fault["loc"], fault["msg"]) for fault in faults[:_MAX_FAULTS]]

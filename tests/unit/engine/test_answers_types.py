@@ -1,5 +1,6 @@
 """`answer=` takes types: how each is requested, read, recorded, and what is refused."""
 
+import datetime as dt
 import enum
 import json
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import pytest
 from case_tables import each_case
-from pydantic import BaseModel, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from grue import AnswerSpec, FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.engine.answers import as_json
@@ -29,6 +30,10 @@ class Model(BaseModel):
 
 class Record(msgspec.Struct):
     a: int
+
+
+class Seats(msgspec.Struct):
+    taken: dict[int, str]
 
 
 class Tree(msgspec.Struct):
@@ -79,11 +84,24 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+    colour: Colour
+    day: dt.date
+    steps: tuple[int, ...]
+
+
+STRICT = Strict(colour=Colour.RED, day=dt.date(2026, 2, 1), steps=(1, 2))
+
+
 @each_case(
     "type_, text, answer, recorded",
     [
         (Model, 'Here: {"a": 1, "b": null}', Model(a=1), {"a": 1, "b": None}),
         (Record, '```json\n{"a": 1}\n```', Record(1), {"a": 1}),
+        (Seats, '{"taken": {"7": "Ann"}}', Seats({7: "Ann"}), {"taken": {"7": "Ann"}}),
+        (Strict, STRICT.model_dump_json(), STRICT, json.loads(STRICT.model_dump_json())),
+        (Annotated[dt.date, Field(strict=True)], "2026-02-01", STRICT.day, "2026-02-01"),
         (Tree, '{"inner": [{"inner": []}]}', Tree([Tree([])]), {"inner": [{"inner": []}]}),
         (Branch, '{"inner": [{"inner": []}]}', BRANCH, BRANCH.model_dump()),
         (Branch, '{"size": 1, "inner": [{"size": null, "inner": []}]}', BRANCH, BRANCH.model_dump()),

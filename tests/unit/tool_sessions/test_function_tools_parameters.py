@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import enum
 import subprocess
 import sys
 import threading
@@ -198,6 +199,28 @@ def test_a_default_that_json_cannot_show_is_used_all_the_same() -> None:
     assert schema["properties"]["leg"]["default"] is None
     assert "default" not in schema["properties"]["odd"]
     assert isinstance(read.convert({})["odd"], Unreadable)
+
+
+class Tone(enum.Enum):
+    LOW = "low"
+
+
+class StrictNote(BaseModel):
+    model_config = ConfigDict(strict=True)
+    day: dt.date
+    tone: Tone
+    beats: tuple[int, ...]
+
+
+def test_a_strict_model_is_given_dates_enums_and_tuples_as_json_has_them() -> None:
+    def play(note: StrictNote) -> None: ...
+
+    read = parameters(play)
+    given = {"day": "2026-02-01", "tone": "low", "beats": [1, 2]}
+    played = StrictNote(day=dt.date(2026, 2, 1), tone=Tone.LOW, beats=(1, 2))
+    assert read.convert({"note": given}) == {"note": played}
+    with pytest.raises(InvalidArgumentsError, match="integer"):
+        read.convert({"note": given | {"beats": ["1"]}})
 
 
 def two_contexts(a: ToolContext, b: ToolContext) -> None: ...

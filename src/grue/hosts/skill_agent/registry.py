@@ -254,7 +254,7 @@ class ActionTypes:
         # In strict mode, endpoints require every property, so a model writes `null` to leave one out.
         given = {key: value for key, value in params.items() if value is not None}
         try:
-            return msgspec.convert(given, kind.params)
+            return msgspec.convert(given, kind.params, str_keys=True)
         except msgspec.ValidationError as error:
             raise ValueError(f"{where}: {error}") from error
 

@@ -24,6 +24,10 @@ class Move(Struct):
     steps: int = 1
 
 
+class Seats(Struct):
+    taken: dict[int, str]
+
+
 class Pair(Struct, array_like=True):
     first: int
 
@@ -77,6 +81,11 @@ def test_a_reply_is_read_alone_in_prose_and_with_null_for_what_is_left_out() -> 
     assert (reply.thought, len(reply.actions)) == ("hm", 2)
     assert actions.params("move", reply.actions[0].params) == Move("west", 1)
     assert actions.answer_spec().parse(one).actions == [Action("move", reply.actions[0].params)]
+
+
+def test_a_parameter_may_be_a_dictionary_by_number() -> None:
+    actions = ActionTypes([ActionType("seat", Seats, None, "Seat the guests.")])
+    assert actions.params("seat", {"taken": {"7": "Ann"}}) == Seats({7: "Ann"})
 
 
 @each_case(
