@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import threading
 import time
@@ -225,8 +226,9 @@ def _default(value: object) -> object:
     if is_mutable(value):
         return msgspec.field(default_factory=functools.partial(copy.deepcopy, value))
     try:
-        msgspec.to_builtins(value)
-    except TypeError:  # JSON cannot express the default. Use it for calls, but leave it out of the schema.
+        json.dumps(msgspec.to_builtins(value), allow_nan=False)
+    except (TypeError, ValueError):
+        # JSON cannot express the default. Use it for calls, but leave it out of the schema.
         return msgspec.field(default_factory=lambda: value)
     return value
 

@@ -89,8 +89,9 @@ class PydanticParameter:
         own = {f"{prefix}{name}": definition for name, definition in schema.pop("$defs", {}).items()}
         if not self.required and not isinstance(self._default, FieldInfo):
             # If JSON cannot express the default, leave it out of the schema. Calls still use it.
-            with contextlib.suppress(PydanticSerializationError):
+            with contextlib.suppress(PydanticSerializationError, ValueError):
                 shown = self._adapter.dump_python(self._default, mode="json", warnings=False)
+                json.dumps(shown, allow_nan=False)
                 schema.setdefault("default", shown)
         return schema, own
 

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import enum
+import math
 import subprocess
 import sys
 import threading
@@ -199,6 +200,16 @@ def test_a_default_that_json_cannot_show_is_used_all_the_same() -> None:
     assert schema["properties"]["leg"]["default"] is None
     assert "default" not in schema["properties"]["odd"]
     assert isinstance(read.convert({})["odd"], Unreadable)
+
+
+@pytest.mark.parametrize("kind", [float, Annotated[float, Field(ge=0)]])
+def test_an_infinite_default_is_used_and_not_shown_as_null(kind: Any) -> None:
+    def dig(depth: kind = math.inf) -> None: ...  # type: ignore[valid-type]
+
+    read = parameters(dig)
+    schema: Any = read.schema
+    assert "default" not in schema["properties"]["depth"]
+    assert read.convert({}) == {"depth": math.inf}
 
 
 class Tone(enum.Enum):
