@@ -824,6 +824,11 @@ def _refuse_what_cannot_be_called(name: str, function: object) -> None:
             f"FunctionTools: {name} is not a function. Pass functions,"
             " FunctionTools([add, divide]), or a dictionary of functions by tool name."
         )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise MCPConfigError(
+            f"FunctionTools: {name} is a generator function, and nobody would read what it yields."
+            " Return a list of the values."
+        )
 
 
 def _documented(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ import datetime as dt
 import enum
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -143,6 +143,20 @@ def unknown(thing: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F8
 @pytest.mark.parametrize("function", [star, stars, positional, hidden, opaque, unknown, dict.__init__])
 def test_what_cannot_be_offered_to_a_model_is_refused_at_once_and_named(function: Callable[..., Any]) -> None:
     with pytest.raises(MCPConfigError, match="'odd'"):
+        FunctionTools({"odd": function})
+
+
+def yields() -> Iterator[int]:
+    yield 1
+
+
+async def yields_later() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [yields, yields_later, functools.partial(yields)])
+def test_a_generator_function_is_refused_because_its_values_would_be_lost(function: Any) -> None:
+    with pytest.raises(MCPConfigError, match="odd is a generator function"):
         FunctionTools({"odd": function})
 
 
