@@ -19,9 +19,8 @@ from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, latest_results, require_score, require_settings
 from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of
-from grue.runtime.files import replacing
 from grue.runtime.safe_text import printable
-from grue.tracing.page_file import embedded, page_parts, refuse_foreign
+from grue.tracing.page_file import refuse_foreign, write_page
 
 REPORT = "report.html"
 _MOST_CELLS = 12
@@ -121,14 +120,7 @@ def write_report(
         ),
     )
     report = _report(found, earlier, fleet, scale, by)
-    before, after = page_parts("report", report.title, style=("viewer", "report"), scripts=("dom", "report"))
-    try:
-        with replacing(target) as page:
-            page.write(before)
-            page.write(embedded(report))
-            page.write(after)
-    except OSError as error:
-        raise FleetError(f"Cannot write the page {target}: {error.strerror}.") from error
+    write_page(target, "report", report.title, report, error=FleetError)
     return len(found)
 
 

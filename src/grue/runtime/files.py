@@ -1,7 +1,7 @@
 """Read files that other programs may have damaged, and write files so that a kill cannot leave half of one.
 
-The functions raise `OSError`, which the caller translates into its own error; `LineFile` and `cut_half_line`
-raise `TraceError`.
+The functions raise `OSError`, which the caller translates into its own error, for example with
+`os_errors_as`; `LineFile` and `cut_half_line` raise `TraceError`.
 """
 
 import errno
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from grue.errors import TraceError
+from grue.errors import MCPError, TraceError
 
 MAX_LINE_BYTES = 512 * 2**20
 """Longest trace line and largest payload that is read. The largest recorded message is a reply of 64 MiB,
@@ -22,6 +22,15 @@ which is shorter even with every character escaped."""
 
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
+
+
+@contextmanager
+def os_errors_as(kind: type[MCPError], doing: str) -> Iterator[None]:
+    """Raise an `OSError` of the block as an error of the class `kind`: "Cannot DOING: CAUSE."."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"Cannot {doing}: {error.strerror}.") from error
 
 
 def expanded(path: str) -> Path:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
-from grue.runtime.files import read_regular, write_whole
+from grue.runtime.files import os_errors_as, read_regular, write_whole
 
 SCORES = "scores"
 HUMAN = "human"
@@ -89,11 +89,9 @@ def write_mark(folder: Path, mark: Mark) -> Path:
         raise TraceError(
             f"Cannot write {path}: {path.parent} has {len(names)} marks, and no more are read. Delete some."
         )
-    try:
+    with os_errors_as(TraceError, f"write {path}"):
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, msgspec.json.format(msgspec.json.encode(mark), indent=1) + b"\n")
-    except OSError as error:
-        raise TraceError(f"Cannot write {path}: {error.strerror}.") from error
     return path
 
 

@@ -15,14 +15,15 @@ import hashlib
 import html
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from grue.errors import TraceError
-from grue.runtime.files import open_regular
+from grue.errors import MCPError, TraceError
+from grue.runtime.files import open_regular, os_errors_as, replacing
 
 _MARKED_WITHIN = 1000
 _DATA = re.compile("<!--data-([a-z-]+)-->")
@@ -68,6 +69,18 @@ def page_parts(
     return [part.encode("utf-8", "replace") for part in _DATA.split(page)[::2]]
 
 
+def write_page(
+    target: Path, name: str, title: str, data: object, *, error: type[MCPError] = TraceError
+) -> None:
+    """Write the page `name` with its `data`, of the files `NAME.html`, `NAME.css` and `NAME.js`.
+
+    Raises an error of the class `error` if the page cannot be written.
+    """
+    before, after = page_parts(name, title, style=("viewer", name), scripts=("dom", name))
+    with os_errors_as(error, f"write the page {target}"), replacing(target) as page:
+        page.writelines((before, embedded(data), after))
+
+
 def _part(name: str) -> str:
     return resources.files("grue.tracing").joinpath("viewer_page", name).read_text(encoding="utf-8")
 
@@ -94,15 +107,11 @@ def refuse_foreign(target: Path, name: str) -> None:
         TraceError: Another file is there, or it cannot be read.
     """
     mark = f'<meta name="generator" content="grue {name}">'.encode()
-    try:
+    with os_errors_as(TraceError, f"write the page {target}"), suppress(FileNotFoundError):
         with open_regular(target) as file:
             is_ours = mark in file.read(_MARKED_WITHIN)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
-    if not is_ours:
-        raise TraceError(f"Cannot write the page {target}: a file that grue did not write has its name.")
+        if not is_ours:
+            raise TraceError(f"Cannot write the page {target}: a file that grue did not write has its name.")
 
 
 REFERENCE = "grue-image:"

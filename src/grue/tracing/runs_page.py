@@ -8,10 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
-from grue.runtime.files import replacing
 from grue.runtime.safe_text import printable
 from grue.tracing.overview import Overview
-from grue.tracing.page_file import embedded, page_parts, refuse_foreign
+from grue.tracing.page_file import refuse_foreign, write_page
 from grue.tracing.reading import EpisodeReader, open_episode
 from grue.tracing.viewer import write_html
 
@@ -52,14 +51,8 @@ def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     refuse_foreign(target, "runs")
     rows = tuple(_row(folder, path) for path in runs)
     title = f"Episodes in {folder.absolute().name}"
-    before, after = page_parts("runs", title, style=("viewer", "runs"), scripts=("dom", "runs"))
-    try:
-        with replacing(target) as page:
-            page.write(before)
-            page.write(embedded({"title": title, "folder": printable(str(folder)), "runs": rows}))
-            page.write(after)
-    except OSError as error:
-        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
+    data = {"title": title, "folder": printable(str(folder)), "runs": rows}
+    write_page(target, "runs", title, data)
     return target
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from grue.errors import MCPConfigError, TraceError
-from grue.runtime.files import replacing
+from grue.runtime.files import os_errors_as, replacing
 from grue.tracing.diff import diff
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
@@ -69,12 +69,10 @@ def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
         TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
     """
     reader = open_episode(trace)
-    try:
+    with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
         with replacing(target) as page:
             return _write_page(page, reader, title or f"Trace of {reader.header.episode}")
-    except OSError as error:
-        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
 
 
 class TracePage:
@@ -247,12 +245,10 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.
     """
     readers = open_episode(left), open_episode(right)
-    try:
+    with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, *(reader.path for reader in readers))
         comparison = _compare(*readers)
         _write(target, readers, comparison)
-    except OSError as error:
-        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
     return comparison.turn
 
 

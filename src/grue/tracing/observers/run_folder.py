@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from grue.errors import TraceError
-from grue.runtime.files import LineFile, cut_half_line, write_whole
+from grue.runtime.files import LineFile, cut_half_line, os_errors_as, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.secret_forms import secrets_in
@@ -73,7 +73,11 @@ class RunFolder(Closing):
         self.path = path = Path(path)
         self._recorder = recorder
         if not resume:
-            _make(path)
+            with os_errors_as(TraceError, f"create the run folder {path}"):
+                try:
+                    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                except FileExistsError as error:
+                    raise TraceError(f"Cannot create the run folder {path}: it is a file.") from error
         options = replace(options or TraceOptions(), version=__version__)
         with ExitStack() as files:
             trace = path / "trace.jsonl"
@@ -105,10 +109,8 @@ class RunFolder(Closing):
     def _remove_old_result(self, envelope: Envelope[Any], line: bytes) -> None:
         del line
         if isinstance(envelope.body, EpisodeStarted | EpisodeResumed):
-            try:
+            with os_errors_as(TraceError, f"remove {self.path / RESULT_FILE}"):
                 self._place.with_name(RESULT_FILE).unlink(missing_ok=True)
-            except OSError as error:
-                raise TraceError(f"Cannot remove {self.path / RESULT_FILE}: {error.strerror}.") from error
 
     def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
         """At a message from or to the host, raise `TraceError` if the folder is gone."""
@@ -135,10 +137,8 @@ class RunFolder(Closing):
         except (msgspec.ValidationError, TypeError):  # the result's type requires one of these numbers
             shown = self._recorder.redacted(encoded)
         text = msgspec.json.format(shown, indent=2)
-        try:
+        with os_errors_as(TraceError, f"write {target}"):
             write_whole(target, text + b"\n", draft=f"{RESULT_FILE}.part")
-        except OSError as error:
-            raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
 
     def keep(self, name: str, content: bytes) -> str:
         """Write a file of the host's own into the folder, without secrets, and return its name.
@@ -159,11 +159,9 @@ class RunFolder(Closing):
             if last.endswith(".json")
             else self._recorder.redacted_text(content.decode("utf-8", "replace")).encode()
         )
-        try:
+        with os_errors_as(TraceError, f"write {target}"):
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(target, hidden)
-        except OSError as error:
-            raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
         return f"{above}/{last}".lstrip("/")
 
     def discard(self) -> None:
@@ -193,24 +191,11 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     for number in count(1):
         path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
-        try:
-            # The folder may exist: in containers that share `parent`, two processes may have the same id.
+        # The folder may exist: in containers that share `parent`, two processes may have the same id.
+        with os_errors_as(TraceError, f"create the run folder {path}"), suppress(FileExistsError):
             path.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise TraceError(f"Cannot create the run folder {path}: {error.strerror}.") from error
-        return path
+            return path
     raise AssertionError("count() does not end")
-
-
-def _make(path: Path) -> None:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise TraceError(f"Cannot create the run folder {path}: it is a file.") from error
-    except OSError as error:
-        raise TraceError(f"Cannot create the run folder {path}: {error.strerror}.") from error
 
 
 class JsonLog:
