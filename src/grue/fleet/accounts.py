@@ -20,7 +20,7 @@ from grue.errors import FleetError, TraceError
 from grue.fleet.broker import Amount, Broker, Costs, Granted, Limits, NotYet, Refused
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerPlaces
-from grue.runtime.files import LineFile
+from grue.runtime.files import LineFile, os_errors_as
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 GONE = "the fleet's broker is gone, so nothing may start"
@@ -252,10 +252,8 @@ def _lines(path: Path) -> Iterator[_Line]:
     """
     if not path.exists():
         return
-    try:
+    with os_errors_as(FleetError, f"read {path}"):
         file = path.open("rb")
-    except OSError as error:
-        raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
     with file:
         for number, line in enumerate(file, 1):
             try:

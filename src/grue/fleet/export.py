@@ -22,7 +22,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -35,7 +35,7 @@ from grue.fleet.results import Result, has_trace, results
 from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object
 from grue.protocol.tools.names import openai_tool
-from grue.runtime.files import replacing, write_whole
+from grue.runtime.files import os_errors_as, replacing, write_whole
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.version import __version__
 from grue.tracing.marks import read_marks
@@ -412,11 +412,15 @@ class Exported(Struct, kw_only=True):
     damaged: int = 0
     troubles: list[str] = field(default_factory=list)
 
-    def trouble(self, error: TraceError) -> None:
-        """Count a damaged trace."""
-        self.damaged += 1
-        if len(self.troubles) < _MOST_NAMED:
-            self.troubles.append(str(error))
+    @contextlib.contextmanager
+    def counted_damage(self) -> Iterator[None]:
+        """Count the trace as damaged if the block raises a `TraceError`, which ends the block only."""
+        try:
+            yield
+        except TraceError as error:
+            self.damaged += 1
+            if len(self.troubles) < _MOST_NAMED:
+                self.troubles.append(str(error))
 
 
 def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
@@ -483,11 +487,12 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
         for name in TABLES:
             place, made = target / f"{name}.parquet", tables.folder / f"{name}.parquet"
             tables.run(f"COPY {name} TO {_quoted(str(made))} (FORMAT parquet, COMPRESSION zstd)")
-            try:
-                with made.open("rb") as written, replacing(place) as file:
-                    shutil.copyfileobj(written, file)
-            except OSError as error:
-                raise FleetError(f"Cannot write {place}: {error.strerror}.") from error
+            with (
+                os_errors_as(FleetError, f"write {place}"),
+                made.open("rb") as written,
+                replacing(place) as file,
+            ):
+                shutil.copyfileobj(written, file)
         return done
 
 
@@ -557,16 +562,13 @@ class _Tables:
         done = Exported(rows=dict.fromkeys(self._wanted, 0))
         paths = {name: self.folder / f"{name}.ndjson" for name in self._wanted}
         longest = 0
-        try:
-            with contextlib.ExitStack() as stack:
-                files = {name: stack.enter_context(path.open("wb")) for name, path in paths.items()}
-                for row in _rows(episodes, set(self._wanted), done):
-                    name, line = _NAMES[type(row)], msgspec.json.encode(row)
-                    files[name].write(line + b"\n")
-                    done.rows[name] += 1
-                    longest = max(longest, len(line))
-        except OSError as error:
-            raise FleetError(f"Cannot write into {self.folder}: {error.strerror}.") from error
+        with os_errors_as(FleetError, f"write into {self.folder}"), contextlib.ExitStack() as stack:
+            files = {name: stack.enter_context(path.open("wb")) for name, path in paths.items()}
+            for row in _rows(episodes, set(self._wanted), done):
+                name, line = _NAMES[type(row)], msgspec.json.encode(row)
+                files[name].write(line + b"\n")
+                done.rows[name] += 1
+                longest = max(longest, len(line))
         size = max(_LEAST_BUFFER, 2 * longest)
         for name, path in paths.items():
             columns = ", ".join(f"'{column}': '{type_}'" for column, type_ in _columns(TABLES[name]))
@@ -595,12 +597,10 @@ def _rows(episodes: Iterable[EpisodeRow], wanted: set[str], done: Exported) -> I
         if episode.trace is None:
             done.without_trace += 1
             continue
-        try:
+        with done.counted_damage():
             for row in trace_rows(Path(episode.trace), episode.episode):
                 if _NAMES[type(row)] in wanted:
                     yield row
-        except TraceError as error:
-            done.trouble(error)
 
 
 def _columns(table: type[Struct]) -> Iterator[tuple[str, str]]:
@@ -614,10 +614,8 @@ def _quoted(text: str) -> str:
 
 
 def _folder(target: Path) -> None:
-    try:
+    with os_errors_as(FleetError, f"make the folder {target}"):
         target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FleetError(f"Cannot make the folder {target}: {error.strerror}.") from error
 
 
 # --- Training ---
@@ -633,23 +631,15 @@ def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str =
     """
     done = Exported(rows={"samples": 0})
     _folder(target)
-    try:
-        with replacing(target / SAMPLES) as file:
-            for trace, origin in _played(episodes, score, done):
-                _write_samples(file, Samples(trace, origin), done)
-    except OSError as error:
-        raise FleetError(f"Cannot write {target / SAMPLES}: {error.strerror}.") from error
+    with os_errors_as(FleetError, f"write {target / SAMPLES}"), replacing(target / SAMPLES) as file:
+        for trace, origin in _played(episodes, score, done):
+            samples = Samples(trace, origin)
+            with done.counted_damage():
+                for sample in samples:
+                    file.write(msgspec.json.encode(sample) + b"\n")
+                    done.rows["samples"] += 1
+            done.left_out += samples.left_out
     return done
-
-
-def _write_samples(file: BinaryIO, samples: Samples, done: Exported) -> None:
-    try:
-        for sample in samples:
-            file.write(msgspec.json.encode(sample) + b"\n")
-            done.rows["samples"] += 1
-    except TraceError as error:
-        done.trouble(error)
-    done.left_out += samples.left_out
 
 
 def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
@@ -657,14 +647,10 @@ def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: 
     done = Exported(rows={"trajectories": 0})
     _folder(target)
     for trace, origin in _played(episodes, score, done):
-        try:
+        with os_errors_as(FleetError, f"write into {target}"), done.counted_damage():
             written = msgspec.json.encode(trajectory(trace, origin))
             write_whole(target / f"{origin.episode}.json", written)
             done.rows["trajectories"] += 1
-        except TraceError as error:
-            done.trouble(error)
-        except OSError as error:
-            raise FleetError(f"Cannot write into {target}: {error.strerror}.") from error
     return done
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import FleetError
+from grue.runtime.files import os_errors_as
 from grue.runtime.secrets.secret_forms import looks_secret
 
 ID_LENGTH = 24
@@ -120,9 +121,6 @@ class FileDigests:
 
     def _digest(self, path: Path) -> str:
         if path not in self._known:
-            try:
-                with path.open("rb") as file:
-                    self._known[path] = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError as error:
-                raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
+            with os_errors_as(FleetError, f"read {path}"), path.open("rb") as file:
+                self._known[path] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._known[path]
