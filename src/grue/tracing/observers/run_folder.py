@@ -16,11 +16,12 @@ Lines that the requirements specify are written word for word. The events `mcp_i
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -198,66 +199,22 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
     raise AssertionError("count() does not end")
 
 
-class JsonLog:
-    """An observer that writes each event as a line of JSON.
+class _Log(ABC):
+    """An observer that appends lines for each log event of a recorded message to a file.
 
-    A line has `event_type`, `level`, `message`, `time` (ISO 8601 in UTC), `episode_id`, `turn` and the
-    event's own fields. It is flushed before the next message is recorded.
+    The lines are flushed before the next message is recorded.
 
     Raises:
         TraceError: The file cannot be created or written.
-
-    Source: R7.1-3
     """
+
+    what: ClassVar[str]
 
     def __init__(self, path: Path, *, episode_id: str = "") -> None:
         self._feed = EventFeed(episode_id)
-        self._file = LineFile(path, "event log")
-        self._encoder = msgspec.json.Encoder()
+        self._file = LineFile(path, self.what)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append a line for each log event of a recorded message."""
-        del line
-        for event in self._feed.feed(envelope):
-            self._file.write(self._encoder.encode(_entry(event)))
-
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        self._file.close()
-
-
-def _entry(event: Event) -> dict[str, object]:
-    time = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="milliseconds")
-    labels = event.labels()
-    return {
-        "event_type": labels.pop("event_type"),
-        "level": event.level,
-        "message": event.message,
-        "time": time.replace("+00:00", "Z"),
-        **labels,
-    }
-
-
-ARGUMENTS_LIMIT = 2000
-"""Longest JSON text of a call's arguments in a line, in characters; the trace has the whole text."""
-
-_WITHOUT_A_LINE = {"mcp_iteration_start", "mcp_no_content"}
-
-
-class EpisodeLog:
-    """An observer that writes an episode's log for human readers.
-
-    Raises:
-        TraceError: The file cannot be made or written.
-    """
-
-    def __init__(self, path: Path, *, episode_id: str = "") -> None:
-        self._feed = EventFeed(episode_id)
-        self._file = LineFile(path, "episode log")
-        self._skipping: tuple[int, object] | None = None
-
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append the log lines for this envelope, if it has any."""
         del line
         for event in self._feed.feed(envelope):
             for text in self._lines(event):
@@ -266,6 +223,45 @@ class EpisodeLog:
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         self._file.close()
+
+    @abstractmethod
+    def _lines(self, event: Event) -> list[str]:
+        """Return the lines for an event, without newlines."""
+
+
+class JsonLog(_Log):
+    """Writes each event as a line of JSON.
+
+    A line has `event_type`, `level`, `message`, `time` (ISO 8601 in UTC), `episode_id`, `turn` and the
+    event's own fields.
+
+    Source: R7.1-3
+    """
+
+    what = "event log"
+
+    def _lines(self, event: Event) -> list[str]:
+        time = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="milliseconds")
+        labels = event.labels()
+        entry = {
+            "event_type": labels.pop("event_type"),
+            "level": event.level,
+            "message": event.message,
+            "time": time.replace("+00:00", "Z"),
+            **labels,
+        }
+        return [msgspec.json.encode(entry).decode()]
+
+
+ARGUMENTS_LIMIT = 2000
+"""Longest JSON text of a call's arguments in a line, in characters; the trace has the whole text."""
+
+
+class EpisodeLog(_Log):
+    """Writes an episode's log for human readers."""
+
+    what = "episode log"
+    _skipping: tuple[int, object] | None = None
 
     def _lines(self, event: Event) -> list[str]:
         match event.event_type:
@@ -278,14 +274,15 @@ class EpisodeLog:
                     _line("DEBUG", event, f"Tool arguments: {printable(arguments, ARGUMENTS_LIMIT)}"),
                 ]
             case "mcp_tool_result":
-                return [_line("INFO", event, f"Tool result received ({_seconds(event):.1f}s)")]
+                took_ms: Any = event.fields["duration_ms"]
+                return [_line("INFO", event, f"Tool result received ({took_ms / 1000:.1f}s)")]
             case "mcp_session_complete":
                 iterations, calls = event.fields["iterations"], event.fields["tool_calls_count"]
                 counts = f"({iterations} iterations, {calls} tool calls)"
                 return [_line("INFO", event, f"MCP session complete {counts}")]
             case "mcp_disabled_fallback":
                 return [_line("INFO", event, "Continuing without MCP tools")]
-            case silent if silent in _WITHOUT_A_LINE:
+            case "mcp_iteration_start" | "mcp_no_content":
                 return []
             case _:
                 return [_line(event.level.upper(), event, event.message)]
@@ -304,8 +301,3 @@ def _line(level: str, event: Event, text: str) -> str:
     iteration = event.fields.get("iteration")
     where = f"Turn {event.turn}" if iteration is None else f"Turn {event.turn} Iteration {iteration}"
     return f"[{level}] {where}: {printable(text)}"
-
-
-def _seconds(event: Event) -> float:
-    milliseconds = event.fields["duration_ms"]
-    return milliseconds / 1000 if isinstance(milliseconds, int | float) else 0.0
