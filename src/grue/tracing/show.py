@@ -18,8 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from grue.runtime.safe_text import printable
-from grue.runtime.trace.format import TraceHeader, TraceLine
+from grue.runtime.trace.format import TraceHeader
 from grue.runtime.trace.reader import RecordedLine
+from grue.runtime.trace.recorder import trace_line
 from grue.tracing.columns import cells, cut, pad
 from grue.tracing.facts import counted
 from grue.tracing.filters import EVERYTHING, Filter, turn_of_line
@@ -247,18 +248,7 @@ def json_line(envelope: EpisodeEnvelope) -> str:
 
     The body is included even if the trace stores it in a separate file.
     """
-    line = TraceLine(
-        seq=envelope.seq,
-        t=envelope.t,
-        at=envelope.at,
-        turn=envelope.turn,
-        sender=envelope.sender,
-        receiver=envelope.receiver,
-        cause=envelope.cause,
-        redacted=envelope.redacted,
-        copied=envelope.copied,
-        body=msgspec.Raw(msgspec.json.encode(envelope.body)),
-    )
+    line = trace_line(envelope, msgspec.json.encode(envelope.body))
     return printable_json(msgspec.json.encode(line))
 
 

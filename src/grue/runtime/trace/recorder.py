@@ -364,7 +364,7 @@ class Recorder:
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return
         envelope, written = self._hidden(envelope, written)
-        line = self._encoder.encode(_line(envelope, written))
+        line = self._encoder.encode(trace_line(envelope, written))
         self._tell(envelope, line)
 
     def _hidden(self, envelope: Envelope[Any], written: bytes) -> tuple[Envelope[Any], bytes]:
@@ -377,7 +377,7 @@ class Recorder:
         envelope, shown = self._hidden(envelope, left.pop())
         # `_line` encodes `0` as the body, the last member of the line. Replace this `0` by `shown`, the JSON
         # of the body, so that its megabytes are not encoded again.
-        line = b"".join((self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}"))
+        line = b"".join((self._encoder.encode(trace_line(envelope, b"0"))[:-2], shown, b"}"))
         del shown
         self._tell(envelope, line)
 
@@ -400,7 +400,8 @@ def _valid(value: Any) -> Any:
             return value
 
 
-def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
+def trace_line(envelope: Envelope[Any], body: bytes) -> TraceLine:
+    """Return the line of a trace for an envelope; `body` is its message as JSON."""
     return TraceLine(
         seq=envelope.seq,
         t=round(envelope.t, 6),
