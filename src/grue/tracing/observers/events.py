@@ -71,7 +71,6 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 _CALL_FAILED = "Tool call failed: "
-_CALL_SKIPPED = "Tool call skipped: "
 
 
 class _Call(Struct, frozen=True):
@@ -182,7 +181,7 @@ class _TurnLines:
                 name = self._name(call_id)
                 yield problem(
                     "mcp_tool_skipped",
-                    f"{_CALL_SKIPPED}{name} - {reason.removeprefix('Skipped: ')}",
+                    f"Tool call skipped: {name} - {reason.removeprefix('Skipped: ')}",
                     tool_name=name,
                     reason=reason,
                     after=self._broken_by,
@@ -267,8 +266,10 @@ class EventFeed:
         if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id
         turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
-        if isinstance(body, m.ToolDrifted) and self._is_known(body):
-            return []
+        if isinstance(body, m.ToolDrifted):
+            if body in self._drifted:  # each session of the server records an equal one
+                return []
+            self._drifted.add(body)
         if isinstance(body, m.RunTurn):
             self._latest = self._running[envelope.turn] = _TurnLines(body.servers, self._attempts)
         # Messages outside turns, such as the host's own calls, belong to the turn that began last.
@@ -288,12 +289,6 @@ class EventFeed:
             for line in (*log_lines(body), *of_turn.lines(body))
         ]
         return [] if envelope.copied else made  # a fork repeats the message of another turn
-
-    def _is_known(self, drift: m.ToolDrifted) -> bool:
-        """Return whether an equal `ToolDrifted` has come before. Each session of the server records one."""
-        known = drift in self._drifted
-        self._drifted.add(drift)
-        return known
 
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}

@@ -188,13 +188,16 @@ class _OtelSink(SpanSink):
 
         assert self._tracer is not None, "without a provider there is no thread"
         name, attributes = self._say.beginning(event)
-        if self.ids is not None and isinstance(event.subject, ToolUse):
-            self.ids.next_span = self.ids.span_of(event.subject.message)
+        remote = isinstance(event.subject, Generation)
+        if isinstance(event.subject, ToolUse):
+            remote = bool(event.subject.protocol_version)
+            if self.ids is not None:
+                self.ids.next_span = self.ids.span_of(event.subject.message)
         span = self._tracer.start_span(
             name,
             # Without a context of its own, the span would get the thread's current span as its parent.
             context=Context() if inside is None else set_span_in_context(inside, Context()),
-            kind=SpanKind.CLIENT if _is_remote(event) else SpanKind.INTERNAL,
+            kind=SpanKind.CLIENT if remote else SpanKind.INTERNAL,
             attributes=present(attributes),
             start_time=nanoseconds(event.at),
         )
@@ -257,13 +260,3 @@ def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
     tracer = copy.copy(tracer)  # changed below, and the provider returns the same tracer to all observers
     tracer.id_generator = ids = _Ids(others)
     return tracer, ids
-
-
-def _is_remote(event: SpanOpened) -> bool:
-    match event.subject:
-        case Generation():
-            return True
-        case ToolUse(protocol_version=revision):
-            return bool(revision)
-        case _:
-            return False

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
+from grue.protocol.turn.prices import Spent
 from grue.tracing.message_words import Verdict
 from grue.tracing.observers.span_sink import (
     CONTENT_LIMIT,
@@ -405,16 +406,7 @@ def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage
-    before = subject.resumed.parked.usage
-    cost = None if usage.cost_usd is None else max(0.0, usage.cost_usd - (before.cost_usd or 0.0))
-    return m.Usage(
-        input_tokens=max(0, usage.input_tokens - before.input_tokens),
-        output_tokens=max(0, usage.output_tokens - before.output_tokens),
-        cached_tokens=max(0, usage.cached_tokens - before.cached_tokens),
-        cache_write_tokens=max(0, usage.cache_write_tokens - before.cache_write_tokens),
-        reasoning_tokens=max(0, usage.reasoning_tokens - before.reasoning_tokens),
-        cost_usd=cost,
-    )
+    return Spent(usage=usage).less(Spent(usage=subject.resumed.parked.usage)).usage
 
 
 def _used(usage: m.Usage) -> Attributes:
