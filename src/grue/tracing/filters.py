@@ -120,8 +120,6 @@ def _values(value: object) -> Iterator[str]:
             yield str(value)
         case msgspec.Raw():
             yield bytes(value).decode(errors="replace")
-        case _:
-            pass
 
 
 EVERYTHING = Filter()
@@ -161,14 +159,10 @@ def _kind(written: str, names: Iterable[str]) -> str:
             raise MCPConfigError(
                 f"{written!r} can be more than one kind of message: {', '.join(sorted(found))}."
             )
-    raise MCPConfigError(f"There is no kind of message {written!r}; the nearest is {_nearest(word, kinds)}.")
-
-
-def _nearest(word: str, kinds: dict[str, str]) -> str:
     import difflib
 
-    (name,) = difflib.get_close_matches(word, kinds, n=1, cutoff=0.0)
-    return kinds[name]
+    (nearest,) = difflib.get_close_matches(word, kinds, n=1, cutoff=0.0)
+    raise MCPConfigError(f"There is no kind of message {written!r}; the nearest is {kinds[nearest]}.")
 
 
 def _spellings(text: str) -> set[str]:

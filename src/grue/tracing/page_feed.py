@@ -122,7 +122,7 @@ class StoryTeller:
                 yield from (self._call(turn, each.call_id, _DECIDED, seq) for each in decisions)
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
                 yield self._end(body, seq, turn)
-            case _ if _tells(body):
+            case _ if isinstance(body, _TURNS_OF_THE_STORY) or mark_of(body):
                 yield Passage(turn=turn, kind="note", seq=seq)
 
     def _prompt(self, run: m.RunTurn, seq: int, turn: int) -> Passage:
@@ -197,10 +197,6 @@ def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
 
 _TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
 """Messages that the page's story shows although they report no problem."""
-
-
-def _tells(body: msgspec.Struct) -> bool:
-    return isinstance(body, _TURNS_OF_THE_STORY) or bool(mark_of(body))
 
 
 SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]

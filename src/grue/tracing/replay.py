@@ -490,8 +490,6 @@ class _Session:
                     self._call(command, envelope)
                 case m.CloseSession():
                     self._connected = False
-                case _:
-                    pass
         if self._sent:
             raise _Diverged(self._turn.unexpected(self._sent[0]))
 
@@ -520,8 +518,6 @@ class _Session:
                 self._expect(disabled, cause)
             case ReportStartupFailure(failure):
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
-            case _:
-                pass
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
         """Replay an attempt to connect with its recorded result. `None`: the trace ends before the result."""
@@ -742,7 +738,5 @@ def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Diverge
                 if attempt <= attempts.get(envelope.cause, 0):
                     reason = f"attempt {attempt} comes after attempt {attempts[envelope.cause]}"
                 attempts[envelope.cause] = attempt
-            case _:
-                pass
         if reason:
             yield turn.unexpected(envelope, reason)

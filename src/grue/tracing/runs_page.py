@@ -11,7 +11,7 @@ from grue.errors import TraceError
 from grue.runtime.safe_text import printable
 from grue.tracing.overview import Overview
 from grue.tracing.page_file import refuse_foreign, write_page
-from grue.tracing.reading import EpisodeReader, open_episode
+from grue.tracing.reading import open_episode
 from grue.tracing.viewer import write_html
 
 INDEX_FILE = "index.html"
@@ -62,7 +62,9 @@ def _row(folder: Path, path: Path) -> _Run:
         reader = open_episode(path)
         page = reader.path.with_suffix(".html")
         if _is_newer(page, reader.path):
-            overview = _counted(reader)
+            overview = Overview()
+            for envelope in reader:
+                overview.see(envelope)
         else:
             refuse_foreign(page, "page")
             overview = write_html(path, page)
@@ -75,13 +77,6 @@ def _row(folder: Path, path: Path) -> _Run:
         started=reader.header.started_at,
         overview=overview,
     )
-
-
-def _counted(reader: EpisodeReader) -> Overview:
-    overview = Overview()
-    for envelope in reader:
-        overview.see(envelope)
-    return overview
 
 
 def _is_newer(page: Path, trace: Path) -> bool:
