@@ -17,9 +17,8 @@ from msgspec import Struct
 from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
-from grue.errors import FleetError, MCPConfigError
-from grue.field_checks import fault_of
-from grue.fleet.host_settings import chosen_endpoint, with_endpoint
+from grue.errors import MCPConfigError
+from grue.fleet.host_settings import chosen_endpoint, usable_case, with_endpoint
 from grue.fleet.work import Episode, contains, work
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop import AgentLoop
@@ -49,16 +48,12 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         FleetError: A setting is wrong, the case has no inputs, or a file or the endpoint's key is missing.
     """
-    try:
+    with usable_case("played"):
         case = msgspec.convert(settings, TalkCase)
         _servers(case)
         if not case.inputs:
             raise MCPConfigError("`inputs` is empty")
         return with_endpoint(settings)
-    except msgspec.ValidationError as error:
-        raise FleetError(f"The case cannot be played: {fault_of(error)}.") from error
-    except MCPConfigError as error:
-        raise FleetError(f"The case cannot be played: {error}") from error
 
 
 @work(files=("mcp_config",), settings=TalkCase, complete=completed)
@@ -79,12 +74,9 @@ def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
         requests = loop.runner.spent.requests
     (episode.folder / "answer.txt").write_text(answer, encoding="utf-8")
     counts = {"requests": float(requests), "tool_calls": float(tool_calls)}
-    # Without `expected`, return no `score`: a score of 1 would look like a success.
-    return (
-        counts
-        if settings.expected is None
-        else {"score": float(contains(answer, settings.expected)), **counts}
-    )
+    if settings.expected is None:
+        return counts  # without `score`: a score of 1 would look like a success
+    return {"score": float(contains(answer, settings.expected)), **counts}
 
 
 def _llm(case: TalkCase) -> LlmEndpoint:

@@ -10,12 +10,15 @@ import os
 import shutil
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from grue.errors import FleetError, MCPConfigError
+from grue.field_checks import fault_of
 from grue.fleet.folder import MANIFEST, TRACE
 from grue.fleet.work import Episode, cached_in_a_run
 from grue.hosting import GameConfiguration
@@ -29,6 +32,17 @@ _PROJECT = Path("pyproject.toml")
 _TABLES = ("grue", "zorkgpt")
 
 
+@contextmanager
+def usable_case(done: str) -> Iterator[None]:
+    """Raise what is wrong with a case as a `FleetError`: "The case cannot be DONE: ..."."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise FleetError(f"The case cannot be {done}: {fault_of(error)}.") from error
+    except MCPConfigError as error:
+        raise FleetError(f"The case cannot be {done}: {error}") from error
+
+
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
     """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
 
@@ -36,17 +50,17 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
         MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
     """
     completed = dict(settings)
-    project = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
+    config, digest = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
     if settings.get("offline"):
         completed.setdefault("model", MODEL)
         require_usable(settings.get("base_url"))
     else:
-        url = completed.setdefault("base_url", project.base_url)
-        completed.setdefault("model", project.model)
+        url = completed.setdefault("base_url", config.client_base_url)
+        completed.setdefault("model", config.agent_model)
         require_usable(url)
         require_key(url, api_key(url, os.environ))
-    if project.digest:
-        completed["project"] = project.digest
+    if digest:
+        completed["project"] = digest
     return completed
 
 
@@ -133,26 +147,15 @@ def _is_left_out(path: Path) -> bool:
     return not path.is_file()
 
 
-class _Project(NamedTuple):
-    """The parts of `pyproject.toml` that a case needs: base URL, model, and a hash of `[tool.grue]`."""
-
-    base_url: str
-    model: str
-    digest: str
-
-
 @cached_in_a_run
-def _project(folder: Path, changed_ns: int) -> _Project:
-    """Return the settings in `pyproject.toml` of the working directory, cached until the file changes."""
+def _project(folder: Path, changed_ns: int) -> tuple[GameConfiguration, str]:
+    """Return the settings in `pyproject.toml`, and a hash of `[tool.grue]`; empty: there is no such table.
+
+    Both are cached until the file in the working directory changes.
+    """
     del folder
     config = GameConfiguration.of_project()
-    return _Project(config.client_base_url, config.agent_model, _project_digest() if changed_ns else "")
-
-
-def _project_digest() -> str:
-    tool = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("tool", {})
+    tool = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("tool", {}) if changed_ns else {}
     tables = {name: tool[name] for name in _TABLES if name in tool}
-    if not tables:
-        return ""
     written = msgspec.json.encode(tables, order="deterministic")
-    return hashlib.sha256(written).hexdigest()[:16]
+    return config, hashlib.sha256(written).hexdigest()[:16] if tables else ""

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from grue.errors import FleetError, MCPConfigError, MCPError, TraceError
-from grue.field_checks import fault_of
+from grue.errors import FleetError, MCPError, TraceError
 from grue.fleet.host_settings import (
     begin_again,
     chosen_endpoint,
@@ -23,9 +22,11 @@ from grue.fleet.host_settings import (
     files_digest,
     not_of_the_workspace,
     require_usable,
+    usable_case,
 )
 from grue.fleet.work import Episode, cached_in_a_run, contains, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
+from grue.runtime.files import os_errors_as
 from grue.testing.offline import offline_endpoint, reply_to_task
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
 
@@ -54,19 +55,14 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
         FleetError: `agent.yaml` or the key of its endpoint is missing, or neither `agent.yaml` nor the case
             has a task.
     """
-    try:
+    with usable_case("run"):
         case = msgspec.convert(settings, TaskCase)
-        config, content = _agent(case.agent, Path(case.agent).stat().st_mtime_ns)
+        with os_errors_as(FleetError, f"read {case.agent}"):
+            config, content = _agent(case.agent, Path(case.agent).stat().st_mtime_ns)
         require_usable(case.base_url)
         llm = _llm(case, config).settings
         if not case.offline:
             require_key(llm.base_url, llm.api_key)
-    except OSError as error:
-        raise FleetError(f"Cannot read {case.agent}: {error.strerror}.") from error
-    except msgspec.ValidationError as error:
-        raise FleetError(f"The case cannot be run: {fault_of(error)}.") from error
-    except MCPConfigError as error:
-        raise FleetError(f"The case cannot be run: {error}") from error
     if not (case.task or config.task):
         raise FleetError(f"{case.agent} has no task: set `task` in the sweep's settings.")
     added = {"model": llm.model, "content": content}

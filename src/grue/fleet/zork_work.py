@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from grue import Recorder
-from grue.errors import FleetError, MCPConfigError, MCPError
-from grue.field_checks import fault_of
-from grue.fleet.host_settings import begin_again, continue_interrupted, with_endpoint
+from grue.errors import MCPError
+from grue.fleet.host_settings import begin_again, continue_interrupted, usable_case, with_endpoint
 from grue.fleet.work import Episode, work
 from grue.hosting import GameConfiguration, RunFolder
 from grue.hosts.zork.bundled import bundled_server
@@ -48,10 +47,8 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         FleetError: `pyproject.toml` cannot be used, or the endpoint needs a key and none is set.
     """
-    try:
+    with usable_case("played"):
         return with_endpoint(settings)
-    except MCPConfigError as error:
-        raise FleetError(f"The case cannot be played: {error}") from error
 
 
 @work(
@@ -67,10 +64,8 @@ def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
         FleetError: The case has a setting with an unknown name or a wrong type.
         MCPError: The episode could not be played to its end.
     """
-    try:
+    with usable_case("played"):
         settings = msgspec.convert(case, PlayCase)
-    except msgspec.ValidationError as error:
-        raise FleetError(f"The case cannot be played: {fault_of(error)}.") from error
     result = _played(settings, episode)
     if result.reason == "failed" or result.reason == "fallbacks":
         raise MCPError(f"The episode ended with {result.reason}: {result.detail}")
