@@ -121,7 +121,7 @@ def run_attempt(job: Job) -> Attempted:
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
-    before = folder.attempts()
+    interrupted = [path for _, path in reversed(folder.attempts()) if (path / TRACE).is_file()]
     case = CaseFile(
         work=job.work,
         version=job.version,
@@ -134,7 +134,7 @@ def run_attempt(job: Job) -> Attempted:
         id=folder.id,
         folder=attempt,
         repetition=job.repetition,
-        interrupted=next((path for _, path in reversed(before) if _interrupted(folder, path)), None),
+        interrupted=next((path for path in interrupted if folder.end_of(path) is None), None),
     )
     began = time.monotonic()
     with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:
@@ -232,10 +232,6 @@ def _judged(error: BaseException, end: AttemptEnd) -> AttemptEnd:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM):
         infrastructure = True
     return replace(end, outcome="infrastructure") if infrastructure else end
-
-
-def _interrupted(folder: EpisodeFolder, attempt: Path) -> bool:
-    return (attempt / TRACE).is_file() and folder.end_of(attempt) is None
 
 
 @contextlib.contextmanager

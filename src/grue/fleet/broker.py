@@ -282,17 +282,14 @@ class Broker(Struct):
         rate = self.limits.rate.tokens_per_minute
         if rate is None:
             return 0.0
-        self._fill(rate, now)
-        # A request of more tokens than `rate` starts when the allowance is full, and makes it negative.
-        short = min(tokens, rate) - self._allowance
-        return short / (rate / 60)
-
-    def _fill(self, rate: float, now: float) -> None:
         if self._allowance_at is None:
             self._allowance = rate
         else:
             self._allowance = min(rate, self._allowance + (now - self._allowance_at) * rate / 60)
         self._allowance_at = now
+        # A request of more tokens than `rate` starts when the allowance is full, and makes it negative.
+        short = min(tokens, rate) - self._allowance
+        return short / (rate / 60)
 
     def _start(self, amount: Amount, now: float) -> None:
         self.reserved += amount

@@ -66,7 +66,7 @@ class BrokerLink:
 
     def close(self) -> None:
         """End the connection without a call of `on_loss`."""
-        self._on_loss = _nothing
+        self._on_loss = lambda: None
         with contextlib.suppress(OSError):
             # The reading thread uses the socket too, so `close` alone would not end the connection.
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -115,7 +115,3 @@ class Claim(Struct, frozen=True):
     def leave(self) -> None:
         """Report that the server process has ended, or that the process or the request was never started."""
         self.give_back(RequestOutcome(sent=False))
-
-
-def _nothing() -> None:
-    """Replaces `on_loss` when the connection is closed on purpose."""

@@ -262,9 +262,11 @@ class Driver:
                 self.tally.add(commit.end)
                 self.tally.before += 1
                 continue
-            tries = 0 if self._retry else self._used(folder)
+            ends = [] if self._retry else [folder.end_of(attempt) for _, attempt in folder.attempts()]
+            failed = [end for end in ends if end is not None]
+            tries = sum(end.outcome == "infrastructure" for end in failed)
             if tries >= ATTEMPTS:
-                self.tally.give_up(id_, self._last_trouble(folder))
+                self.tally.give_up(id_, failed[-1].error)
                 continue
             if tries:
                 self._tries[id_] = tries
@@ -315,14 +317,6 @@ class Driver:
             folder.set_aside_commit()
             return None
 
-    def _used(self, folder: EpisodeFolder) -> int:
-        ends = (folder.end_of(attempt) for _, attempt in folder.attempts())
-        return sum(end is not None and end.outcome == "infrastructure" for end in ends)
-
-    def _last_trouble(self, folder: EpisodeFolder) -> str:
-        ends = (folder.end_of(attempt) for _, attempt in reversed(folder.attempts()))
-        return next((end.error for end in ends if end is not None), "")
-
     def _look(self) -> None:
         """Wait a moment for an attempt to end, and count all attempts that have ended."""
         try:
@@ -331,13 +325,10 @@ class Driver:
                 self._ended(*self._engine.ended.get_nowait())
         except queue.Empty:
             pass
-        if self._stop is None and self._is_stopped():
+        if self._stop is None and (self._folder.path / STOP).exists():
             self._end("stopped")
         self._require_folder()
         self._watch(self.tally, self._playing())
-
-    def _is_stopped(self) -> bool:
-        return (self._folder.path / STOP).exists()
 
     def _playing(self) -> dict[str, float]:
         """Return the id and the time of submission of each episode that is being played.

@@ -31,7 +31,7 @@ from grue import messages as m
 from grue.engine.conversations.recorded_conversation import Talk, TalkReader, talk_reader
 from grue.errors import FleetError, MissingDependencyError, TraceError
 from grue.fleet.course import Course, read_course
-from grue.fleet.results import Result, has_trace, results
+from grue.fleet.results import has_trace, results
 from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object
 from grue.protocol.tools.names import openai_tool
@@ -426,30 +426,26 @@ class Exported(Struct, kw_only=True):
 def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
     """Yield the episodes of a fleet; raises `FleetError` if the folder is not a fleet's."""
     for result in results(fleet):
-        yield _episode(result, fleet)
-
-
-def _episode(result: Result, fleet: Path) -> EpisodeRow:
-    end = result.end
-    row = EpisodeRow(
-        episode=result.id,
-        fleet=str(fleet),
-        work=result.work,
-        settings={**result.settings, **result.planned},
-        repetition=result.repetition,
-        outcome=result.outcome,
-        scores=result.scores,
-        error=result.error or None,
-        attempt=result.attempt or None,
-        grue=result.grue or None,
-        trace=str(result.run(fleet) / TRACE_FILE) if has_trace(result, fleet) else None,
-    )
-    if end is not None:
-        row.kind, row.model, row.endpoint = end.kind or None, end.model or None, end.endpoint or None
-        row.duration_s, row.money_usd = end.duration_s, end.spent.money_usd
-        row.requests, row.tokens = end.spent.requests, end.spent.tokens
-        _add_course(row, end.course)
-    return row
+        end = result.end
+        row = EpisodeRow(
+            episode=result.id,
+            fleet=str(fleet),
+            work=result.work,
+            settings={**result.settings, **result.planned},
+            repetition=result.repetition,
+            outcome=result.outcome,
+            scores=result.scores,
+            error=result.error or None,
+            attempt=result.attempt or None,
+            grue=result.grue or None,
+            trace=str(result.run(fleet) / TRACE_FILE) if has_trace(result, fleet) else None,
+        )
+        if end is not None:
+            row.kind, row.model, row.endpoint = end.kind or None, end.model or None, end.endpoint or None
+            row.duration_s, row.money_usd = end.duration_s, end.spent.money_usd
+            row.requests, row.tokens = end.spent.requests, end.spent.tokens
+            _add_course(row, end.course)
+        yield row
 
 
 def run_episode(path: Path) -> EpisodeRow:

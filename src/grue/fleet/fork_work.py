@@ -66,7 +66,8 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """
     settings = msgspec.convert(case, ForkCase)
     run = read_run(settings.trace, settings.turn, settings.at)
-    recorded = _end_of(run)
+    ends = (each.body for each in reversed(run.envelopes) if isinstance(each.body, m.TurnEnd))
+    recorded = next(ends, None)
     if settings.fork == "recorded":
         _repeat(run, episode.trace)
         return _scores(recorded, recorded)
@@ -98,11 +99,6 @@ def _repeat(run: RecordedRun, trace: Path) -> None:
         recorder.add(writer)
         repeat(run.messages, recorder, {each.seq for each in run.messages})
         recorder.settle()
-
-
-def _end_of(run: RecordedRun) -> m.TurnEnd | None:
-    ends = [each.body for each in run.envelopes if isinstance(each.body, m.TurnEnd)]
-    return ends[-1] if ends else None
 
 
 def _scores(end: TurnOutcome[Any] | m.TurnEnd | None, recorded: m.TurnEnd | None) -> dict[str, float]:

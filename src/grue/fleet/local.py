@@ -334,20 +334,16 @@ def place_sockets() -> str:
 
 
 def _preloaded(limits: Limits) -> list[str]:
-    names = [name for name in _PRELOADED if _can_import(name)]
+    names = []
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+            names.append(name)
     if limits.servers.at_once is not None:
         with contextlib.suppress(MissingDependencyError):
             require_mcp()  # does not import `mcp`, which the driver does not need
             names += _PRELOADED_FOR_SERVERS
     return names
-
-
-def _can_import(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
 
 
 def default_workers() -> int:

@@ -39,7 +39,11 @@ def refuse_to_start_again(*, imports_main: bool) -> None:
         again = str(frame.f_globals.get("__name__", "")).startswith(_IMPORTED_AGAIN)
         imported = imports_main and frame.f_globals is vars(main) and not _is_left_out(main)
         if again or (imported and not _is_guarded(Path(file), frame.f_lineno)):
-            raise _starts_again(file, frame.f_lineno)
+            raise FleetError(
+                f"{file}, line {frame.f_lineno}: the program starts its fleet whenever it is imported, and"
+                " each worker imports it. Put this line, and what it needs, under"
+                ' `if __name__ == "__main__":`.'
+            )
 
 
 def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
@@ -67,15 +71,5 @@ def _is_guarded(path: Path, line: int) -> bool:
         return True
     before = (statement for statement in tree.body if statement.lineno <= line)
     tests = (node.test for statement in before for node in ast.walk(statement) if isinstance(node, ast.If))
-    return any(_name(node) in _TELLING_APART for test in tests for node in ast.walk(test))
-
-
-def _name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _starts_again(file: str, line: int) -> FleetError:
-    return FleetError(
-        f"{file}, line {line}: the program starts its fleet whenever it is imported, and each worker imports"
-        f' it. Put this line, and what it needs, under `if __name__ == "__main__":`.'
-    )
+    names = (getattr(node, "id", getattr(node, "attr", "")) for test in tests for node in ast.walk(test))
+    return not _TELLING_APART.isdisjoint(names)

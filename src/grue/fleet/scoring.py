@@ -30,7 +30,7 @@ from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.request_count import requests_counted
 from grue.fleet.results import has_trace, results
 from grue.fleet.scorers import FinishedEpisode, Scorer, score
-from grue.fleet.work import find_function
+from grue.fleet.work import find_function, plain_text
 from grue.protocol.turn.prices import Price
 from grue.tracing.marks import MOST_REASON, SCORES, Mark, write_mark
 
@@ -149,17 +149,13 @@ class ScoreTask(Task, frozen=True, kw_only=True):
                 scorer=name,
                 version=scorer.version,
                 score=given.score,
-                reason=_plain(given.reason),
+                reason=plain_text(given.reason, MOST_REASON),
                 attempt=self.attempt,
                 requests=given.spent.requests,
                 tokens=given.spent.tokens,
                 money_usd=given.spent.money_usd,
             ),
         )
-
-
-def _plain(text: str) -> str:
-    return text[:MOST_REASON].encode("utf-8", "backslashreplace").decode()
 
 
 class ScoreTally(Struct):
