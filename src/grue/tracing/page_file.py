@@ -72,7 +72,7 @@ def page_parts(
 def write_page(
     target: Path, name: str, title: str, data: object, *, error: type[MCPError] = TraceError
 ) -> None:
-    """Write the page `name` with its `data`, of the files `NAME.html`, `NAME.css` and `NAME.js`.
+    """Write a page with its `data`; `name` is that of its template, its style sheet and its script.
 
     Raises an error of the class `error` if the page cannot be written.
     """
