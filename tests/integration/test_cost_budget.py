@@ -1,11 +1,13 @@
 """What turns cost, and a limit on the cost that has no effect is reported at the start."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from grue import Budget, LlmSettings, Price, Runner, TurnRequest
+from grue.errors import ActorCrashed
 from grue.messages import CostUncounted, RunTurn
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply
@@ -44,6 +46,18 @@ def test_a_limit_that_cannot_count_is_reported_before_the_first_turn_and_once() 
     assert cost is None
     assert first[0] is CostUncounted
     assert reports == [CostUncounted(model="scripted", endpoint="silent", limit_usd=1.0)]
+
+
+def test_an_observer_that_raises_at_the_report_is_named() -> None:
+    def observe(envelope: Any, _line: bytes) -> None:
+        if isinstance(envelope.body, CostUncounted):
+            raise LookupError("boom")
+
+    endpoint = LlmSettings(base_url="http://127.0.0.1:1", model="scripted", profile=NEVER)
+    with Runner(llm=endpoint, budget=Budget(cost_usd=1.0)) as runner:
+        runner.recorder.add(observe)
+        with pytest.raises(ActorCrashed, match=r"in the observer .*observe"):
+            runner.run_turn(ASKED)
 
 
 def test_an_unknown_endpoint_is_found_out_by_its_first_turn() -> None:

@@ -66,6 +66,7 @@ from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
 from grue.protocol.turn.tools import CUT
+from grue.runtime.actor import raise_crash
 from grue.runtime.files import read_regular
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loops.interrupts import WorkInterrupted, refuse_reentry
@@ -662,7 +663,10 @@ class HostTurn(Generic[T]):
             note = m.CostUncounted(
                 model=endpoint.settings.model, endpoint=endpoint.profile.name, limit_usd=budget.cost_usd
             )
-            wiring.recorder.record(note, sender="host", turn=number)
+            try:
+                wiring.recorder.record(note, sender="host", turn=number)
+            except Exception as error:  # noqa: BLE001 - `raise_crash` raises it
+                raise_crash("host", error)
 
     def command(
         self,
