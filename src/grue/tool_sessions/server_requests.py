@@ -37,10 +37,12 @@ class ElicitationRequest(Struct, frozen=True):
     Attributes:
         message: The text for the user; untrusted.
         schema: JSON Schema of the answer; `None` if the user is to visit a URL, which is in the message.
+        server: The server's name, as in the names of its tools: `mcp.NAME`. Show it to the user.
     """
 
     message: str
     schema: m.JsonObject | None
+    server: m.ServerName
 
 
 Sample: TypeAlias = Callable[[SamplingRequest], Awaitable[Sampled | Declined]]

@@ -67,9 +67,9 @@ def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[
         yield Line(f"  {printable(question.reason, _CALL_CHARS)}", DIM, "  ")
 
 
-def request_lines(message: str) -> Iterator[Line]:
+def request_lines(server: str, message: str) -> Iterator[Line]:
     """Yield the lines of a question that a server asks the user."""
-    yield Line("A tool server asks you:", YELLOW)
+    yield Line(f"The tool server {printable(server, _NAME_CHARS)} asks you:", YELLOW)
     yield Line(f"  {printable(message, _QUESTION_CHARS)}", "", "  ")
 
 

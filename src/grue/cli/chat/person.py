@@ -258,7 +258,7 @@ class Person:
         reader = self._reader()
         if not reader.asks:
             return Declined("there is no terminal to ask at")
-        self._screen.show(lines.request_lines(request.message))
+        self._screen.show(lines.request_lines(request.server, request.message))
         reader.forget()
         if request.schema is None:
             done = reader.answer("Have you done it? [y/N]: ") or ""

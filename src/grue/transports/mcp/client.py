@@ -164,7 +164,13 @@ class McpClient:
         self._phase = "initialize"
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
         spoken = "" if self._options.spoken is None else self._options.spoken()
-        link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities, spoken=spoken)
+        link = sdk.Link(
+            self._wire.stream(self._notify),
+            self._notify,
+            abilities,
+            server=m.ServerName(self._server.name),
+            spoken=spoken,
+        )
         # Enter the session's task group before the time limit's cancel scope: the task group stays open after
         # `open` returns, and anyio raises if a scope ends before a task group that was entered inside it.
         await link.__aenter__()

@@ -95,8 +95,15 @@ class Link:
     """The SDK's `ClientSession` and dispatcher over one stream. The same task must enter and leave it."""
 
     def __init__(
-        self, stream: MessageStream, notify: Notify, abilities: Abilities, *, spoken: str = ""
+        self,
+        stream: MessageStream,
+        notify: Notify,
+        abilities: Abilities,
+        *,
+        server: m.ServerName,
+        spoken: str = "",
     ) -> None:
+        self._server = server
         self._spoken = spoken
         self.stream = stream
         self._notify = notify
@@ -188,7 +195,7 @@ class Link:
         schema = wanted.get("requestedSchema")
         schema = None if schema is None else json_object(schema)
         async with self._free_slots:
-            answer = await self._ask_user(ElicitationRequest(message, schema))
+            answer = await self._ask_user(ElicitationRequest(message, schema, self._server))
         if isinstance(answer, Declined):
             return types.ElicitResult(action="decline")
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})

@@ -152,6 +152,7 @@ def test_elicitation_asks_the_person_behind_the_host(tmp_path: Path, accepts: bo
 
     Turn("--ask", "elicitation", "--record", str(log), replies=[ECHO, text_reply("done")], elicit=elicit)
     assert asked[0].message == "Your name?"
+    assert asked[0].server == "faulty"
     assert asked[0].schema is not None
     (answer,) = answers_to_server(log)
     wanted = {"action": "accept", "content": {"name": "Ada"}} if accepts else {"action": "decline"}

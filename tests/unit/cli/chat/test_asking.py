@@ -9,13 +9,14 @@ import pytest
 from promises import cancelled_when
 
 from grue.cli.chat.asking import Asker, CallsQuestion, Question, ServerQuestion
+from grue.messages import ServerName
 from grue.policies import ApprovalQuestion
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
 pytestmark = pytest.mark.anyio
 
 CALL = ApprovalQuestion(call_id="1", name="a.b", arguments={}, arguments_digest="x", definition_digest="y")
-REQUEST = ElicitationRequest("Who are you?", None)
+REQUEST = ElicitationRequest("Who are you?", None, ServerName("crm"))
 
 
 def asker(report: Callable[[Question[Any]], object]) -> Asker:
@@ -42,7 +43,7 @@ async def test_each_question_gets_its_own_answer() -> None:
     asking = asker(asked.append)
 
     async def ask(name: str) -> None:
-        answers[name] = await asking.elicit(ElicitationRequest(name, None))
+        answers[name] = await asking.elicit(ElicitationRequest(name, None, ServerName("crm")))
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from grue import StdioServer
 from grue.cli.chat.person import LineReader, Person
+from grue.messages import ServerName
 from grue.policies import ApprovalQuestion
 from grue.runtime.secrets.redaction import Redaction
 from grue.testing import faulty_server
@@ -25,7 +26,9 @@ FORM = ElicitationRequest(
         },
         "required": ["name", "age"],
     },
+    ServerName("crm"),
 )
+VISIT = ElicitationRequest("Visit https://x.invalid", None, ServerName("crm"))
 SECRET = "sk-1234567890abcdef"
 
 
@@ -37,7 +40,7 @@ def person(*answers: str | None, asks: bool = True) -> tuple[Person, KeptScreen,
 def test_a_form_is_filled_in_field_by_field() -> None:
     asked, screen, reader = person("y", "Ada", "old", "(default)", "")
     assert asked.fill_in(FORM) == {"name": "Ada", "age": 36}
-    assert screen.lines[:2] == ["A tool server asks you:", "  Who are you?\\u001b[2J"]
+    assert screen.lines[:2] == ["The tool server crm asks you:", "  Who are you?\\u001b[2J"]
     assert screen.lines[2].startswith("! That cannot be used: invalid literal for int()")
     assert [question for question, _ in reader.questions[1:]] == [
         "name: ",
@@ -51,8 +54,8 @@ def test_a_form_is_filled_in_field_by_field() -> None:
     ("request_", "answer", "answered"),
     [
         (FORM, "n", Declined("the user does not want to answer")),
-        (ElicitationRequest("Visit https://x.invalid", None), "y", {}),
-        (ElicitationRequest("Visit https://x.invalid", None), "", Declined("the user has not done it")),
+        (VISIT, "y", {}),
+        (VISIT, "", Declined("the user has not done it")),
     ],
 )
 def test_a_request_can_be_declined(request_: ElicitationRequest, answer: str, answered: Any) -> None:
@@ -143,6 +146,6 @@ def test_a_servers_question_in_a_turn_reaches_the_person(tmp_path: Path) -> None
     server = StdioServer(name="cave", command=command, args=tuple(args))
     reader = ScriptedReader(['call mcp.cave.echo {"text": "x"}'], ["y", "Ada"])
     _, screen = run_program(tmp_path / "run", reader, server=server)
-    assert "A tool server asks you:" in screen.lines
+    assert "The tool server mcp.cave asks you:" in screen.lines
     assert reader.questions
     assert screen.lines[-1].startswith("The tool says:")

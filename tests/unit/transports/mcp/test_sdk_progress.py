@@ -5,6 +5,7 @@ from typing import cast
 import anyio
 import pytest
 
+from grue.messages import ServerName
 from grue.tool_sessions.server_requests import Abilities
 from grue.transports.mcp import sdk
 from grue.transports.mcp.message_stream import MessageStream
@@ -19,7 +20,7 @@ def test_numbers_are_shown_with_all_their_digits(progress: float, total: float |
 
     async def report() -> None:
         stream = cast("MessageStream", object())
-        link = sdk.Link(stream, lambda _kind, said: noted.append(said), Abilities())
+        link = sdk.Link(stream, lambda _kind, said: noted.append(said), Abilities(), server=ServerName("s"))
         await link._progress(progress, total, "bytes")
 
     anyio.run(report)

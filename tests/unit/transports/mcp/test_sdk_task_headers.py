@@ -7,6 +7,7 @@ import mcp_types as types
 import pytest
 from case_tables import each_case
 
+from grue.messages import ServerName
 from grue.tool_sessions.server_requests import Abilities
 from grue.transports.mcp import sdk
 from grue.transports.mcp.message_stream import MessageStream
@@ -21,7 +22,9 @@ def sent_headers(welcome: Any, method: str, params: dict[str, Any]) -> dict[str,
         return {}
 
     async def ask() -> None:
-        link = sdk.Link(cast("MessageStream", object()), lambda _kind, _text: None, Abilities())
+        link = sdk.Link(
+            cast("MessageStream", object()), lambda _kind, _text: None, Abilities(), server=ServerName("s")
+        )
         link._session.adopt(welcome)
         patch.setattr(link._dispatcher, "send_raw_request", send)
         await link.request(method, params)
