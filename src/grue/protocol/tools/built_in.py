@@ -22,86 +22,72 @@ from grue.protocol.tools.names import SERVER, is_built_in, read_arguments
 
 _MOST_SERVERS = 100
 
-READ_RESULT = m.ToolDefinition(
-    server=SERVER,
-    tool="read_result",
-    full_name="read_result",
-    description=(
-        "Read parts of an earlier tool result that you were shown cut or cleared, by the handle that was"
-        " named there. Give one of: first_line and last_line; a pattern, to find lines; a json_path, to"
-        " select values of a JSON result. Without any of them you get the beginning. This does not call the"
-        " tool again."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {
-            "handle": {"type": "string", "description": "The handle of the result."},
-            "first_line": {"type": "integer", "minimum": 1},
-            "last_line": {"type": "integer", "minimum": 1},
-            "pattern": {
-                "type": "string",
-                "description": "Regular expression without look-around and back references; (?i) ignores"
-                " case.",
-            },
-            "json_path": {
-                "type": "string",
-                "description": "Such as $.items[0].name, $.items[0:10], $.items[*].id or $['a key'].",
-            },
-            "skip": {
-                "type": "integer",
-                "minimum": 0,
-                "description": "To go on: how many characters, matches or values to leave out first.",
-            },
+
+def _defined(name: str, description: str, properties: m.JsonObject, **keywords: object) -> m.ToolDefinition:
+    """Return the definition of a built-in tool; `keywords` are further keywords of its input schema."""
+    return m.ToolDefinition(
+        server=SERVER,
+        tool=name,
+        full_name=name,
+        description=description,
+        input_schema={"type": "object", "properties": properties, **keywords},
+        annotations=ToolAnnotations(read_only=True),
+        trusted=True,
+    )
+
+
+READ_RESULT = _defined(
+    "read_result",
+    "Read parts of an earlier tool result that you were shown cut or cleared, by the handle that was"
+    " named there. Give one of: first_line and last_line; a pattern, to find lines; a json_path, to"
+    " select values of a JSON result. Without any of them you get the beginning. This does not call the"
+    " tool again.",
+    {
+        "handle": {"type": "string", "description": "The handle of the result."},
+        "first_line": {"type": "integer", "minimum": 1},
+        "last_line": {"type": "integer", "minimum": 1},
+        "pattern": {
+            "type": "string",
+            "description": "Regular expression without look-around and back references; (?i) ignores case.",
         },
-        "required": ["handle"],
-        "additionalProperties": False,
+        "json_path": {
+            "type": "string",
+            "description": "Such as $.items[0].name, $.items[0:10], $.items[*].id or $['a key'].",
+        },
+        "skip": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "To go on: how many characters, matches or values to leave out first.",
+        },
     },
-    annotations=ToolAnnotations(read_only=True),
-    trusted=True,
+    required=["handle"],
+    additionalProperties=False,
 )
 """Reads a result which is too long for the conversation, or was cleared from it."""
 
-CALL_TOOL = m.ToolDefinition(
-    server=SERVER,
-    tool="call_tool",
-    full_name="call_tool",
-    description=(
-        "Call a tool that find_tools has found. Give its name as it was listed, and its arguments as its"
-        " input_schema says."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "description": "The tool's name, such as files.read."},
-            "arguments": {"type": "object", "description": "The arguments of that tool."},
-        },
-        "required": ["name"],
+CALL_TOOL = _defined(
+    "call_tool",
+    "Call a tool that find_tools has found. Give its name as it was listed, and its arguments as its"
+    " input_schema says.",
+    {
+        "name": {"type": "string", "description": "The tool's name, such as files.read."},
+        "arguments": {"type": "object", "description": "The arguments of that tool."},
     },
-    annotations=ToolAnnotations(read_only=True),
-    trusted=True,
+    required=["name"],
 )
 """Calls another tool by name, for a model that is offered only a search."""
 
-_FIND_TOOLS = m.ToolDefinition(
-    server=SERVER,
-    tool="find_tools",
-    full_name="find_tools",
-    description=(
-        "Find tools for a task. There are many tools, and only these few are listed here. Returns the names,"
-        " descriptions and input schemas of the tools that fit best; call_tool calls them."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {
-            "query": {
-                "type": "string",
-                "description": "What the tool should do, in a few words: read a file, list open issues.",
-            }
-        },
-        "required": ["query"],
+_FIND_TOOLS = _defined(
+    "find_tools",
+    "Find tools for a task. There are many tools, and only these few are listed here. Returns the names,"
+    " descriptions and input schemas of the tools that fit best; call_tool calls them.",
+    {
+        "query": {
+            "type": "string",
+            "description": "What the tool should do, in a few words: read a file, list open issues.",
+        }
     },
-    annotations=ToolAnnotations(read_only=True),
-    trusted=True,
+    required=["query"],
 )
 
 
