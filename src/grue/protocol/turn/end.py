@@ -130,25 +130,22 @@ def answers_at_end(
     return turn.tell(tuple(answers[call_id] for call_id in calls))[1]
 
 
+PARKED = (
+    *("iterations", "usage", "batches", "media_bytes", "forced", "degraded", "reconnected", "used"),
+    *("summaries", "overflowed", "searching"),
+)
+"""The fields that a `Turn` and a `TurnParked` both have."""
+
+
 def progress(turn: Turn) -> m.TurnParked:
     """Return the turn's progress as a `TurnParked`, which does not have the tool calls of the last reply."""
     return m.TurnParked(
         turn=turn.run.turn,
-        iterations=turn.iterations,
         requests=turn.requests + turn.sampled,
         tool_calls=turn.records,
-        usage=turn.usage,
-        batches=turn.batches,
-        media_bytes=turn.media_bytes,
-        forced=turn.forced,
-        degraded=turn.degraded,
-        reconnected=turn.reconnected,
-        used={**turn.used},
-        summaries=turn.summaries,
-        overflowed=turn.overflowed,
         window=turn.window,
         refers=turn.refers,
-        searching=turn.searching,
+        **{name: getattr(turn, name) for name in PARKED},
     )
 
 

@@ -28,7 +28,7 @@ from grue.protocol.tools.policy import UNMATCHED, unmatched_patterns
 from grue.protocol.turn import states as s
 from grue.protocol.turn import tools
 from grue.protocol.turn.asking import ask, begun, force, heard, refused
-from grue.protocol.turn.end import fail
+from grue.protocol.turn.end import PARKED, fail
 from grue.protocol.turn.states import Commands, Transition, Turn, TurnState, without
 
 
@@ -72,20 +72,10 @@ def _turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
         turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
     return replace(
         turn,
-        iterations=parked.iterations,
         requests=parked.requests,
-        batches=parked.batches,
         records=parked.tool_calls,
-        usage=parked.usage,
-        media_bytes=parked.media_bytes,
-        forced=parked.forced,
-        degraded=parked.degraded,
-        reconnected=parked.reconnected,
-        used=parked.used,
-        summaries=parked.summaries,
-        overflowed=parked.overflowed,
-        searching=parked.searching,
         window=turn.window if parked.window is None else parked.window,
+        **{name: getattr(parked, name) for name in PARKED},
     )
 
 
