@@ -49,10 +49,14 @@ _NONE_MISSING: Mapping[m.ServerName, str] = {}
 
 
 class Unmade(Struct, frozen=True):
-    """A call that is not sent to a server. The model gets `reason` in place of a result."""
+    """A call that is not sent to a server. The model gets `reason` in place of a result.
+
+    `denied`: the policy or a person does not allow the call; otherwise the call itself cannot be made.
+    """
 
     call: m.ToolCall
     reason: str
+    denied: bool = False
 
 
 class ValidCall(Struct, frozen=True):
@@ -262,15 +266,8 @@ def record(
     )
 
 
-def record_settlement(
-    call: m.ToolCall, iteration: int, event: m.Settlement, changed: m.JsonObject | None = None
-) -> m.ToolCallRecord:
-    """Return the record of a call that `event` settles. `changed`: the arguments that a person has set."""
-    settled = _record_settlement(call, iteration, event)
-    return settled if changed is None else replace(settled, changed_arguments=changed)
-
-
-def _record_settlement(call: m.ToolCall, iteration: int, event: m.Settlement) -> m.ToolCallRecord:
+def record_settlement(call: m.ToolCall, iteration: int, event: m.Settlement) -> m.ToolCallRecord:
+    """Return the record of a call that `event` settles."""
     match event:
         case m.ToolReturned(result=result):
             return record(call, iteration, "returned", result, event.duration_s)
@@ -286,31 +283,22 @@ def _record_settlement(call: m.ToolCall, iteration: int, event: m.Settlement) ->
             assert_never(event)
 
 
-def reject(
-    rejected: tuple[Unmade, ...], iteration: int, batch: m.BatchId
-) -> tuple[tuple[m.ToolRejected, ...], tuple[m.ToolCallRecord, ...]]:
-    """Return the notes and records of rejected calls, each with the error that the model reads."""
-    notes = tuple(
-        m.ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.reason)
-        for item in rejected
-    )
-    return notes, tuple(
-        record(item.call, iteration, "rejected", tool_results.failure(item.reason)) for item in rejected
-    )
-
-
-def deny(
-    denied: tuple[Unmade, ...], iteration: int, batch: m.BatchId
-) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
-    """Return the notes and records of denied calls, each with the reason that the model reads."""
-    notes = tuple(
-        m.ToolDenied(batch=batch, call_id=item.call.call_id, name=item.call.name, reason=item.reason)
-        for item in denied
-    )
-    return notes, tuple(
-        record(item.call, iteration, "denied", tool_results.failure(f"Tool call denied: {item.reason}"))
-        for item in denied
-    )
+def answer_unmade(
+    unmade: Iterable[Unmade], iteration: int, batch: m.BatchId
+) -> tuple[tuple[m.ToolRejected | m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
+    """Return the notes and records of calls that are not made, each with the reason that the model reads."""
+    notes: list[m.ToolRejected | m.ToolDenied] = []
+    records: list[m.ToolCallRecord] = []
+    for each in unmade:
+        call, reason = each.call, each.reason
+        if each.denied:
+            notes.append(m.ToolDenied(batch=batch, call_id=call.call_id, name=call.name, reason=reason))
+            result = tool_results.failure(f"Tool call denied: {reason}")
+        else:
+            notes.append(m.ToolRejected(batch=batch, call_id=call.call_id, name=call.name, error=reason))
+            result = tool_results.failure(reason)
+        records.append(record(call, iteration, "denied" if each.denied else "rejected", result))
+    return tuple(notes), tuple(records)
 
 
 def skip(

@@ -36,12 +36,11 @@ from grue.protocol.tools.calls import (
     Run,
     Unmade,
     ValidCall,
+    answer_unmade,
     definitions_of,
-    deny,
     open_call,
     read_calls,
     record_settlement,
-    reject,
     runs_of,
     skip,
     without_doubles,
@@ -187,9 +186,9 @@ def settle(
     After a server's death or a timeout, calls under way at other servers still finish.
     """
     call_id = event.call_id
-    settled = record_settlement(
-        state.calls[call_id], state.turn.iterations, event, state.changed.get(call_id)
-    )
+    settled = record_settlement(state.calls[call_id], state.turn.iterations, event)
+    if call_id in state.changed:
+        settled = replace(settled, changed_arguments=state.changed[call_id])
     under_way = _without_call(state.under_way, event)
     state = replace(state, under_way=under_way, settled=(*state.settled, settled))
     notes: tuple[s.CallNote, ...] = ()
@@ -284,22 +283,26 @@ def call(
     if tasks:
         under_way = (open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
         judged = _in_order(calls, (*judged, *under_way))
-    outdated = {each.call.call_id: each.call for each in judged if _is_outdated(each, definitions)}
-    judged = tuple(each for each in judged if each.call.call_id not in outdated)
-    error = f"Tool call failed: {NOT_AS_DECIDED}"
-    rejected = (*rejected, *(Unmade(each, error) for each in outdated.values()))
-    denied = tuple(Unmade(each.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
-    batch = m.BatchId(turn.batches + 1)
-    rejections, rejected_records = reject(rejected, turn.iterations, batch)
-    denials, denied_records = deny(denied, turn.iterations, batch)
+    outdated: list[Unmade] = []
+    denied: list[Unmade] = []
+    made: list[ValidCall] = []
+    for each in judged:
+        if _is_outdated(each, definitions):
+            outdated.append(Unmade(each.call, f"Tool call failed: {NOT_AS_DECIDED}"))
+        elif each.terms.verdict == "deny":
+            denied.append(Unmade(each.call, each.terms.reason, denied=True))
+        else:
+            made.append(each)
+    unmade = (*rejected, *outdated, *denied)
+    notes, records = answer_unmade(unmade, turn.iterations, m.BatchId(turn.batches + 1))
     reply = s.JudgedReply(
         calls={call.call_id: call for call in calls},
-        open=tuple(each for each in judged if each.terms.verdict != "deny"),
+        open=tuple(made),
         earlier=settled,
-        settled=(*settled, *rejected_records, *denied_records),
+        settled=(*settled, *records),
         used_before=before,
     )
-    reply, at_once = _noted(turn, reply, (*rejections, *denials))
+    reply, at_once = _noted(turn, reply, notes)
     return _ask(turn, reply, decisions, at_once)
 
 
@@ -426,7 +429,7 @@ def _send(
         approved.append(outcome)
         if outcome is not each:
             changed[each.call.call_id] = outcome.arguments
-    denials, records = deny(tuple(denied), turn.iterations, m.BatchId(turn.batches + 1))
+    denials, records = answer_unmade(denied, turn.iterations, m.BatchId(turn.batches + 1))
     reply = replace(reply, open=tuple(approved), settled=(*reply.settled, *records))
     reply, at_once = _noted(turn, reply, denials)
     return start_calls(turn, reply, changed, (*notes, *at_once))
@@ -437,7 +440,7 @@ def _decided(each: ValidCall, decision: ApprovalDecision | None) -> ValidCall | 
         return each
     found = judged(decision)
     if found.denied:
-        return Unmade(each.call, found.denied)
+        return Unmade(each.call, found.denied, denied=True)
     if found.changed is None:
         return each
     return replace(each, arguments=found.changed)

@@ -203,7 +203,7 @@ def test_a_call_is_as_decided_if_its_server_lists_the_same_definition() -> None:
 
 def test_a_call_that_its_session_refuses_counts_as_rejected() -> None:
     refused = ToolSkipped(batch=BatchId(1), call_id=CallId("c1"), reason="it has changed", refused=True)
-    settled = record_settlement(call(1, "a.look"), 1, refused, None)
+    settled = record_settlement(call(1, "a.look"), 1, refused)
     assert (settled.settlement, settled.result.error_message) == (
         "rejected",
         "Tool call failed: it has changed",
