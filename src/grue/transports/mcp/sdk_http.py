@@ -446,8 +446,7 @@ class _Client(httpx2.AsyncClient):
         if head.is_request:
             _answering.set(head.id)
         elif head.method == _CANCELLED:
-            cancellation = msgspec.json.decode(request.content, type=_Cancellation)
-            self._stream.cancelled.add(cancellation.params.request_id)
+            self._stream.cancelled.add(msgspec.json.decode(request.content)["params"]["requestId"])
         if _resumed(request) in self._stream.cancelled:
             return httpx2.Response(405, request=request)
         if self._stream.sessionless:
@@ -552,16 +551,6 @@ class _Client(httpx2.AsyncClient):
         return _empty_success(request)
 
 
-class _CancelledRequest(msgspec.Struct, frozen=True, rename="camel"):
-    request_id: int | str
-
-
-class _Cancellation(msgspec.Struct, frozen=True):
-    """A `notifications/cancelled`, as the SDK writes it."""
-
-    params: _CancelledRequest
-
-
 class _Head(msgspec.Struct, frozen=True):
     """The `id` and the `method` of a message. A request has both; a notification has no `id`."""
 
@@ -613,7 +602,8 @@ def _refusal(
     """Return the fault of a response with status 400 or more; `None`: `message` is passed to the caller."""
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
-    if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
+    in_url = not {"sessionId", "session_id"}.isdisjoint(request.url.params)
+    if request.method == "POST" and (_SESSION_ID in request.headers or in_url):
         if status == 404 and (error is None or error.code != types.METHOD_NOT_FOUND):
             return SESSION_LOST
         # Servers that copy the TypeScript SDK's examples answer an unknown session with 400 instead of 404.
@@ -628,12 +618,9 @@ def _refusal(
     return None if error is not None and not fault.ends_session else fault
 
 
-def _url_has_session(url: httpx2.URL) -> bool:
-    return not {"sessionId", "session_id"}.isdisjoint(url.params)
-
-
 def _is_compressed(response: httpx2.Response) -> bool:
-    return bool(response.headers.get("content-encoding", "identity").strip().lower() != "identity")
+    coding: str = response.headers.get("content-encoding", "identity")
+    return coding.strip().lower() != "identity"
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
