@@ -393,14 +393,15 @@ class McpClient:
         return self._phase if self._phase == "initialize" else f"tools/{self._phase}"
 
     async def _handshake(self, link: "sdk.Link") -> Listing:
-        welcome = await link.initialize()
-        self._phase = "list"
-        return Listing(
-            tools=self._select(await self._list(link)),
-            protocol_version=plain_text(welcome.protocol_version),
-            server_version=plain_text(welcome.server_version),
-            instructions=well_formed(welcome.instructions),
+        await link.initialize()
+        said = Listing(
+            tools=(),
+            protocol_version=plain_text(link.protocol_version),
+            server_version=plain_text(link.server_version),
+            instructions=well_formed(link.instructions),
         )
+        self._phase = "list"
+        return replace(said, tools=self._select(await self._list(link)))
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         """Return the listed tools that the server's options and the tool lock allow. Report drifted tools."""

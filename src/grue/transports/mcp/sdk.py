@@ -30,7 +30,6 @@ from mcp.shared.inbound import (
 )
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from msgspec import Struct
 from pydantic import BaseModel
 
 from grue import messages as m
@@ -45,7 +44,7 @@ from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationR
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MessageStream, is_closed
 
-__all__ = ["Link", "SdkError", "Welcome", "is_closed"]
+__all__ = ["Link", "SdkError", "is_closed"]
 
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
 """Error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first."""
@@ -69,14 +68,6 @@ SKILLS = "io.modelcontextprotocol/skills"
 
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
-
-
-class Welcome(Struct, frozen=True):
-    """What a server says about itself when a session begins. The texts are untrusted."""
-
-    protocol_version: str
-    server_version: str
-    instructions: str
 
 
 class _CreatedTask(types.Result):
@@ -240,7 +231,7 @@ class Link:
         roots = [{"uri": uri} for uri in self._abilities.roots or ()]
         return types.ListRootsResult.model_validate({"roots": roots})
 
-    async def initialize(self) -> Welcome:
+    async def initialize(self) -> None:
         """Agree on a protocol revision: by the `initialize` handshake, or else by `server/discover`.
 
         From revision 2026-07-28 on there is no handshake, only `server/discover`. The handshake comes first,
@@ -252,25 +243,19 @@ class Link:
             RuntimeError, ValueError: The answer is not usable.
         """
         with library_logs_to(self._library_logged):
-            return await self._agreed()
-
-    async def _agreed(self) -> Welcome:
-        if self._spoken in MODERN_PROTOCOL_VERSIONS and await self._speaks_as_before():
-            return self._welcome(self._session.instructions)
-        try:
-            result = await self._session.initialize()
-        except SdkError as refusal:
-            if refusal.code not in _HANDSHAKE_UNKNOWN or is_closed(refusal, self.stream):
-                raise
-            instructions = (await self._session.discover()).instructions
-        except RuntimeError as unusable:
-            # The SDK raises if the answer names the newest revision, which has no handshake.
-            if not str(unusable).endswith(_NEWEST):
-                raise
-            instructions = (await self._session.discover()).instructions
-        else:
-            instructions = result.instructions
-        return self._welcome(instructions)
+            if self._spoken in MODERN_PROTOCOL_VERSIONS and await self._speaks_as_before():
+                return
+            try:
+                await self._session.initialize()
+            except SdkError as refusal:
+                if refusal.code not in _HANDSHAKE_UNKNOWN or is_closed(refusal, self.stream):
+                    raise
+                await self._session.discover()
+            except RuntimeError as unusable:
+                # The SDK raises if the answer names the newest revision, which has no handshake.
+                if not str(unusable).endswith(_NEWEST):
+                    raise
+                await self._session.discover()
 
     async def _speaks_as_before(self) -> bool:
         """Return whether the server answers `server/discover` now, as it did in an earlier session."""
@@ -286,13 +271,16 @@ class Link:
             return False
         return True
 
-    def _welcome(self, instructions: str | None) -> Welcome:
+    @property
+    def server_version(self) -> str:
+        """The server's name and version; untrusted. Empty: it has not said them."""
         server = self._session.server_info
-        return Welcome(
-            protocol_version=self.protocol_version,
-            server_version=f"{server.name} {server.version}" if server else "",
-            instructions=instructions or "",
-        )
+        return f"{server.name} {server.version}" if server else ""
+
+    @property
+    def instructions(self) -> str:
+        """The server's text for the model; untrusted."""
+        return self._session.instructions or ""
 
     @property
     def protocol_version(self) -> str:
