@@ -111,7 +111,10 @@ class Link:
             message_handler=self._receive_notification,
             extensions={TASKS: {}, SKILLS: {}},
             result_claims={TASKS: (_TASK_CLAIM,)},
-            **self._callbacks(),
+            # The SDK declares a capability only if it gets the callback for it.
+            sampling_callback=None if abilities.sample is None else self._sample,
+            elicitation_callback=None if abilities.elicit is None else self._elicit_or_refuse,
+            list_roots_callback=None if abilities.roots is None else self._list_roots,
         )
         self._subscriptions = Subscriptions(self._session, notify)
         self._param_headers = ParamHeaders(notify)
@@ -133,15 +136,6 @@ class Link:
 
     def _library_logged(self, record: logging.LogRecord) -> None:
         self._notify("noise", record.getMessage())
-
-    def _callbacks(self) -> dict[str, Any]:
-        """Return callbacks for the SDK, which declares a capability only if it gets the callback for it."""
-        offered = self._abilities
-        return {
-            "sampling_callback": None if offered.sample is None else self._sample,
-            "elicitation_callback": None if offered.elicit is None else self._elicit_or_refuse,
-            "list_roots_callback": None if offered.roots is None else self._list_roots,
-        }
 
     async def _receive_notification(self, message: object) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
@@ -506,15 +500,20 @@ class Subscriptions:
                 ) as subscription:
                     name = str(subscription.subscription_id)
                     self._open[name] = stream.scope
-                    stream.agree(name, subscription.honored)
+                    agreed = subscription.honored.model_dump(by_alias=True, mode="json", exclude_none=True)
+                    stream.agreed = {"subscriptionId": name, "notifications": agreed}
+                    stream.settled.set()
                     async for _ in subscription:
                         pass  # nothing to do: the session has passed on the server's notification already
                     why = "the server has ended it"
         except ListenNotSupportedError as error:
-            stream.refuse(SdkError(types.METHOD_NOT_FOUND, _too_old(error.negotiated_version)))
+            version = error.negotiated_version
+            words = f"needs the revision {_NEWEST}, and this session has {version}: use resources/subscribe"
+            stream.refused = SdkError(types.METHOD_NOT_FOUND, f"{LISTEN} {words}")
         except (SubscriptionLost, SdkError) as error:
-            refusal = error if isinstance(error, SdkError) else SdkError(types.INTERNAL_ERROR, str(error))
-            stream.refuse(refusal)
+            if not name:
+                refusal = error if isinstance(error, SdkError) else SdkError(types.INTERNAL_ERROR, str(error))
+                stream.refused = refusal
             why = f"it broke off: {error.__cause__ or error}"
         finally:
             self._open.pop(name, None)
@@ -531,19 +530,6 @@ class _Stream:
         self.settled = anyio.Event()
         self.agreed: dict[str, Any] = {}
         self.refused: SdkError | None = None
-
-    def agree(self, name: str, honored: types.SubscriptionFilter) -> None:
-        notifications = honored.model_dump(by_alias=True, mode="json", exclude_none=True)
-        self.agreed = {"subscriptionId": name, "notifications": notifications}
-        self.settled.set()
-
-    def refuse(self, error: SdkError) -> None:
-        if not self.settled.is_set():
-            self.refused = error
-
-
-def _too_old(version: str | None) -> str:
-    return f"{LISTEN} needs the revision 2026-07-28, and this session has {version}: use resources/subscribe"
 
 
 _NAME_CHARS = 80
