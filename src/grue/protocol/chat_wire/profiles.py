@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -104,12 +103,12 @@ OPENAI_CHAT = _like_openai(
 )
 
 # OpenAI's newest models accept tools only on /responses.
-OPENAI = msgspec.structs.replace(
+OPENAI = replace(
     GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
 )
 
 # Anthropic's newer models refuse sampling settings such as `temperature`.
-ANTHROPIC = msgspec.structs.replace(
+ANTHROPIC = replace(
     GENERIC_MESSAGES,
     name="anthropic",
     reports_cost="never",
@@ -197,13 +196,12 @@ def profile_for(base_url: str, model: str = "", wire: str | None = None) -> Wire
             if chosen is not None:
                 return _for_model(chosen, model.lower())
             assert wire is not None, "without a format the first row is chosen"
-            generic = msgspec.structs.replace(FORMATS[wire].profile, key_variable=rows[0].key_variable)
+            generic = replace(FORMATS[wire].profile, key_variable=rows[0].key_variable)
             return _for_model(generic, model.lower())
     return _for_model(FORMATS[wire or "chat_completions"].profile, model.lower())
 
 
 def _for_model(profile: WireProfile, model: str) -> WireProfile:
-    replace = msgspec.structs.replace
     if profile == ANTHROPIC and _STEADY.search(model):
         return replace(profile, reasoning="adaptive")
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
@@ -303,10 +301,9 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
         status: The refusal's HTTP status; it decides which changes are tried.
         words: The provider's message.
     """
-    if status not in _SPEAKS_OF_FORM:
+    if status is None or status not in _SPEAKS_OF_FORM:
         return None
-    adaptations = _OF_STATUS.get(status, _ADAPTATIONS) if status is not None else _ADAPTATIONS
-    adapted = (adapt(profile, words) for adapt in adaptations)
+    adapted = (adapt(profile, words) for adapt in _OF_STATUS.get(status, _ADAPTATIONS))
     return next((new for new in adapted if new is not None and new != profile), None)
 
 
@@ -491,42 +488,35 @@ class NameRule(Struct, frozen=True):
     reason: str
 
 
-def _denied(pattern: str, reason: str) -> NameRule:
-    return NameRule(re.compile(pattern), supported=False, reason=reason)
-
-
-def _known(pattern: str, reason: str) -> NameRule:
-    return NameRule(re.compile(pattern), supported=True, reason=reason)
-
-
 # Match only whole parts of a name: "o1" matches "o1-mini" and "marco-o1", but not "gpt-4o1".
 _START, _END = r"(?<![a-z0-9])", r"(?![a-z0-9])"
 
-NAME_RULES: tuple[NameRule, ...] = (
-    _denied(
-        rf"{_START}o[13]{_END}",
-        "OpenAI's o1 and o3 are reasoning models; o1-mini and o1-preview refuse tools",
-    ),
-    _denied(rf"{_START}gpt-5-chat", "gpt-5-chat is the chat product's model and takes no tools"),
-    _denied(r"qwq", "QwQ is a reasoning model; most servers of it return tool calls as prose"),
-    _denied(r"deepseek-r1", "DeepSeek R1 is a reasoning model; most of its endpoints refuse tools"),
-    _denied(r"deepseek-reasoner", "deepseek-reasoner is DeepSeek's reasoning endpoint"),
-    _denied(rf"{_START}r1{_END}", "R1 and what was distilled from it are reasoning models"),
-    _denied(
-        r"(?<!\bnon)-reasoning",
-        "a name with '-reasoning' is that of a reasoning model",
-    ),
-    _known(rf"{_START}gpt-(?:3\.5|[4-9]|oss)", "OpenAI; gpt-5.4 and later need what the wire profile adds"),
-    _known(rf"{_START}o4-mini", "OpenAI's o4-mini takes tools on chat completions"),
-    _known(r"claude-(?:[3-9]|sonnet|opus|haiku|fable)", "Anthropic, since Claude 3"),
-    _known(r"gemini", "Google"),
-    _known(r"(?:mi|mini|magi|dev|code)stral|mixtral", "Mistral"),
-    _known(r"llama-?(?:3\.[1-9]|4)", "Meta, since Llama 3.1"),
-    _known(r"command-(?:r|a)", "Cohere"),
-    _known(r"qwen-?(?:2\.5|[3-9])", "Qwen, since 2.5"),
-    _known(r"deepseek-(?:chat|v[3-9])", "DeepSeek's chat models, since V3"),
-    _known(r"grok-[3-9]", "xAI, unless the name says that it reasons"),
-    _known(r"glm-(?:4\.[5-9]|[5-9])|kimi-k|minimax-m", "Z.ai, Moonshot and MiniMax agent models"),
+_DENIED = {
+    rf"{_START}o[13]{_END}": "OpenAI's o1 and o3 are reasoning models; o1-mini and o1-preview refuse tools",
+    rf"{_START}gpt-5-chat": "gpt-5-chat is the chat product's model and takes no tools",
+    r"qwq": "QwQ is a reasoning model; most servers of it return tool calls as prose",
+    r"deepseek-r1": "DeepSeek R1 is a reasoning model; most of its endpoints refuse tools",
+    r"deepseek-reasoner": "deepseek-reasoner is DeepSeek's reasoning endpoint",
+    rf"{_START}r1{_END}": "R1 and what was distilled from it are reasoning models",
+    r"(?<!\bnon)-reasoning": "a name with '-reasoning' is that of a reasoning model",
+}
+_KNOWN = {
+    rf"{_START}gpt-(?:3\.5|[4-9]|oss)": "OpenAI; gpt-5.4 and later need what the wire profile adds",
+    rf"{_START}o4-mini": "OpenAI's o4-mini takes tools on chat completions",
+    r"claude-(?:[3-9]|sonnet|opus|haiku|fable)": "Anthropic, since Claude 3",
+    r"gemini": "Google",
+    r"(?:mi|mini|magi|dev|code)stral|mixtral": "Mistral",
+    r"llama-?(?:3\.[1-9]|4)": "Meta, since Llama 3.1",
+    r"command-(?:r|a)": "Cohere",
+    r"qwen-?(?:2\.5|[3-9])": "Qwen, since 2.5",
+    r"deepseek-(?:chat|v[3-9])": "DeepSeek's chat models, since V3",
+    r"grok-[3-9]": "xAI, unless the name says that it reasons",
+    r"glm-(?:4\.[5-9]|[5-9])|kimi-k|minimax-m": "Z.ai, Moonshot and MiniMax agent models",
+}
+NAME_RULES = tuple(
+    NameRule(re.compile(pattern), supported, reason)
+    for supported, rules in ((False, _DENIED), (True, _KNOWN))
+    for pattern, reason in rules.items()
 )
 
 
@@ -567,22 +557,15 @@ def checked_support(
 
     Source: R12, D8
     """
+    checked = functools.partial(m.ToolSupportChecked, model=model, endpoint=endpoint)
     if forced:
-        return m.ToolSupportChecked(model=model, endpoint=endpoint, supported=True, by="forced")
+        return checked(supported=True, by="forced")
     if endpoint_says is not None:
         reason = "" if endpoint_says else "the endpoint's model list names no tools among its parameters"
-        return m.ToolSupportChecked(
-            model=model, endpoint=endpoint, supported=endpoint_says, by="endpoint", reason=reason
-        )
+        return checked(supported=endpoint_says, by="endpoint", reason=reason)
     rule = rule_for(model)
     denied = rule is not None and not rule.supported
-    return m.ToolSupportChecked(
-        model=model,
-        endpoint=endpoint,
-        supported=not denied,
-        by="name",
-        reason=rule.reason if rule is not None and denied else "",
-    )
+    return checked(supported=not denied, by="name", reason=rule.reason if rule and denied else "")
 
 
 def tool_support_error(model: str, reason: str = "") -> MCPError:
