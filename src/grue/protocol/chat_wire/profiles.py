@@ -186,19 +186,23 @@ def wire_of(base_url: str) -> str | None:
     return next((each.name for each in FORMATS.values() if each.ending(path)), None)
 
 
+def known_profiles(base_url: str) -> tuple[WireProfile, ...]:
+    """Return the row of `PROFILES` for the host of a base URL; empty if the host is not known."""
+    host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
+    same = (rows for known, rows in PROFILES.items() if host == known or host.endswith(f".{known}"))
+    return next(same, ())
+
+
 def profile_for(base_url: str, model: str = "", wire: str | None = None) -> WireProfile:
     """Return the profile for an endpoint and a model; `wire=None`: the format that the base URL suggests."""
-    host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     wire = wire or wire_of(base_url)
-    for known, rows in PROFILES.items():
-        if host == known or host.endswith(f".{known}"):
-            chosen = next((row for row in rows if wire in (None, row.wire)), None)
-            if chosen is not None:
-                return _for_model(chosen, model.lower())
-            assert wire is not None, "without a format the first row is chosen"
-            generic = replace(FORMATS[wire].profile, key_variable=rows[0].key_variable)
-            return _for_model(generic, model.lower())
-    return _for_model(FORMATS[wire or "chat_completions"].profile, model.lower())
+    rows = known_profiles(base_url)
+    profile = next((row for row in rows if wire in (None, row.wire)), None)
+    if profile is None:
+        profile = FORMATS[wire or "chat_completions"].profile
+        if rows:
+            profile = replace(profile, key_variable=rows[0].key_variable)
+    return _for_model(profile, model.lower())
 
 
 def _for_model(profile: WireProfile, model: str) -> WireProfile:

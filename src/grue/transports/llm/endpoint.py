@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from random import random
 from types import TracebackType
 from typing import Protocol, Self
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 import anyio
 import anyio.to_thread
@@ -39,11 +39,11 @@ from grue.protocol.chat_wire.profile import (
     with_inputs,
 )
 from grue.protocol.chat_wire.profiles import (
-    PROFILES,
     ListedModel,
     adapt_profile,
     checked_support,
     find_model,
+    known_profiles,
     profile_for,
     provider_name,
     read_models,
@@ -76,7 +76,6 @@ from grue.transports.llm.exchange import (
 )
 
 OWN_KEY = "GRUE_API_KEY"
-_PROVIDER_KEYS = {host: rows[0].key_variable for host, rows in PROFILES.items()}
 
 
 def key_names(base_url: str) -> tuple[str, ...]:
@@ -85,14 +84,15 @@ def key_names(base_url: str) -> tuple[str, ...]:
     A provider's key is sent only to that provider, and only over https. `GRUE_API_KEY` is sent to any
     endpoint that the user configures, because it is set for grue.
     """
-    parts = urlsplit(base_url)
-    provider_key = next((key for host, key in _PROVIDER_KEYS.items() if _is_host(parts, host)), None)
-    return (OWN_KEY, provider_key) if provider_key and parts.scheme == "https" else (OWN_KEY,)
+    rows = known_profiles(base_url)
+    if not rows or urlsplit(base_url).scheme != "https":
+        return (OWN_KEY,)
+    return (OWN_KEY, rows[0].key_variable)
 
 
 def needs_key(base_url: str) -> bool:
     """Return whether `base_url` belongs to a provider that is known to refuse requests without a key."""
-    return any(_is_host(urlsplit(base_url), host) for host in _PROVIDER_KEYS)
+    return bool(known_profiles(base_url))
 
 
 def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
@@ -143,11 +143,6 @@ def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> 
         return ""
     held = (name for name in key_names(base_url) if key and environ.get(name, "").strip() == key.strip())
     return next(held, "api_key")
-
-
-def _is_host(parts: SplitResult, host: str) -> bool:
-    actual = (parts.hostname or "").rstrip(".")
-    return actual == host or actual.endswith("." + host)
 
 
 _CLOSE_TIMEOUT_S = 1.0
