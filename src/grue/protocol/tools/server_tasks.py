@@ -130,17 +130,18 @@ def _handle(task: Mapping[str, object]) -> m.ToolTask:
     task_id = task.get("taskId")
     if not isinstance(task_id, str) or not 0 < len(task_id) <= _ID_CHARS or well_formed(task_id) != task_id:
         raise ValueError("its task has no usable taskId")
-    return m.ToolTask(task_id=task_id, poll_s=_poll_s(task), ttl_s=_seconds(task, "ttlMs", "ttl"))
+    return m.ToolTask(task_id=task_id, poll_s=_poll_s(task), ttl_s=seconds_in(task, "ttlMs", "ttl"))
 
 
 def _poll_s(task: Mapping[str, object]) -> float:
-    stated = _seconds(task, "pollIntervalMs", "pollInterval")
+    stated = seconds_in(task, "pollIntervalMs", "pollInterval")
     return POLL_S if stated is None else min(max(stated, _SHORTEST_POLL_S), _LONGEST_POLL_S)
 
 
-def _seconds(task: Mapping[str, object], *names: str) -> float | None:
+def seconds_in(answer: Mapping[str, object], *names: str) -> float | None:
+    """Return a time in seconds, read from the first usable of these members, which are in milliseconds."""
     for name in names:
-        stated = task.get(name)
+        stated = answer.get(name)
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):
             return min(stated, _MOST_MS) / 1000
     return None

@@ -12,7 +12,6 @@ Source: P37
 """
 
 import hmac
-import math
 import os
 import secrets
 import stat
@@ -27,6 +26,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ToolAnnotations
 from grue.protocol.json_text import json_object
+from grue.protocol.tools.server_tasks import seconds_in
 from grue.runtime.files import expanded, require_regular, write_whole
 from grue.runtime.safe_text import well_formed
 from grue.tool_sessions.connection import SeenListing
@@ -37,7 +37,6 @@ MAX_TOOL_BYTES = 256 * 1024
 """Longest definition of a tool. Each request to the model carries all definitions."""
 
 _NAME_CHARS = 1000
-_LONGEST_TTL_MS = 10 * 365 * 86_400_000
 
 _HINTS = {
     "read_only": "readOnlyHint",
@@ -89,7 +88,7 @@ async def read_pages(
             if tools.setdefault(tool.tool, tool) != tool:
                 notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
         as_tasks.update(_only_as_tasks(page))
-        stated = _ttl_s(page)
+        stated = seconds_in(page, "ttlMs") or None  # 0 counts as not stated: the SDK's servers send it
         if stated is not None:
             ttl_s = stated if ttl_s is None else min(ttl_s, stated)
             private = private or page.get("cacheScope") == "private"
@@ -105,14 +104,6 @@ async def read_pages(
     else:
         notify("bad_tool", f"the listing has more than {max_pages} pages, the rest is left")
     return ListedTools(tuple(tools.values()), frozenset(as_tasks), ttl_s, private)
-
-
-def _ttl_s(page: m.JsonObject) -> float | None:
-    """Return how long a page is valid. 0 counts as not stated: the SDK's servers send it by default."""
-    stated = page.get("ttlMs")
-    if not isinstance(stated, int | float) or isinstance(stated, bool) or not 0 < stated < math.inf:
-        return None
-    return min(stated, _LONGEST_TTL_MS) / 1000
 
 
 def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:
