@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason, ToolSearch
+from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason
 from grue.protocol.context import fit
 from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.calls import without_doubles
@@ -27,7 +27,9 @@ def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Co
         turn = _searching(replace(turn, tools=tools))
     if turn.ledger is None:
         return _send(turn, phase, new, (*notes, *doubles))
-    return _send_fitted(turn, phase, new, (*notes, *doubles), may_summarise=_may_summarise(turn))
+    policy, _ = _kept(turn)
+    may_summarise = turn.summaries < policy.max_summaries and not turn.budget_reached
+    return _send_fitted(turn, phase, new, (*notes, *doubles), may_summarise=may_summarise)
 
 
 def _send_fitted(
@@ -36,7 +38,9 @@ def _send_fitted(
     turn, fitted = _make_room(turn, new, may_summarise=may_summarise)
     notes = (*notes, *_rewrite(turn, fitted.cleared, "window"))
     if fitted.summarise:
-        return _ask_for_summary(turn, phase, new, notes)
+        turn = replace(turn, requests=turn.requests + 1, summaries=turn.summaries + 1)
+        request = _request(turn, (_summary_request(turn),), m.RequireAnswer(), aside=True)
+        return AwaitingSummary(turn, phase, new), (*notes, request)
     return _send(_said(turn, fitted.new), phase, fitted.new, notes)
 
 
@@ -83,27 +87,19 @@ def _rewrite(
     return (m.RewriteHistory(conversation=turn.conversation, change=change, reason=reason),)
 
 
-def _ask_for_summary(
-    turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands
-) -> Transition:
-    turn = replace(turn, requests=turn.requests + 1, summaries=turn.summaries + 1)
-    request = _request(turn, (_summary_request(turn),), m.RequireAnswer(), aside=True)
-    return AwaitingSummary(turn, phase, new), (*notes, request)
-
-
 def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
     """Replace the history by the summary, if one came, and send the request that had to wait for it."""
-    turn = state.turn
+    turn = state.turn.count(event.usage)
     notes: Commands
-    turn = turn.count(event.usage)
-    stopped = isinstance(event, m.CompletionReceived) and event.stopped
-    if isinstance(event, m.CompletionReceived) and not stopped and event.content and event.content.strip():
-        turn, change = _with_summary(turn, event.content)
-        notes = _rewrite(turn, change, "window")
-    else:
-        reason = event.failure.message if isinstance(event, m.CompletionFailed) else "the reply has no text"
-        reason = f"the provider stopped the reply before its end ({stopped})" if stopped else reason
-        notes = (m.SummaryFailed(reason=reason),)
+    match event:
+        case m.CompletionFailed(failure=failure):
+            notes = (m.SummaryFailed(reason=failure.message),)
+        case m.CompletionReceived(stopped="", content=str(text)) if text.strip():
+            turn, change = _with_summary(turn, text)
+            notes = _rewrite(turn, change, "window")
+        case _:
+            stopped = f"the provider stopped the reply before its end ({event.stopped})"
+            notes = (m.SummaryFailed(reason=stopped if event.stopped else "the reply has no text"),)
     return _send_fitted(turn, state.phase, state.new, notes, may_summarise=False)
 
 
@@ -175,16 +171,14 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
 
 def _searching(turn: Turn) -> Turn:
     search = turn.run.tool_search
-    if search is None or turn.searching or not _are_many(turn, search):
+    if search is None or turn.searching:
         return turn
-    return replace(turn, searching=True, relisted=True)
-
-
-def _are_many(turn: Turn, search: ToolSearch) -> bool:
     if search.above >= 1:
-        return sum(not is_built_in(tool) for tool in turn.tools) > search.above
-    ledger = turn.ledger or fit.ContextLedger()
-    return ledger.offer(turn.tools).tools.tokens > search.above * (turn.window or _WINDOW)
+        many = sum(not is_built_in(tool) for tool in turn.tools) > search.above
+    else:
+        ledger = turn.ledger or fit.ContextLedger()
+        many = ledger.offer(turn.tools).tools.tokens > search.above * (turn.window or _WINDOW)
+    return replace(turn, searching=True, relisted=True) if many else turn
 
 
 def _make_room(
@@ -206,11 +200,6 @@ def _make_room(
     if turn.run.references != "never" and (cut or (found.cleared is not None and found.cleared.results)):
         turn = turn.referring()
     return turn, replace(found, new=tuple(_with_handle(turn, item, cut, named) for item in found.new))
-
-
-def _may_summarise(turn: Turn) -> bool:
-    policy, _ = _kept(turn)
-    return turn.summaries < policy.max_summaries and not turn.budget_reached
 
 
 def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
