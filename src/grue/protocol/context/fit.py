@@ -116,7 +116,8 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
 
     def item_of(self, item: m.ConversationItem, named: Tools) -> ContextItem:
         """Return a part of the conversation as a `ContextItem`, with its estimated size."""
-        tokens = self.estimate(text_bytes(item)) + sum(map(_attachment_tokens, _attachments(item)))
+        attached = item.attachments if isinstance(item, m.ToolMessage | m.UserText) else ()
+        tokens = self.estimate(text_bytes(item)) + sum(map(_attachment_tokens, attached))
         match item:
             case m.ToolMessage(call_id=call_id):
                 return ContextItem(tokens=tokens, call_id=call_id, tool=named.get(call_id, ""))
@@ -174,10 +175,6 @@ def text_bytes(item: m.ConversationItem) -> int:
     """Return the size of an item's text, in bytes of UTF-8."""
     text = item.content if isinstance(item, m.ToolMessage) else item.text
     return len(text.encode())
-
-
-def _attachments(item: m.ConversationItem) -> tuple[m.Attachment, ...]:
-    return item.attachments if isinstance(item, m.ToolMessage | m.UserText) else ()
 
 
 def _attachment_tokens(attachment: m.Attachment) -> int:

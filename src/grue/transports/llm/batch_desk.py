@@ -145,7 +145,8 @@ class BatchDesk:
         if isinstance(self._form, OpenAIBatches):
             body = self._form.created(record.file_id, self._path, record.key)
             return await self._endpoint.call("POST", self._form.path, content=body)
-        return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
+        upload = Upload(b'{"requests":[', self._folder.requests_of(record.number), b"]}", commas=True)
+        return await self._endpoint.call("POST", self._form.path, upload=upload)
 
     async def _found(self, record: Submission) -> BatchState | None:
         """Find the provider's batch that was made from a file of requests; `None`: there is none.
@@ -300,9 +301,6 @@ class BatchDesk:
         )
         ask = partial(self._endpoint.call, "POST", "/files", upload=upload)
         return await self._surely("an uploaded file", lambda body: str(msgspec.json.decode(body)["id"]), ask)
-
-    def _list_of(self, number: int) -> "Upload":
-        return Upload(b'{"requests":[', self._folder.requests_of(number), b"]}", commas=True)
 
     async def _surely(
         self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]

@@ -14,7 +14,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from random import random
-from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import quote, urlsplit
 
@@ -383,14 +382,9 @@ class LlmEndpoint:
             await other.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         for other in self.chain[1:]:
-            await other.__aexit__(exc_type, exc_val, exc_tb)
+            await other.__aexit__(*exc_info)
         connections = self._connections.get()
         if connections is None:
             return
@@ -426,12 +420,7 @@ class LlmEndpoint:
         room = current_room()
         if room is not None:
             return room.reply_to(self, body, request)
-        posted = httpx.Request(
-            "POST",
-            self._url_for(streamed),
-            headers=self.headers,
-            content=body,
-        )
+        posted = httpx.Request("POST", self._url_for(streamed), headers=self.headers, content=body)
         return exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
 
     async def models(self) -> Answered | Fault:

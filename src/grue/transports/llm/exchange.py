@@ -818,18 +818,13 @@ class _Incoming:
         """Add the last event if the stream ended without the blank line after it; ignore a damaged event."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
-            if self._lines.waiting > LONG_BYTES:
-                feed = anyio.to_thread.run_sync
-                deltas = await feed(self._last_event, streamed.assembler, abandon_on_cancel=True)
-            else:
-                deltas = self._last_event(streamed.assembler)
+            large = self._lines.waiting > LONG_BYTES
+            feed = functools.partial(self._feed, streamed.assembler, self._lines.end())
+            deltas = await anyio.to_thread.run_sync(feed, abandon_on_cancel=True) if large else feed()
             for delta in _joined(deltas):
                 streamed.show(delta)
         if not sound and self._is_stream:
             raise DamagedStream(self._lines.damage)
-
-    def _last_event(self, assembler: Assembler) -> list[Delta]:
-        return self._feed(assembler, self._lines.end())
 
 
 def _joined(deltas: list[Delta]) -> list[Delta]:
@@ -946,12 +941,12 @@ def not_sent(why: str) -> Fault:
 
 def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
     """Return what to tell the `RequestGate` about a request; `reply` was decoded from `answer`."""
-    usage = reply.usage if isinstance(reply, Reply) else None
+    if isinstance(reply, Fault):
+        return RequestOutcome(status=answer.status, retry_after_s=reply.retry_after_s)
     return RequestOutcome(
         status=answer.status,
-        retry_after_s=reply.retry_after_s if isinstance(reply, Fault) else None,
-        input_tokens=None if usage is None else usage.input_tokens,
-        output_tokens=None if usage is None else usage.output_tokens,
-        cached_tokens=0 if usage is None else usage.cached_tokens,
-        cost_usd=None if usage is None else usage.cost_usd,
+        input_tokens=reply.usage.input_tokens,
+        output_tokens=reply.usage.output_tokens,
+        cached_tokens=reply.usage.cached_tokens,
+        cost_usd=reply.usage.cost_usd,
     )
