@@ -11,27 +11,11 @@ It has sixteen rooms and exactly 100 points. The rules that matter to a host:
 
 from typing import Final
 
+from grue.hosts.zork.games import house_rules as rules
+from grue.hosts.zork.games import house_world as world
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.house_case import case_for
 from grue.hosts.zork.games.house_parser import Phrase, parse
-from grue.hosts.zork.games.house_rules import (
-    RefusalError,
-    State,
-    Turn,
-    describe,
-    inventory,
-    is_dark,
-    play_verb,
-    score,
-)
-from grue.hosts.zork.games.house_world import (
-    MAX_SCORE,
-    NO_LIFE_LEFT,
-    OPENING,
-    ROOMS,
-    SPARE_LIFE,
-    STEPS_IN_THE_DARK,
-)
 
 _OVER: Final = "The story is over. It was a good one."
 
@@ -45,7 +29,7 @@ class HouseGame:
         self._begin(0)
 
     def _begin(self, seed: int) -> None:
-        self._state = State(seed=seed)
+        self._state = rules.State(seed=seed)
         self._case = case_for(seed)
 
     @property
@@ -56,16 +40,16 @@ class HouseGame:
     def reset(self, seed: int = 0) -> Observation:
         """Start a new game in the seed's variation of the house."""
         self._begin(seed)
-        return self._observe(f"{OPENING}\n\n{describe(self._state, self._case)}")
+        return self._observe(f"{world.OPENING}\n\n{rules.describe(self._state, self._case)}")
 
     def step(self, command: str) -> Observation:
         """Play one command. After the end of the game, commands have no effect."""
         if self._state.ending:
             return self._observe(_OVER)
-        turn = Turn(self._state, self._case, self._understand(command))
+        turn = rules.Turn(self._state, self._case, self._understand(command))
         try:
-            said = [play_verb(turn)]
-        except RefusalError as refusal:
+            said = [rules.play_verb(turn)]
+        except rules.RefusalError as refusal:
             self._state.asked = refusal.asks
             return self._observe(str(refusal))
         if turn.takes_time:
@@ -81,7 +65,7 @@ class HouseGame:
     def _applause(self) -> list[str]:
         if self._state.ending != "won":
             return []
-        return [f"*** You have won ***\nYou have {score(self._state)} out of {MAX_SCORE} points."]
+        return [f"*** You have won ***\nYou have {rules.score(self._state)} out of {world.MAX_SCORE} points."]
 
     def _understand(self, command: str) -> Phrase:
         state, asked = self._state, self._state.asked
@@ -102,19 +86,19 @@ class HouseGame:
         state.dark_turns = 0
         if state.deaths > 1:
             state.ending = "died"
-            return ["*** You have died ***", NO_LIFE_LEFT]
+            return ["*** You have died ***", world.NO_LIFE_LEFT]
         state.room = "gate"
-        return ["*** You have died ***", SPARE_LIFE, describe(state, self._case)]
+        return ["*** You have died ***", world.SPARE_LIFE, rules.describe(state, self._case)]
 
     def _observe(self, text: str, *, died: bool = False) -> Observation:
         state = self._state
         return Observation(
             text=text,
-            location=ROOMS[state.room].name,
-            score=score(state),
-            max_score=MAX_SCORE,
+            location=world.ROOMS[state.room].name,
+            score=rules.score(state),
+            max_score=world.MAX_SCORE,
             moves=state.moves,
-            inventory=inventory(state),
+            inventory=rules.inventory(state),
             died=died,
             won=state.ending == "won",
             done=bool(state.ending),
@@ -124,16 +108,16 @@ class HouseGame:
         """Do nothing."""
 
 
-def _dark_falls(turn: Turn) -> list[str]:
+def _dark_falls(turn: rules.Turn) -> list[str]:
     """Count a turn in the dark: the fourth in a row kills the player, unless the grue is content."""
     state = turn.state
-    if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
+    if turn.killed_by or not rules.is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0
         return []
     state.dark_turns += 1
-    if state.dark_turns > len(STEPS_IN_THE_DARK):
+    if state.dark_turns > len(world.STEPS_IN_THE_DARK):
         return [turn.kill("lingering")]
-    return [step for step in (STEPS_IN_THE_DARK[state.dark_turns - 1],) if step]
+    return [step for step in (world.STEPS_IN_THE_DARK[state.dark_turns - 1],) if step]
 
 
 def walkthrough(seed: int) -> tuple[str, ...]:
