@@ -17,17 +17,9 @@ from grue import Conversation, MCPError
 from grue import messages as m
 from grue.errors import AnswerError, BudgetSpent, MCPConfigError, TurnTimedOut
 from grue.hosting import ConfinedFolder
+from grue.hosts.skill_agent import facts
 from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, McpCall
 from grue.hosts.skill_agent.approval import Judge, JudgedAction
-from grue.hosts.skill_agent.facts import (
-    ActionsPlanned,
-    EndReason,
-    McpToolCallCompleted,
-    McpToolCallFailed,
-    McpToolCallStarted,
-    StepEnded,
-    StepStarted,
-)
 from grue.hosts.skill_agent.past import RunPast
 from grue.hosts.skill_agent.prompt import SILENT, changed_tools, next_text, results_text
 from grue.hosts.skill_agent.registry import ActionReply, PlannedAction, StepExecutionResult, StepStatus
@@ -51,7 +43,9 @@ class StepRunner:
         Raises `KeyboardInterrupt` after Ctrl-C; no result of the step is recorded then.
         """
         run, began = self._run, time.monotonic()
-        started = StepStarted(turn=run.turn, number=action.step, action=action.type, target=action.target)
+        started = facts.StepStarted(
+            turn=run.turn, number=action.step, action=action.type, target=action.target
+        )
         run.note(started, run.turn)
         retries = run.config.retries if run.config.on_step_failure == "retry" and is_repeatable(tool) else 0
         for attempt in range(1, retries + 2):  # noqa: B007 - the variable is used after the loop
@@ -64,7 +58,7 @@ class StepRunner:
         """Record an action's result in the current turn, and return it."""
         run = self._run
         result = replace(result, turn=run.turn)
-        run.note(StepEnded(turn=run.turn, result=result), run.turn)
+        run.note(facts.StepEnded(turn=run.turn, result=result), run.turn)
         run.results.append(result)
         return result
 
@@ -94,7 +88,7 @@ class StepRunner:
             return self._failed(action, about, "No MCP server is connected.")
         if not call.tool_name:
             return self._failed(action, about, "mcp_call needs a tool_name.")
-        run.note(McpToolCallStarted(**about), run.turn)
+        run.note(facts.McpToolCallStarted(**about), run.turn)
         began = time.monotonic()
         try:
             limit_s = min(run.config.tool_call_timeout_s, max(run.left_s, 0.001))
@@ -106,7 +100,7 @@ class StepRunner:
         artifact = self._keep(action, "json", msgspec.json.encode(result))
         status: StepStatus = "failed" if result.is_error else "completed"
         about |= {"is_error": result.is_error, "duration_ms": round(_since(began) * 1000, 3)}
-        run.note(McpToolCallCompleted(**about, status=status, artifact=artifact), run.turn)
+        run.note(facts.McpToolCallCompleted(**about, status=status, artifact=artifact), run.turn)
         shown = self.cut(result.raw_text)
         told = {"error": shown} if result.is_error else {"output": shown}
         return action.ended(status, artifact=artifact, **told)
@@ -114,7 +108,7 @@ class StepRunner:
     def _failed(
         self, action: PlannedAction, about: dict[str, Any], error: str, lasted_s: float = 0.0
     ) -> StepExecutionResult:
-        failed = McpToolCallFailed(**about, error=error, duration_ms=round(lasted_s * 1000, 3))
+        failed = facts.McpToolCallFailed(**about, error=error, duration_ms=round(lasted_s * 1000, 3))
         self._run.note(failed, self._run.turn)
         return action.ended("failed", error=self.cut(error))
 
@@ -148,7 +142,7 @@ _UNUSABLE = "reply"
 class RunEnd(Struct, frozen=True):
     """Why a run ended, and the model's answer if it has given one."""
 
-    reason: EndReason
+    reason: facts.EndReason
     detail: str
     answer: str = ""
 
@@ -163,7 +157,7 @@ class DecisionLoop:
         self._steps = StepRunner(run)
         # The text in which the model last read the list of tools: at first the system text.
         self._shown = conversation.system
-        self._plan: ActionsPlanned | None = None if past is None else past.plan
+        self._plan: facts.ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
@@ -242,7 +236,7 @@ class DecisionLoop:
             PlannedAction(step=number, type=action.type, params=action.params)
             for number, action in enumerate(reply.actions, len(run.results) + 1)
         )
-        self._plan = ActionsPlanned(turn=run.turn, thought=reply.thought, actions=actions)
+        self._plan = facts.ActionsPlanned(turn=run.turn, thought=reply.thought, actions=actions)
         run.note(self._plan, run.turn)
         run.turns += 1
 
@@ -252,7 +246,7 @@ class DecisionLoop:
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
         return self._after(self._steps.end(failed.ended("failed", error=self._steps.cut(error))))
 
-    def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
+    def _carry_out(self, plan: facts.ActionsPlanned) -> RunEnd | None:
         run = self._run
         run.turn = plan.turn
         done = [each for each in run.results if each.turn == plan.turn]

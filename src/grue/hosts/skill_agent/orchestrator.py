@@ -24,21 +24,11 @@ from grue import (
 from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.hosting import EpisodeResumed, RunFolder
+from grue.hosts.skill_agent import facts
 from grue.hosts.skill_agent.actions import ActionRegistry
 from grue.hosts.skill_agent.approval import AskPerson, Judge
 from grue.hosts.skill_agent.configuration import AgentConfig
 from grue.hosts.skill_agent.decision_loop import DecisionLoop, RunEnd
-from grue.hosts.skill_agent.facts import (
-    FACTS,
-    EndReason,
-    FactEvents,
-    McpConnectionFailed,
-    McpServersConnected,
-    McpServersDisconnected,
-    RunEnded,
-    RunStarted,
-    SkillProblem,
-)
 from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.past import RunPast, read_run
 from grue.hosts.skill_agent.prompt import build_prompt
@@ -64,7 +54,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     run_id: str
     task: str
     model: str
-    reason: EndReason
+    reason: facts.EndReason
     detail: str
     answer: str
     responses: tuple[str, ...]
@@ -120,7 +110,7 @@ class Orchestrator:
         self._approve = approve
         self._recorder = recorder or Recorder()
         if on_event is not None:
-            self._recorder.add(FactEvents(on_event, FACTS))
+            self._recorder.add(facts.FactEvents(on_event, facts.FACTS))
 
     def run(self, task: str) -> RunResult:
         """Run a task until it is done or something else ends it, and return the result.
@@ -193,7 +183,7 @@ class Orchestrator:
     def _begin(self, run: Run, past: RunPast | None) -> None:
         config, version = self._config, grue.__version__
         if past is None:
-            started = RunStarted(
+            started = facts.RunStarted(
                 episode_id=run.run_id,
                 task=run.task,
                 model=config.model,
@@ -208,7 +198,7 @@ class Orchestrator:
             run.runner.spent, run.turns, run.results = past.spent, past.plans, past.results
             run.note(EpisodeResumed(episode_id=run.run_id, turns=past.plans, version=version))
         for problem in run.skills.problems:
-            run.note(SkillProblem(problem=problem))
+            run.note(facts.SkillProblem(problem=problem))
 
     def _live(self, run: Run, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
@@ -248,10 +238,12 @@ class Orchestrator:
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without MCP
             server = getattr(error, "server", "")
             said = error_text(error)
-            run.note(McpConnectionFailed(server_name=server if isinstance(server, str) else "", error=said))
+            run.note(
+                facts.McpConnectionFailed(server_name=server if isinstance(server, str) else "", error=said)
+            )
             return None
         names = tuple(tool.name for tool in tools)
-        run.note(McpServersConnected(servers=manager.servers, tools=names, tool_count=len(names)))
+        run.note(facts.McpServersConnected(servers=manager.servers, tools=names, tool_count=len(names)))
         return manager
 
 
@@ -264,7 +256,7 @@ def _offer_served_skills(run: Run) -> None:
     served = ServedSkills(run.manager, servers, folder)
     run.skills.add(served.as_skills(), served.text)
     for problem in served.problems:
-        run.note(SkillProblem(problem=problem))
+        run.note(facts.SkillProblem(problem=problem))
 
 
 def _conversation(run: Run, past: RunPast | None) -> Conversation:
@@ -303,7 +295,7 @@ def _disconnect(run: Run) -> None:
         run.manager.close_all()
     except Exception as failed:  # noqa: BLE001 - the run already has a result, which must not be lost
         error = error_text(failed)
-    run.note(McpServersDisconnected(servers=servers, error=error))
+    run.note(facts.McpServersDisconnected(servers=servers, error=error))
 
 
 def _end(run: Run, end: RunEnd) -> RunResult:
@@ -327,7 +319,7 @@ def _end(run: Run, end: RunEnd) -> RunResult:
         usage=run.runner.spent.usage,
         duration_s=round(time.monotonic() - run.began, 3),
     )
-    run.note(RunEnded(reason=end.reason, detail=end.detail, turns=run.turns, steps=len(run.results)))
+    run.note(facts.RunEnded(reason=end.reason, detail=end.detail, turns=run.turns, steps=len(run.results)))
     if run.folder is not None:
         run.folder.write_result(result)
     return result

@@ -30,15 +30,7 @@ from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.profiles import ToolSupportPolicy, supports_tool_calling
 from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.json_text import from_json, to_json
-from grue.transports.llm.exchange import (
-    Answered,
-    Permit,
-    RequestOutcome,
-    WantedRequest,
-    not_sent,
-    permit_for,
-    request_outcome,
-)
+from grue.transports.llm import exchange
 
 _SIMPLE_CLIENT = WireProfile(name="the program's client", names="canonical", images=False)
 _SDK = WireProfile(
@@ -121,30 +113,30 @@ class ClientActor(Actor[m.LlmCommand]):
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
         """Wait until the request gate (a fleet's rate limit) admits the request, then ask the client."""
         body, settings = conversation.body(self._settings), self._settings
-        permit: Permit | str | None = None
+        permit: exchange.Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, for each attempt
-            wanted = WantedRequest(
+            wanted = exchange.WantedRequest(
                 model=settings.model, prompt_bytes=len(body), max_tokens=settings.max_tokens
             )
-            permit = await permit_for(wanted)
+            permit = await exchange.permit_for(wanted)
         if isinstance(permit, str):
-            return foreign_failure(not_sent(permit), self._client, settings.model)
-        outcome = RequestOutcome()
+            return foreign_failure(exchange.not_sent(permit), self._client, settings.model)
+        outcome = exchange.RequestOutcome()
         try:
             try:
                 completion = completion_body(await self._ask(body))
             except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed completion
                 failure = completion_failure(error, self._client, settings.model)
-                outcome = RequestOutcome(status=failure.status)
+                outcome = exchange.RequestOutcome(status=failure.status)
                 return failure
-            answer = Answered(200, to_json(completion))
+            answer = exchange.Answered(200, to_json(completion))
             reply = conversation.read(
                 answer.body,
                 request=request,
                 used_ids=self._call_ids,
                 text_tool_calls=settings.text_tool_calls,
             )
-            outcome = request_outcome(answer, reply)
+            outcome = exchange.request_outcome(answer, reply)
         finally:
             if permit is not None:
                 permit.settle(outcome)

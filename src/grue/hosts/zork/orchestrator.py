@@ -29,18 +29,9 @@ from grue.hosting import (
     LangfuseObserver,
     LoggerObserver,
 )
+from grue.hosts.zork import facts
 from grue.hosts.zork.agent import FALLBACK_ACTION, ZorkAgent
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.facts import (
-    Decided,
-    EndReason,
-    EpisodeEnded,
-    EpisodeStarted,
-    McpInitFailed,
-    McpInitialized,
-    Observed,
-    Remembered,
-)
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
@@ -178,7 +169,7 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
     }
 
 
-def require_same_tools(started: EpisodeStarted, server: str | None) -> None:
+def require_same_tools(started: facts.EpisodeStarted, server: str | None) -> None:
     """Raise `MCPConfigError` if an episode was begun with another server, with none, or now has none."""
     now = (server,) if server else ()
     if now != started.servers:
@@ -271,7 +262,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
     seed: int
     model: str
     scripted: bool
-    reason: EndReason
+    reason: facts.EndReason
     detail: str
     turns: int
     score: int | None
@@ -372,7 +363,7 @@ class ZorkOrchestratorV2:
         self.game: Game = self.setup.game if self.setup.game is not None else open_game("house")
         self._began = time.monotonic()
         self._started = False
-        self._end: EpisodeEnded | None = None
+        self._end: facts.EpisodeEnded | None = None
         self._turn_end: m.TurnCompleted | m.TurnFailed | None = None
         past = self.setup.past
         unrecorded = self._come_back(past) if past is not None else []
@@ -416,7 +407,7 @@ class ZorkOrchestratorV2:
     def result(self) -> EpisodeResult:
         """Return the result of the episode so far."""
         state, seen = self.game_state, self.game_state.observation
-        reason: EndReason = self._end.reason if self._end else "interrupted"
+        reason: facts.EndReason = self._end.reason if self._end else "interrupted"
         return EpisodeResult(
             episode_id=state.episode_id,
             game=self.game.name,
@@ -452,7 +443,7 @@ class ZorkOrchestratorV2:
                 config=self.config, logger=self.setup.logger, langfuse_client=self.setup.langfuse_client
             )
         except MCPError as error:
-            self._note(McpInitFailed(error=str(error)), turn=0)
+            self._note(facts.McpInitFailed(error=str(error)), turn=0)
             raise MCPConfigError(f"MCP initialization failed: {error}") from error
         if self.setup.scripted:
             manager.tool_server = to_tool_server(manager.server_name, manager.server_config, offline=True)
@@ -461,7 +452,7 @@ class ZorkOrchestratorV2:
         return manager
 
     def _note_manager(self, manager: MCPManager) -> None:
-        initialized = McpInitialized(
+        initialized = facts.McpInitialized(
             server=manager.server_name, ignored=manager.ignored_servers, warnings=manager.config_warnings
         )
         self._note(initialized, turn=0)
@@ -473,7 +464,7 @@ class ZorkOrchestratorV2:
         state = self.game_state
         state.observation = self.game.reset(self.setup.seed)
         self._note(
-            EpisodeStarted(
+            facts.EpisodeStarted(
                 episode_id=state.episode_id,
                 game=self.game.name,
                 game_hash=self.game.fingerprint,
@@ -488,7 +479,7 @@ class ZorkOrchestratorV2:
             )
         )
 
-    def _come_back(self, past: GamePast) -> list[Remembered]:
+    def _come_back(self, past: GamePast) -> list[facts.Remembered]:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
         Return the `Remembered` facts that the killed program had not recorded. This method does not record
@@ -503,7 +494,7 @@ class ZorkOrchestratorV2:
             )
         state.tool_calls, state.requests, state.usage = past.tool_calls, past.spent.requests, past.spent.usage
         state.observation = self.game.reset(past.started.seed)
-        unrecorded: list[Remembered] = []
+        unrecorded: list[facts.Remembered] = []
         for decided in past.decided:
             self._check_replayed(past.shown.get(decided.turn))
             state.turn = decided.turn
@@ -518,7 +509,7 @@ class ZorkOrchestratorV2:
         self._began -= past.lasted_s
         return unrecorded
 
-    def _record_resumption(self, past: GamePast, unrecorded: list[Remembered]) -> None:
+    def _record_resumption(self, past: GamePast, unrecorded: list[facts.Remembered]) -> None:
         resumed = EpisodeResumed(
             episode_id=self.game_state.episode_id,
             turns=past.turns,
@@ -533,7 +524,7 @@ class ZorkOrchestratorV2:
         for memory in unrecorded:
             self._note(memory, turn=memory.turn)
 
-    def _check_replayed(self, shown: Observed | None) -> None:
+    def _check_replayed(self, shown: facts.Observed | None) -> None:
         seen = self.game_state.observation
         if shown is not None and shown.text != seen.text:
             raise GameError(
@@ -576,7 +567,7 @@ class ZorkOrchestratorV2:
         self._see_whether_it_ends()
         return True
 
-    def _decide(self, seen: Observation) -> Decided:
+    def _decide(self, seen: Observation) -> facts.Decided:
         state = self.game_state
         self.agent.turn = state.turn - 1
         context = context_text(self.game.name, state.turn, seen, state.moves, state.objectives)
@@ -591,7 +582,7 @@ class ZorkOrchestratorV2:
         except (LLMError, TurnTimedOut) as error:
             if isinstance(error, LLMError) and ends_episode(error, answered=state.fallbacks < state.turn - 1):
                 raise
-            return Decided(
+            return facts.Decided(
                 turn=state.turn,
                 action=FALLBACK_ACTION,
                 reasoning="",
@@ -601,7 +592,7 @@ class ZorkOrchestratorV2:
             )
         outcome = self.agent.last_outcome
         assert outcome is not None, "an answer has an outcome"
-        return Decided(
+        return facts.Decided(
             turn=state.turn,
             action=answer["action"] or FALLBACK_ACTION,
             reasoning=answer["reasoning"] or "",
@@ -610,7 +601,7 @@ class ZorkOrchestratorV2:
             reason=outcome.reason,
         )
 
-    def _play(self, decided: Decided) -> Remembered | None:
+    def _play(self, decided: facts.Decided) -> facts.Remembered | None:
         """Play a command and update the state. Return the new note about the place, if any."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
@@ -629,7 +620,7 @@ class ZorkOrchestratorV2:
         memory = self.memories.learn(move, after)
         if memory is None or move.location is None:
             return None
-        return Remembered(turn=decided.turn, location=move.location, text=memory)
+        return facts.Remembered(turn=decided.turn, location=move.location, text=memory)
 
     def _see_whether_it_ends(self) -> None:
         state, seen = self.game_state, self.game_state.observation
@@ -647,11 +638,11 @@ class ZorkOrchestratorV2:
         elif state.turn >= self.setup.max_turns:
             self._ends("turn_limit", f"all {self.setup.max_turns} turns are used up")
 
-    def _ends(self, reason: EndReason, detail: str) -> None:
+    def _ends(self, reason: facts.EndReason, detail: str) -> None:
         if self._end is not None:
             return
         seen = self.game_state.observation
-        self._end = EpisodeEnded(
+        self._end = facts.EpisodeEnded(
             reason=reason,
             detail=detail,
             turns=len(self.game_state.moves) if reason == "interrupted" else self.game_state.turn,
@@ -675,5 +666,5 @@ class ZorkOrchestratorV2:
         self.recorder.record(fact, sender="host", turn=self.game_state.turn if turn is None else turn)
 
 
-def _observed(turn: int, seen: Observation) -> Observed:
-    return Observed(turn=turn, **structs.asdict(seen))
+def _observed(turn: int, seen: Observation) -> facts.Observed:
+    return facts.Observed(turn=turn, **structs.asdict(seen))
