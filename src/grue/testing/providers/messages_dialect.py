@@ -370,25 +370,21 @@ def _message(where: str, message: Json) -> Iterator[str]:
     yield from _extra(f"{where}.", message, frozenset({"role", "content"}))
     if not message.get("content"):
         yield f"{where}: {role} messages must have non-empty content"
-    for number, block in enumerate(_blocks_of(message)):
-        kind = block.get("type")
-        if kind not in _ALLOWED[role]:
-            yield f"{where}.content.{number}: `{kind}` blocks are not allowed in `{role}` messages"
-            return
-        yield from _extra(f"{where}.content.{number}.{kind}.", block, _BLOCK_FIELDS[kind])
-        yield from _check_block(f"{where}.content.{number}.{kind}", block)
-        yield from _inside(f"{where}.content.{number}.{kind}", block)
+    refusal = f"`{{}}` blocks are not allowed in `{role}` messages"
+    yield from _check_content(where, _blocks_of(message), _ALLOWED[role], refusal)
 
 
-def _inside(where: str, block: Json) -> Iterator[str]:
-    content = block.get("content")
-    for number, each in enumerate(content if isinstance(content, list) else ()):
-        kind = each.get("type")
-        if kind not in _IN_RESULT:
-            yield f"{where}.content.{number}: Input tag '{kind}' does not match any of the expected tags"
+def _check_content(where: str, blocks: list[Json], allowed: frozenset[str], refusal: str) -> Iterator[str]:
+    for number, block in enumerate(blocks):
+        kind, place = block.get("type"), f"{where}.content.{number}"
+        if kind not in allowed:
+            yield f"{place}: {refusal.format(kind)}"
             return
-        yield from _extra(f"{where}.content.{number}.{kind}.", each, _BLOCK_FIELDS[kind])
-        yield from _check_block(f"{where}.content.{number}.{kind}", each)
+        yield from _extra(f"{place}.{kind}.", block, _BLOCK_FIELDS[kind])
+        yield from _check_block(f"{place}.{kind}", block)
+        if isinstance(inside := block.get("content"), list):
+            refused = "Input tag '{}' does not match any of the expected tags"
+            yield from _check_content(f"{place}.{kind}", inside, _IN_RESULT, refused)
 
 
 def _check_block(where: str, block: Json) -> Iterator[str]:
