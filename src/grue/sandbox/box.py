@@ -26,8 +26,7 @@ _UNITS = {
     "cpu_s": "s of processor time",
 }
 _WEB_PORTS = (80, 443)
-_VSCODE = ("filesystem", "network")
-_VSCODE_KEYS = {
+_VSCODE = {
     "filesystem": ("allowRead", "denyRead", "allowWrite", "denyWrite"),
     "network": ("allowedDomains", "deniedDomains"),
 }
@@ -196,7 +195,7 @@ def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
         if part not in _VSCODE or not isinstance(keys, Mapping):
             raise ValueError(f"has the key {part!r} beside VS Code's keys, which grue does not enforce")
         for key, listed in keys.items():
-            if key not in _VSCODE_KEYS[part]:
+            if key not in _VSCODE[part]:
                 raise ValueError(f"has the key '{part}.{key}', which grue does not enforce")
             if not isinstance(listed, list | tuple) or not all(isinstance(each, str) for each in listed):
                 raise ValueError(f"'{part}.{key}' should be a list of texts")

@@ -470,10 +470,6 @@ def _open(turn: Turn, name: str) -> str:
             raise RefusalError(f"There is nothing about {the(name)} to open.")
 
 
-def _close(_turn: Turn, _name: str) -> str:
-    raise RefusalError("You leave it as it is. The house likes a little air.")
-
-
 def _unlock(turn: Turn, name: str) -> str:
     state = turn.state
     if name == "vaultdoor":
@@ -548,10 +544,6 @@ def _enter(turn: Turn, name: str) -> str:
     return _go(turn)
 
 
-def _climb(_turn: Turn, _name: str) -> str:
-    raise RefusalError("You are an heir, not a chamois.")
-
-
 def _touch(turn: Turn, name: str) -> str:
     if name == "cat":
         return turn.fill("The {cat} permits it.")
@@ -560,10 +552,6 @@ def _touch(turn: Turn, name: str) -> str:
     if name == "notary":
         return talk(turn, name)
     return f"{upper_first(the(name))} feels much as one would expect."
-
-
-def _attack(_turn: Turn, _name: str) -> str:
-    return "You were better brought up than that, and so was the house."
 
 
 def _eat(turn: Turn, name: str) -> str:
@@ -628,8 +616,18 @@ def _help(turn: Turn) -> str:
     return world.HELP
 
 
-def _saying(text: str) -> PlainRule:
-    return lambda _turn: text
+def _saying(text: str) -> Callable[..., str]:
+    return lambda *_: text
+
+
+def _refusing(text: str) -> ThingRule:
+    def refuse(_turn: Turn, _name: str) -> str:
+        raise RefusalError(text)
+
+    return refuse
+
+
+_LEFT_AS_IT_IS: Final = _refusing("You leave it as it is. The house likes a little air.")
 
 
 # For verbs that act on one thing. "take" and "drop" accept several.
@@ -640,9 +638,9 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "read": _examine,
     "put": _put,
     "open": _open,
-    "close": _close,
+    "close": _LEFT_AS_IT_IS,
     "unlock": _unlock,
-    "lock": _close,
+    "lock": _LEFT_AS_IT_IS,
     "light": _light,
     "douse": _douse,
     "give": give,
@@ -651,9 +649,9 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "wind": wind,
     "turn": _turn,
     "enter": _enter,
-    "climb": _climb,
+    "climb": _refusing("You are an heir, not a chamois."),
     "touch": _touch,
-    "attack": _attack,
+    "attack": _saying("You were better brought up than that, and so was the house."),
     "eat": _eat,
     "smell": _smell,
     "use": _use,

@@ -221,17 +221,8 @@ def styled_story() -> bytes:
     header = bytearray(64)
     header[0] = 5
     # The addresses of high memory, code, dictionary, objects, global variables and static memory.
-    for at, value in (
-        (0x04, _CODE_AT),
-        (0x06, _CODE_AT),
-        (0x08, 64),
-        (0x0A, 64),
-        (0x0C, 64),
-        (0x0E, _CODE_AT),
-    ):
-        struct.pack_into(">H", header, at, value)
-    struct.pack_into(">H", header, 0x18, 64)  # the address of the abbreviations
-    struct.pack_into(">H", header, 0x1A, size // 4)
+    struct.pack_into(">6H", header, 0x04, _CODE_AT, _CODE_AT, 64, 64, 64, _CODE_AT)
+    struct.pack_into(">2H", header, 0x18, 64, size // 4)  # the address of the abbreviations, and the size
     return (bytes(header).ljust(_CODE_AT, b"\0") + code).ljust(size, b"\0")
 
 
