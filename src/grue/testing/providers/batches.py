@@ -34,15 +34,6 @@ _ANTHROPIC_MOST_ITEMS, _ANTHROPIC_MOST_BYTES = 100_000, 256 * 10**6
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-def _never(*_: object) -> None:
-    """Cause no fault."""
-
-
-def _as_they_are(lines: bytes, times: int) -> bytes:
-    del times
-    return lines
-
-
 class BatchFaults(Struct, kw_only=True):
     """The faults of batches. They may be changed while the server runs.
 
@@ -64,10 +55,10 @@ class BatchFaults(Struct, kw_only=True):
     looks: int = 0
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"
-    unanswered: Callable[[str], Unanswered | None] = _never
-    in_place: Callable[[str, str, int], LlmReply | None] = _never
-    after: Callable[[str, str, int], LlmReply | None] = _never
-    results: Callable[[bytes, int], bytes] = _as_they_are
+    unanswered: Callable[[str], Unanswered | None] = lambda _: None
+    in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
+    after: Callable[[str, str, int], LlmReply | None] = lambda *_: None
+    results: Callable[[bytes, int], bytes] = lambda lines, _: lines
 
 
 class _Batch(Struct, kw_only=True):
@@ -134,8 +125,8 @@ class ScriptedBatches:
         anthropic = place.startswith("/messages/batches")
         if anthropic and (refused := messages_dialect.admission(headers)) is not None:
             return _anthropic_error(refused[0], refused[1])
-        rest = place.removeprefix("/messages").split("/")[2:]
-        match method, place.removeprefix("/messages").split("/")[1], rest:
+        _, kind, *rest = place.removeprefix("/messages").split("/")
+        match method, kind, rest:
             case "POST", "files", []:
                 return self._upload(headers, raw)
             case "GET", "files", [id_, "content"]:
