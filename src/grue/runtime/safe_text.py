@@ -37,9 +37,12 @@ def printable(text: str, limit: int | None = None) -> str:
         text = text[: limit + 1]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _visible(char) for char in text)
-    if limit is not None and len(text) > limit:
-        return text[: limit - 1] + ELLIPSIS
-    return text
+    return text if limit is None else clipped(text, limit)
+
+
+def clipped(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters, which ends in an ellipsis if it was longer."""
+    return text if len(text) <= limit else text[: limit - 1] + ELLIPSIS
 
 
 def beginning(text: str, limit: int) -> str:

@@ -28,6 +28,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
+from grue.runtime.safe_text import clipped
 
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
 Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
@@ -126,8 +127,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def _json(value: object) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return clipped(msgspec.json.encode(value).decode(), _LONGEST_VALUE)
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from grue.policies import UNLISTED, ApprovalDecision, ApprovalQuestion
 from grue.protocol.tools.lock import drift_text
 from grue.protocol.tools.policy import UNMATCHED
 from grue.runtime.actor import ActorFailed
+from grue.runtime.safe_text import clipped
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.facts import Fact, LogLine, Severity, counted, said_by, severity_told
 
@@ -408,7 +409,7 @@ def _asked(body: m.RequestCompletion) -> str:
 
 def _reply(body: m.CompletionReceived) -> str:
     parts = [_quoted(body.content)] if body.content else []
-    parts += [f"{call.call_id} {call.name} {_short(call.arguments)}" for call in body.tool_calls]
+    parts += [f"{call.call_id} {call.name} {clipped(call.arguments, _SHORT)}" for call in body.tool_calls]
     tokens = f"{body.usage.input_tokens}+{body.usage.output_tokens} tokens"
     return f"{'; '.join(parts) or 'nothing'} ({tokens}, {_time(body.elapsed_s)})"
 
@@ -459,7 +460,7 @@ def _any_fields(body: Struct) -> str:
     fields = msgspec.to_builtins(body)
     fields.pop("type", None)
     return ", ".join(
-        f"{name} {_short(msgspec.json.encode(value).decode())}" for name, value in fields.items()
+        f"{name} {clipped(msgspec.json.encode(value).decode(), _SHORT)}" for name, value in fields.items()
     )
 
 
@@ -643,7 +644,7 @@ def _log_left_out(body: m.SettingsLeftOut) -> LogLine:
 
 _GENERIC = _Row(_any_fields)
 _FACT = _Row(
-    lambda fact: _short(said_by(fact, Fact.summary), _LONGEST_FACT),
+    lambda fact: clipped(said_by(fact, Fact.summary), _LONGEST_FACT),
     judge=lambda fact: (severity_told(fact), said_by(fact, Fact.mark)),
 )
 """The row of all facts of hosts, whose methods return the words."""
@@ -880,12 +881,8 @@ def _time(seconds: float) -> str:
 
 
 def _json(value: object) -> str:
-    return _short(msgspec.json.encode(value).decode(), _LONG)
+    return clipped(msgspec.json.encode(value).decode(), _LONG)
 
 
 def _quoted(text: str, *, strip: bool = True) -> str:
-    return f'"{_short(text.strip() if strip else text)}"'
-
-
-def _short(text: str, limit: int = _SHORT) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return f'"{clipped(text.strip() if strip else text, _SHORT)}"'

@@ -12,6 +12,7 @@ from grue import ApprovalDecision, ApprovalQuestion, hosting
 from grue import messages as m
 from grue.hosting import Envelope, Fact, LogLine, Severity, register_facts
 from grue.hosts.skill_agent.registry import PlannedAction, StepExecutionResult, StepStatus
+from grue.runtime.safe_text import clipped
 
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
 
@@ -105,8 +106,8 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
     def summary(self) -> str:
         """Return the step and how it ended."""
         result = self.result
-        said = result.error or result.output
-        return f"step {result.step}: {result.action} {result.status}{f': {_short(said)}' if said else ''}"
+        said = clipped(result.error or result.output, _SHORT)
+        return f"step {result.step}: {result.action} {result.status}{f': {said}' if said else ''}"
 
     def severity(self) -> Severity:
         """Return the severity of the status."""
@@ -236,7 +237,8 @@ class _CallFact(EventFact, frozen=True, kw_only=True):
     @property
     def _name(self) -> str:
         named = self.tool_name.startswith(f"{self.server_name}.") or not self.server_name
-        return _short(self.tool_name if named else f"{self.server_name}.{self.tool_name}") or "mcp_call"
+        name = self.tool_name if named else f"{self.server_name}.{self.tool_name}"
+        return clipped(name, _SHORT) or "mcp_call"
 
 
 class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallStarted"):
@@ -301,7 +303,7 @@ class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="Episode
     @property
     def title(self) -> str:
         """The beginning of the task."""
-        return _short(self.task)
+        return clipped(self.task, _SHORT)
 
 
 class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
@@ -319,10 +321,6 @@ class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnde
     def result(self) -> str:
         """The number of steps."""
         return f"{self.steps} steps"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
 
 
 FACTS: tuple[type[Fact], ...] = (

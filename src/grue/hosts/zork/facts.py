@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 from grue import hosting
 from grue import messages as m
 from grue.hosting import Fact, LogLine, Severity, register_facts
+from grue.runtime.safe_text import clipped
 
 EndReason: TypeAlias = Literal[
     "won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"
@@ -226,8 +227,7 @@ class Remembered(Fact, frozen=True, kw_only=True):
 
 
 def _quoted(text: str) -> str:
-    text = text.strip()
-    return f'"{text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"}"'
+    return f'"{clipped(text.strip(), _SHORT)}"'
 
 
 register_facts(

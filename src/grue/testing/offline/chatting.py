@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from grue import messages as m
+from grue.runtime.safe_text import clipped
 from grue.testing.offline.chat_request import ChatMessage, ChatRequest, Function, text_of
 from grue.testing.offline.playbook import Thought
 from grue.testing.offline.script import FunctionCall, Reply
@@ -93,7 +94,7 @@ def _plain(name: str) -> str:
 
 
 def _repeated(results: Sequence[ChatMessage]) -> str:
-    texts = [_short(text_of(each.content)) for each in results]
+    texts = [clipped(text_of(each.content), _MOST_SHOWN) for each in results]
     if len(texts) == 1:
         return f"The tool says: {texts[0]} (scripted)"
     return "\n".join(["The tools say (scripted):", *(f"- {text}" for text in texts)])
@@ -102,8 +103,4 @@ def _repeated(results: Sequence[ChatMessage]) -> str:
 def _recalled(texts: Sequence[str]) -> str:
     if not texts:
         return "This is the first thing that you say. (scripted)"
-    return "\n".join(["You have said (scripted):", *(f"- {_short(text)}" for text in texts)])
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+    return "\n".join(["You have said (scripted):", *(f"- {clipped(text, _MOST_SHOWN)}" for text in texts)])
