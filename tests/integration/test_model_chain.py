@@ -317,6 +317,9 @@ TOML = """
 [tool.grue.llm]
 client_base_url = "http://127.0.0.1:1/v1"
 agent_model = "large"
+wire_format = "responses"
+extra_headers = { X-Team = "blue" }
+extra_body = { large = true }
 
 [tool.grue.retry]
 max_retries = 2
@@ -336,9 +339,11 @@ def test_a_chain_is_read_from_toml_and_dropped_where_another_model_is_chosen(tmp
     path.write_text(TOML)
     config = GameConfiguration.from_toml(path)
     llm = llm_settings(config)
-    assert [(each.model, each.base_url, each.wire) for each in llm.then] == [
-        ("small", "http://127.0.0.1:2/v1", "messages"),
-        ("cheap", "https://openrouter.ai/api/v1", None),
+    assert [
+        (each.model, each.base_url, each.wire, each.extra_headers, each.extra_body) for each in llm.then
+    ] == [
+        ("small", "http://127.0.0.1:2/v1", "messages", {}, {}),
+        ("cheap", "http://127.0.0.1:1/v1", "responses", {"X-Team": "blue"}, {}),
     ]
     assert [each.retry.max_retries for each in (llm, *llm.then)] == [2, 2, 2]
     config.ask(None, "large")

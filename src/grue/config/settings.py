@@ -197,11 +197,12 @@ class NextModel(_Table):
 
     The keys are those of `[tool.grue.llm]`. The API key comes from the environment, from the variable of the
     provider to which the model's URL belongs. Sampling parameters, retries and prices are those of the first
-    model.
+    model. Without a URL, the endpoint is that of the first model: its URL and, unless the table has its own,
+    its wire format and headers.
     """
 
     agent_model: _Text
-    client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
+    client_base_url: Annotated[str, WrapValidator(_base_url)] | None = None
     wire_format: WireName | None = None
     extra_headers: dict[_Text, str] = field(default_factory=dict)
     extra_body: dict[_Text, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.project_tables import ProjectTables, read_project_tables
-from grue.config.settings import GameConfiguration, Unwritten
+from grue.config.settings import GameConfiguration, NextModel, Unwritten
 from grue.errors import MCPConfigError
 from grue.field_checks import fault_of
 from grue.policies import (
@@ -150,11 +150,18 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         force_tool_support=config.mcp_force_tool_support,
         retry=retry_policy(config),
         then=tuple(
-            llm_settings(dataclasses.replace(config, **dataclasses.asdict(model), then=[]))
-            for model in config.then
+            llm_settings(dataclasses.replace(config, **_differing(model), then=[])) for model in config.then
         ),
         **dataclasses.asdict(config.agent_sampling),
     )
+
+
+def _differing(model: NextModel) -> dict[str, Any]:
+    """Return the settings in which a fallback model differs from the first model."""
+    found = dataclasses.asdict(model)
+    if model.client_base_url is not None:
+        return found
+    return {name: value for name, value in found.items() if value or name in ("agent_model", "extra_body")}
 
 
 def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
