@@ -273,6 +273,26 @@ def test_a_result_that_no_trace_and_no_process_holds_any_more_is_said_to_be_gone
         assert "no result is kept under the handle" in told(server.requests[-1])
 
 
+def test_a_damaged_trace_of_a_later_turn_hides_no_older_result(tmp_path: Path) -> None:
+    script = model(calls("log"), answers(), answers(), reads(first_line=1), answers("read"))
+    saved = tmp_path / "talk.jsonl"
+    with ScriptedLlmServer(script) as server:
+        with (
+            runner_for(server, trace=tmp_path / "one.jsonl") as runner,
+            runner.conversation(path=saved) as talk,
+        ):
+            talk.ask("One?")
+        with (
+            runner_for(server, trace=tmp_path / "two.jsonl") as runner,
+            Conversation.load(saved, runner) as talk,
+        ):
+            talk.ask("Two?")
+        (tmp_path / "two.jsonl").write_text("")
+        with runner_for(server) as later, Conversation.load(saved, later) as talk:
+            assert talk.ask("On?").response == "read"
+    assert "1/3" in told(server.requests[-1])
+
+
 def test_a_cleared_result_is_read_again_in_place_of_a_second_call(tmp_path: Path) -> None:
     context = ContextPolicy(window_tokens=8_000, reply_tokens=500, max_summaries=0)
     steps = [calls("log", number=number) for number in range(1, 7)]

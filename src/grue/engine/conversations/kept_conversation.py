@@ -41,7 +41,7 @@ from grue.engine.conversations.conversation_file import (
     lines_to_write,
     read_conversation,
 )
-from grue.errors import ConversationBusy, ConversationError, ConversationParked, MCPError
+from grue.errors import ConversationBusy, ConversationError, ConversationParked, MCPError, TraceError
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.context.fit import sizes_of
@@ -110,7 +110,10 @@ class EarlierResults:
                 self._bytes -= self._kept.pop(oldest)[0]
 
     def find(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return the result of a call; `None`: the result is not kept, or its trace is gone."""
+        """Return the result of a call; `None`: the result is not kept, or its trace is gone.
+
+        Raises `TraceError` if a trace that may hold the result is damaged.
+        """
         with self._lock:
             kept = self._kept.get(call_id)
         if kept is not None:
@@ -118,10 +121,17 @@ class EarlierResults:
         turns: dict[str, set[tuple[int, m.ConversationId]]] = {}
         for each in reversed(self._turns):
             turns.setdefault(each.trace, set()).add((each.turn, each.conversation))
+        damaged: TraceError | None = None
         for trace, ours in turns.items():
-            found = _in_trace(Path(trace), ours, call_id)
+            try:
+                found = _in_trace(Path(trace), ours, call_id)
+            except TraceError as error:  # an older trace may hold the result
+                damaged = damaged or error
+                continue
             if found is not None:
                 return found
+        if damaged is not None:
+            raise damaged
         return None
 
     def branch(self) -> "EarlierResults":
