@@ -212,7 +212,6 @@ class Talk:
             return None
         last = self._said[-1]
         old, new = self.path / last.file, self._next_file()
-        self.conversation.close()
         try:
             with old.open("rb") as source, new.open("xb") as copy:
                 new.chmod(0o600)
@@ -234,7 +233,6 @@ class Talk:
         """
         before, file = self.model, self._file()
         self._wiring.endpoint.change_model(model)
-        self.conversation.close()
         self._load(file)
         self._record(ModelChanged(before=before, now=model))
 
@@ -334,11 +332,17 @@ class Talk:
         self._record(resumed, turn=0)
 
     def _load(self, file: Path) -> None:
+        self.conversation.close()
         self._loop.conversation = Conversation.load(file, self._loop.runner)
 
     def _file(self) -> Path:
         path = self.conversation.path
-        assert path is not None, "the conversation of a chat is always saved"
+        if path is None or not path.is_file():
+            raise ConversationError(
+                f"The chat cannot go on: its file in {self.path} is gone or damaged. /save writes what was"
+                " said to another file.",
+                path=str(self.path),
+            )
         return path
 
     def _next_file(self) -> Path:

@@ -101,6 +101,18 @@ def test_a_chat_is_saved_to_be_read_and_to_be_loaded(tmp_path: Path) -> None:
         assert users_texts(loaded) == [CALL]
 
 
+def test_a_chat_whose_file_was_damaged_says_so_and_can_be_saved(tmp_path: Path) -> None:
+    with talk(tmp_path / "run") as chat:
+        chat.say("first")
+        (tmp_path / "run" / "conversation.jsonl").write_text("damaged")
+        with pytest.raises(ConversationError, match="is not a saved conversation"):
+            chat.change_model("another")
+        with pytest.raises(ConversationError, match="/save writes what was said"):
+            chat.say("second")
+        chat.save(tmp_path / "chat.md")
+    assert "first" in (tmp_path / "chat.md").read_text()
+
+
 def test_only_a_chat_is_resumed(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read"):
         talk(tmp_path / "nowhere", resume=True)
