@@ -258,9 +258,6 @@ class SpanFinder:
 
     def _span(self, end: StepEnded, by: EpisodeEnvelope | None) -> Span:
         step = end.step
-        grade: Literal["fail", "warn", ""] = ""
-        if by is not None:
-            grade = _GRADES.get(severity_of(by.body), "")
         return Span(
             turn=self._turns.pop((step.key, step.first), step.turn),
             lane=_lane(step),
@@ -270,7 +267,7 @@ class SpanFinder:
             end_s=max(self._at_s, step.start_s),
             first=step.first,
             last=self._seq,
-            grade=grade,
+            grade="" if by is None else _GRADES.get(severity_of(by.body), ""),
         )
 
     def _pause(self, span: Span, pause_s: float) -> Span:
@@ -531,7 +528,12 @@ class PageFeed:
         self._passages |= {passage.id: passage for passage in self._story.see(envelope, turn)}
         self.overview.see(envelope)
         self._actors |= dict.fromkeys((envelope.sender, envelope.receiver), True)
-        self._add_row(self._row(envelope, turn))
+        row = self._row(envelope, turn)
+        self._rows.append(row)
+        self._chars += len(row.body)
+        self._kinds.add(row.kind)
+        if row.mark:
+            writer.add_mark(row)
         return turn
 
     def finish(self) -> None:
@@ -576,13 +578,6 @@ class PageFeed:
             self._new_spans.append(span)
             self._changed.add(span.turn)
             self._turns[span.turn].add_span(span)
-
-    def _add_row(self, row: Row) -> None:
-        self._rows.append(row)
-        self._chars += len(row.body)
-        self._kinds.add(row.kind)
-        if row.mark:
-            self._turns[row.turn].add_mark(row)
 
     def _row(self, envelope: EpisodeEnvelope, turn: int) -> Row:
         body: Any = envelope.body

@@ -347,17 +347,11 @@ class CachedPrompts:
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
         """Apply a change of the wire profile, which the LLM actor has reported in the message at `place`."""
         form = self._form
-        fields = {
-            **msgspec.to_builtins(form.profile),
-            **changed,
-            "cache_markers": 0,
-            "given_cache_markers": 0,
-        }
         try:
-            profile = msgspec.convert(fields, WireProfile)
+            profile = msgspec.convert({**msgspec.to_builtins(form.profile), **changed}, WireProfile)
         except msgspec.ValidationError:
             return
-        self._form = _Form(profile, form.model, place)
+        self._form = _Form(_unmarked(profile), form.model, place)
         for key, known in self._learned.items():
             if known is form:
                 self._learned[key] = self._form
@@ -522,30 +516,24 @@ def common_bytes(left: bytes, right: bytes) -> int:
 
 
 def _broken(pair: _Compared, talk: _Prompted, asked: _Asked, tokens: int) -> PrefixBreak:
-    earlier, sent, same = pair.earlier, pair.sent, pair.same
-    if earlier.model != sent.model:
-        return PrefixBreak(
-            part="model",
-            at_byte=0,
-            place="the whole prompt",
-            cause=_turn_of(talk, asked),
-            cause_kind="RunTurn",
-            why=f"{printable(earlier.model, 100)} was asked before, now {printable(sent.model, 100)}",
-            tokens=tokens,
-        )
     part = _part(pair)
-    if part == "tools":
-        place, (cause, kind, why) = _changed_tool(pair, talk, asked)
-    elif part == "system":
-        place, (cause, kind, why) = "the system text", _changed_system(talk, asked)
-    else:
-        place, (cause, kind, why) = _message_at(pair), _changed_messages(talk, asked)
+    match part:
+        case "model":
+            before, now = (printable(each.model, 100) for each in (pair.earlier, pair.sent))
+            why = f"{before} was asked before, now {now}"
+            place, cause, kind = "the whole prompt", _turn_of(talk, asked), "RunTurn"
+        case "tools":
+            place, (cause, kind, why) = _changed_tool(pair, talk, asked)
+        case "system":
+            place, (cause, kind, why) = "the system text", _changed_system(talk, asked)
+        case "messages":
+            place, (cause, kind, why) = _message_at(pair), _changed_messages(talk, asked)
     return PrefixBreak(
         part=part,
-        at_byte=same,
+        at_byte=pair.same,
         place=place,
-        before=_excerpt(earlier.whole, same),
-        now=_excerpt(sent.whole, same),
+        before="" if part == "model" else _excerpt(pair.earlier.whole, pair.same),
+        now="" if part == "model" else _excerpt(pair.sent.whole, pair.same),
         cause=cause,
         cause_kind=kind,
         why=why,
@@ -553,7 +541,9 @@ def _broken(pair: _Compared, talk: _Prompted, asked: _Asked, tokens: int) -> Pre
     )
 
 
-def _part(pair: _Compared) -> Literal["tools", "system", "messages"]:
+def _part(pair: _Compared) -> PromptPart:
+    if pair.earlier.model != pair.sent.model:
+        return "model"
     most = max(pair.earlier.parts[0], pair.sent.parts[0])
     offered = bool(pair.earlier.parts[0]), bool(pair.sent.parts[0])
     if pair.same < most and (pair.earlier.tools != pair.sent.tools or offered[0] != offered[1]):
@@ -598,7 +588,8 @@ def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str,
         why = "tools are offered, and the request before offered none"
         return f"the tool {_name(new[0])}", _listing(new[0], pair, talk, asked, why)
     before, now = {tool.name: tool for tool in old}, {tool.name: tool for tool in new}
-    differ = (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if not _same(a, b))
+    pairs = enumerate(zip(old, new, strict=False))
+    differ = (at for at, (a, b) in pairs if a.name != b.name or _how_changed(a, b))
     at = next(differ, min(len(old), len(new)))
     if at == len(old) == len(new):
         cause, kind = talk.adapted or (asked.seq, "RequestCompletion")
@@ -640,10 +631,6 @@ def _listing(
             return _turn_of(talk, asked), "RunTurn", f"{why}: the turn wants other tools"
     cause, kind = asked.listed.get(tool.server, (asked.seq, "RequestCompletion"))
     return cause, kind, why
-
-
-def _same(one: m.ToolDefinition, other: m.ToolDefinition) -> bool:
-    return one.name == other.name and _how_changed(one, other) == ""
 
 
 def _how_changed(old: m.ToolDefinition, new: m.ToolDefinition) -> str:
