@@ -6,7 +6,6 @@
 //   q, turns, actor, kind, failures: the search and the filters
 
 const FILTER_PARTS = ["q", "turns", "actor", "kind", "failures"];
-const DEFAULT_TAB = { messages: "messages", turn: "story" };
 
 /** Return the parts of an address as a plain object; what cannot be read is left out. */
 function readAddress(hash) {
@@ -20,7 +19,7 @@ function readAddress(hash) {
       parts[name] = decoded(value);
     }
   }
-  parts.tab ??= parts.message ? DEFAULT_TAB.messages : parts.plot ? "plot" : DEFAULT_TAB.turn;
+  parts.tab ??= parts.message ? "messages" : parts.plot ? "plot" : "story";
   return parts;
 }
 

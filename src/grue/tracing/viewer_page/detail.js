@@ -108,7 +108,7 @@ function episodeDetail(trace) {
       ["messages", trace.overview.messages.toLocaleString("en")],
       ["file", file],
     ]),
-    ...section("Turns in which something went wrong", wrong.map((turn) => () => turnLine(turn, turnMarks(turn)))),
+    ...section("Turns in which something went wrong", wrong.map((turn) => () => turnLine(turn, turn.marks.map(markName).join(", ")))),
     ...section("Longest turns", longest.map((turn) => () => turnLine(turn, duration(turn.length)))),
     ...section("What took longest", longestSpans(spans, LONGEST_LISTED).map((span) => () => spanLine(span, `, turn ${span.turn}`))),
   ];
@@ -117,10 +117,6 @@ function episodeDetail(trace) {
 
 function turnLine(turn, text) {
   return line(turnLink(turn), turn.outcome, outcomeGrade(turn), text);
-}
-
-function turnMarks(turn) {
-  return turn.marks.map(markName).join(", ");
 }
 
 function markName({ word, count }) {

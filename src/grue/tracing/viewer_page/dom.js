@@ -37,6 +37,9 @@ function duration(seconds) {
 /** Return `3 turns`, or `1 turn`. */
 const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
+/** Return a path, quoted for a shell if necessary. */
+const quoted = (path) => (/^[\w./:@-]+$/.test(path) ? path : `'${path.replace(/'/g, "'\\''")}'`);
+
 /** Return the item with this index; if there is none, the first or the last item. */
 const itemAt = (items, index) => items[Math.max(0, Math.min(items.length - 1, index))];
 

@@ -54,10 +54,8 @@ class FlowList {
     this.drawn = new Map();
     for (const [item, made] of drawn) {
       const index = this.indexOf.get(item);
-      if (index === undefined || outdated.has(item)) {
-        this.observer.unobserve(made);
-        made.remove();
-      } else this.drawn.set(index, this.numbered(made, index));
+      if (index === undefined || outdated.has(item)) this.remove(made);
+      else this.drawn.set(index, this.numbered(made, index));
     }
     for (const item of outdated) this.heights.delete(item);
     this.place();
@@ -68,10 +66,14 @@ class FlowList {
   forget(item = null) {
     for (const [index, made] of [...this.drawn]) {
       if (item && this.items[index] !== item) continue;
-      this.observer.unobserve(made);
-      made.remove();
+      this.remove(made);
       this.drawn.delete(index);
     }
+  }
+
+  remove(made) {
+    this.observer.unobserve(made);
+    made.remove();
   }
 
   resized() {
@@ -140,8 +142,7 @@ class FlowList {
   fill(first, last) {
     for (const [index, made] of [...this.drawn]) {
       if (index >= first && index <= last) continue;
-      this.observer.unobserve(made);
-      made.remove();
+      this.remove(made);
       this.drawn.delete(index);
     }
     let before = null;

@@ -59,7 +59,7 @@ function tokenKind(token, next) {
 function drawToken(token, kind, exact, budget) {
   if (kind === "string" && !exact) {
     const text = unquoted(token);
-    if (text !== null && isJson(text)) {
+    if (jsonIn(text) !== undefined) {
       const inner = element("span", { class: "block", title: "JSON, in a string" });
       appendTokens(inner, text.match(TOKENS) ?? [], exact, budget);
       return inner;
@@ -74,15 +74,5 @@ function unquoted(token) {
     return JSON.parse(token);
   } catch {
     return null; // cut off
-  }
-}
-
-function isJson(text) {
-  if (!/^\s*[{[]/.test(text)) return false;
-  try {
-    JSON.parse(text);
-    return true;
-  } catch {
-    return false;
   }
 }

@@ -39,21 +39,8 @@ class Keys {
 
   keyDown(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || ["help", "request", "mark"].some((id) => byId(id).open)) return;
-    if (event.key === "Escape") this.escape(event);
-    else if (event.target.matches("input, select")) this.keyInField(event);
-    else this.act(event, this.keyActions(event)[event.key]);
-  }
-
-  escape(event) {
-    event.preventDefault();
-    this.viewer.backToList();
-  }
-
-  keyInField(event) {
-    if (event.key === "Enter") this.act(event, () => this.viewer.focusTab());
-  }
-
-  act(event, action) {
+    const actions = event.target.matches("input, select") ? { Enter: () => this.viewer.focusTab() } : this.keyActions(event);
+    const action = event.key === "Escape" ? () => this.viewer.backToList() : actions[event.key];
     if (!action) return;
     event.preventDefault();
     action();

@@ -7,7 +7,6 @@ const AXES = [["usd", "US dollars"], ["tokens", "tokens"], ["seconds", "seconds"
 
 const short = (value) => (value === null || value === undefined ? "" : String(Number(value.toPrecision(3))));
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-const quoted = (path) => (/^[\w./:@-]+$/.test(path) ? path : `'${path.replace(/'/g, "'\\''")}'`);
 
 /** Return a colour of the style sheet in the current theme, as a value that a canvas can use. */
 function colour(name) {

@@ -117,8 +117,6 @@ function ask(place, body, seq) {
 
 // --- showing it ---
 
-const ROLES = { system: "system", user: "user", assistant: "assistant", tool: "tool" };
-
 /** Return the title and the contents of the dialog for a request. */
 function requestView(trace, request) {
   const sent = conversationAt(trace, request);
@@ -140,7 +138,7 @@ function requestView(trace, request) {
 function drawEntryOf(entry, fresh) {
   const marks = (more) => [entry.seq === fresh ? badge("new", "good") : null, entry.rewritten || more ? badge("rewritten", "warn") : null];
   if (!entry.items) return [drawTurnOfTalk("assistant", entry.seq, marks(), [entry.content ? drawText(entry.content, 1) : null, ...entry.calls.map(drawAskedCall)])];
-  return entry.items.map((item) => drawTurnOfTalk(ROLES[item.type] ?? item.type, entry.seq, marks(item.rewritten), [
+  return entry.items.map((item) => drawTurnOfTalk(item.type, entry.seq, marks(item.rewritten), [
     item.type === "tool" ? element("p", { class: "summary" }, visible(`answers ${item.call_id}`), item.whole_chars ? badge(`cut from ${item.whole_chars.toLocaleString("en")} characters`, "warn") : null) : null,
     item.type === "tool" ? drawText(item.content ?? "", 0) : drawProse(item.text ?? ""),
     ...drawAttachments(item.attachments),

@@ -156,9 +156,6 @@ function order(one, other, down) {
   return down ? -less : less;
 }
 
-/** Return a path, quoted for a shell if necessary. */
-const quoted = (path) => (/^[\w./:@-]+$/.test(path) ? path : `'${path.replace(/'/g, "'\\''")}'`);
-
 function drawTotals(runs) {
   const sum = (of) => runs.reduce((total, run) => total + (of(run) ?? 0), 0);
   const totals = { turns: sum(({ overview }) => overview.turns), "went wrong": sum(({ overview }) => overview.failures), requests: sum(({ overview }) => overview.requests), "tool calls": sum(({ overview }) => overview.tool_calls), tokens: sum(tokens) };
