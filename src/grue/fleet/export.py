@@ -34,7 +34,7 @@ from grue.fleet.course import Course, read_course
 from grue.fleet.results import has_trace, results
 from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object
-from grue.protocol.tools.names import openai_tool
+from grue.protocol.tools.names import openai_call, openai_tool
 from grue.runtime.files import os_errors_as, replacing, write_whole
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.version import __version__
@@ -208,14 +208,7 @@ class Samples:
                 return {**said, **_named(item.attachments), "by": by}
             case m.AssistantReply():
                 by = "model" if id(item) in self._kept else "host"
-                calls = [
-                    {
-                        "id": call.call_id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": call.arguments},
-                    }
-                    for call in item.tool_calls
-                ]
+                calls = [openai_call(call) for call in item.tool_calls]
                 called = {"tool_calls": calls} if calls else {}
                 return {"role": "assistant", "content": item.content, **called, "by": by}
 

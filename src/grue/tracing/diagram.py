@@ -69,19 +69,17 @@ def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | Non
 def mermaid(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
     """Yield the lines of a Mermaid `sequenceDiagram` of one turn or of all turns."""
     lines = _MermaidLines()
-    for turn_slice in split_turns(envelopes):
-        if not lines.begun:
+    for number, turn_slice in enumerate(split_turns(envelopes)):
+        if number == 0:
             yield from lines.opening()
         yield from lines.turn(turn_slice)
 
 
 class _MermaidLines:
     def __init__(self) -> None:
-        self.begun = False
         self._ids: dict[str, str] = {}
 
     def opening(self) -> Iterator[str]:
-        self.begun = True
         yield "sequenceDiagram"
         for actor in _ACTORS:
             yield from self._declare(actor)

@@ -156,6 +156,12 @@ def _readable(name: str) -> str:
 _NO_ARGUMENTS: m.JsonObject = {"type": "object", "properties": {}}
 
 
+def openai_call(call: m.ToolCall) -> m.JsonObject:
+    """Return a tool call in OpenAI's format."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
 def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObject:
     """Return the tool in OpenAI's format; `name`: the name on the wire, by default the canonical one.
 

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.tools.names import openai_call
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.observers.conversations import AsSent
 from grue.tracing.observers.span_feed import SpanFeed
@@ -175,12 +177,6 @@ def _reply_message(texts: dict[str, str | None], calls: tuple[m.ToolCall, ...]) 
     message: m.JsonObject = {"role": "assistant"}
     message |= {part: clipped(text) for part, text in texts.items() if text is not None}
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": clipped(call.arguments)},
-            }
-            for call in calls
-        ]
+        cut = (replace(call, arguments=clipped_text(call.arguments)) for call in calls)
+        message["tool_calls"] = [openai_call(call) for call in cut]
     return message
