@@ -164,28 +164,23 @@ def _columns(
         case = printable(_case(each, axes), _MOST_LABEL)
         message = 0 if course is None else course.message
         rows.append(
-            (
-                each.id,
-                each.attempt,
-                cell_of[_label(each, axes)],
-                cases.setdefault(case, len(cases)),
-                each.outcome,
-                scale.of(each),
-                None if end is None else round(end.spent.money_usd, 8),
-                None if end is None else end.spent.tokens,
-                None if end is None else end.duration_s,
-                None if course is None else course.turns,
-                None if course is None else course.tool_calls,
-                group_of.get(each.id, -1),
-                around(message) if message else "",
-            )
+            {
+                "id": each.id,
+                "attempt": each.attempt,
+                "cell": cell_of[_label(each, axes)],
+                "case": cases.setdefault(case, len(cases)),
+                "outcome": each.outcome,
+                "score": scale.of(each),
+                "usd": None if end is None else round(end.spent.money_usd, 8),
+                "tokens": None if end is None else end.spent.tokens,
+                "seconds": None if end is None else end.duration_s,
+                "turns": None if course is None else course.turns,
+                "calls": None if course is None else course.tool_calls,
+                "group": group_of.get(each.id, -1),
+                "message": around(message) if message else "",
+            }
         )
-    columns = (
-        "id", "attempt", "cell", "case", "outcome", "score", "usd", "tokens", "seconds", "turns", "calls",
-        "group", "message",
-    )  # fmt: skip
-    by_name = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
-    return by_name, list(cases)
+    return {name: [row[name] for row in rows] for name in rows[0]}, list(cases)
 
 
 def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) -> _CellRow:
