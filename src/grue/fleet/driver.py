@@ -37,7 +37,7 @@ from grue.fleet.batches import FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
 from grue.fleet.engine import Engine, Lost
 from grue.fleet.folder import REQUESTS, STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
-from grue.fleet.identity import Case, FileDigests, episode_id
+from grue.fleet.identity import Case, FileDigests
 from grue.fleet.results import note_result
 from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork, forget_cached
@@ -251,7 +251,7 @@ class Driver:
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
                 self._require_space()
-            case, files, id_ = self._identified(planned, digests)
+            case, files, id_ = work.identified(planned, self._plan.version, digests)
             folder = self._folder.episode(id_)
             try:
                 commit = self._commit_of(folder)
@@ -290,7 +290,7 @@ class Driver:
         """
         ids: dict[bytes, None] = {}
         for planned in self._plan.cases():
-            case, _, id_ = self._identified(planned, digests)
+            case, _, id_ = self._plan.work.identified(planned, self._plan.version, digests)
             digits = bytes.fromhex(id_)
             if digits in ids:
                 written = msgspec.json.encode(case.settings).decode()
@@ -300,13 +300,6 @@ class Driver:
                 )
             ids[digits] = None
         return b"".join(ids)
-
-    def _identified(self, planned: Case, digests: FileDigests) -> tuple[Case, dict[str, str], str]:
-        """Return the case as completed by the work, the digests of its files, and the episode's id."""
-        work = self._plan.work
-        case = work.completed(planned)
-        files = digests.of(case, work.files)
-        return case, files, episode_id(work.name, self._plan.version, case, files)
 
     def _commit_of(self, folder: EpisodeFolder) -> Commit | None:
         try:

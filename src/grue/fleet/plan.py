@@ -7,7 +7,7 @@ from msgspec import Struct
 from grue.errors import FleetError
 from grue.fleet.broker import Amount
 from grue.fleet.folder import FleetFolder
-from grue.fleet.identity import Case, FileDigests, episode_id
+from grue.fleet.identity import Case, FileDigests
 from grue.fleet.sweep import Sweep
 from grue.fleet.work import find_work, forget_cached
 
@@ -41,8 +41,7 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
     size, assumed, spent = 0, 0.0, Amount()
     for planned in sweep.all_cases():
         total += 1
-        case = work.completed(planned)
-        id_ = episode_id(work.name, sweep.version or work.version, case, digests.of(case, work.files))
+        case, _, id_ = work.identified(planned, sweep.version or work.version, digests)
         try:
             commit = folder.episode(id_).commit
         except FleetError:  # a damaged commit counts as missing: `grue fleet retry` plays the episode again

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from grue.config.documents import nearest
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
-from grue.fleet.identity import Case
+from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.main_program import WORK_MODULE
 from grue.hosts import BUNDLED
 
@@ -100,6 +100,14 @@ class KnownWork(Struct, frozen=True, kw_only=True):
         if self.complete is None:
             return case
         return replace(case, settings=self.complete(case.settings))
+
+    def identified(
+        self, planned: Case, version: str, digests: FileDigests
+    ) -> tuple[Case, dict[str, str], str]:
+        """Return a case as `completed` returns it, with the digests of its files and the episode's id."""
+        case = self.completed(planned)
+        files = digests.of(case, self.files)
+        return case, files, episode_id(self.name, version, case, files)
 
 
 _caches: list[Callable[[], None]] = []
