@@ -331,7 +331,7 @@ def verdict_of(found: Comparison) -> list[str]:
         return [f"B is {found.verdict} by {abs(difference.mean):.3g} in {found.score} ({between})."]
     said = [
         f"It cannot be told whether A or B is better in {found.score}: the difference may be anything from"
-        f" {_signed(difference.low)} to {_signed(difference.high)}.",
+        f" {between}.",
         f"The smallest difference that {found.cases:,} cases like these find four times out of five is"
         f" {found.detectable:.2g}.",
     ]
@@ -412,9 +412,8 @@ def _command(side: Side, ids: Sequence[str]) -> str:
 
 def _row(measure: Measure, score: str) -> list[str]:
     found: Interval = measure.difference
-    name = score if measure.name == "score" else measure.name
     return [
-        name,
+        score if measure.name == "score" else measure.name,
         f"{measure.a:.3g}",
         f"{measure.b:.3g}",
         _signed(found.mean),
@@ -456,8 +455,7 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
     first, before = of_latest_sweep(a.fleet, a.of_these(everything))
     second, before_too = of_latest_sweep(b.fleet, b.of_these(others))
     found = compare_results(first, second, options, labels=(a.label, b.label), left_out=(before, before_too))
-    places = (replace(side, fleet=str(cell.fleet)) for side, cell in ((found.a, a), (found.b, b)))
-    return replace(found, **dict(zip("ab", places, strict=True)))
+    return replace(found, a=replace(found.a, fleet=str(a.fleet)), b=replace(found.b, fleet=str(b.fleet)))
 
 
 def compare_results(

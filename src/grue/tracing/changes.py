@@ -103,10 +103,9 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
         if name in FailurePolicy.__struct_fields__:
             policy[name] = value
         elif outer not in TurnLimits.__struct_fields__:
-            kinds = {FailurePolicy: "FailurePolicy", TurnLimits: "TurnLimits"}
             known = "; of ".join(
-                f"{kind}: {', '.join(each for each in fields.__struct_fields__ if each not in NOT_REPLAYED)}"
-                for fields, kind in kinds.items()
+                f"{kind.__name__}: {', '.join(n for n in kind.__struct_fields__ if n not in NOT_REPLAYED)}"
+                for kind in (FailurePolicy, TurnLimits)
             )
             raise ValueError(f"there is no field {name}; the fields are, of {known}")
         else:

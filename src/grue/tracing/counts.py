@@ -56,10 +56,8 @@ class TurnCounts:
         if not changes:
             return
         turn = envelope.turn
-        ended, own = None, changes
-        if len(changes) > 1 or changes[0].step.kind == "turn" or changes[0].step.turn != turn:
-            ended = self._begin_and_end(turn, changes)
-            own = [change for change in changes if change.step.turn == turn]
+        ended = self._begin_and_end(turn, changes)
+        own = [change for change in changes if change.step.turn == turn]
         clock = self._clocks.get(turn)
         if clock is None:
             if isinstance(envelope.body, m.ToolCalled):
