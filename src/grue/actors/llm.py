@@ -746,10 +746,10 @@ class LendingFactory(Protocol):
         ...
 
 
-class EndpointActors:
+class EndpointActors(Struct, frozen=True):
     """The `LlmFactory` of an endpoint.
 
-    Args:
+    Attributes:
         endpoint: The endpoint of the actors.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever an HTTP request has been written.
@@ -758,54 +758,34 @@ class EndpointActors:
         begins: The endpoint of the chain that the actors ask first; `None`: the first that may be asked.
     """
 
-    def __init__(
-        self,
-        endpoint: LlmEndpoint,
-        lent: LentConversation | None = None,
-        on_sent: Callable[[], None] | None = None,
-        first: Envelope[m.LlmCommand] | None = None,
-        begins: LlmEndpoint | None = None,
-    ) -> None:
-        self._first = first
-        self._begins = begins
-        self._endpoint = endpoint
-        self._lent = lent
-        self._on_sent = on_sent
+    endpoint: LlmEndpoint
+    lent: LentConversation | None = None
+    on_sent: Callable[[], None] | None = None
+    first: Envelope[m.LlmCommand] | None = None
+    begins: LlmEndpoint | None = None
 
     def __call__(
         self, mailbox: Mailbox[m.LlmCommand], agent: Mailbox[m.TurnEvent], note: Note
     ) -> Actor[m.LlmCommand]:
         """Return an LLM actor for one turn."""
-        if self._first is not None:
-            mailbox.put_recorded(self._first)
-        return LlmActor(mailbox, agent, self._endpoint, note, self._lent, self._on_sent, self._begins)
+        if self.first is not None:
+            mailbox.put_recorded(self.first)
+        return LlmActor(mailbox, agent, self.endpoint, note, self.lent, self.on_sent, self.begins)
 
     @property
     def profile(self) -> WireProfile:
         """The endpoint's capabilities."""
-        return self._endpoint.profile
+        return self.endpoint.profile
 
     @property
     def model(self) -> str:
         """The model's name, as it is sent to the endpoint."""
-        return self._endpoint.settings.model
+        return self.endpoint.settings.model
 
     def lending(self, lent: LentConversation) -> "EndpointActors":
         """Return a factory whose actor continues the conversation `lent`."""
-        return EndpointActors(self._endpoint, lent)
-
-    def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> "EndpointActors":
-        """Return a factory whose actor first carries out `first`, a recorded request without a reply."""
-        return EndpointActors(self._endpoint, lent, first=first)
-
-    def beginning_with(self, begins: LlmEndpoint) -> "EndpointActors":
-        """Return a factory whose actors first ask `begins`, which belongs to the endpoint's chain."""
-        return EndpointActors(self._endpoint, self._lent, self._on_sent, self._first, begins)
-
-    def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
-        """Return a factory whose actors call `on_sent` whenever they have written a request."""
-        return EndpointActors(self._endpoint, self._lent, on_sent, begins=self._begins)
+        return replace(self, lent=lent)
 
     def support_check(self) -> SupportCheck:
         """Return when a turn checks whether the model can call tools."""
-        return self._endpoint.support_check()
+        return self.endpoint.support_check()

@@ -427,7 +427,7 @@ class TurnActors:
     def _llm(self, early: EarlyRequest | None) -> LlmFactory:
         llm = self._wiring.llm
         if early is not None and isinstance(llm, EndpointActors):
-            return llm.reporting_sent(early.sent)
+            return replace(llm, on_sent=early.sent)
         return llm
 
     def _when_called(self) -> m.RunTurn:

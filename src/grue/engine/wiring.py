@@ -121,7 +121,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         lender = self.lender
         if not isinstance(lender, EndpointActors):
             raise ConversationError("Only an endpoint's actors can go on with a request. Use LlmSettings.")
-        return lender.asking_first(lent, first)
+        return replace(lender, lent=lent, first=first)
 
     def lent(
         self, name: m.ConversationId, history: History, tools: tuple[m.ToolDefinition, ...]
@@ -140,7 +140,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         """Return a wiring whose LLM actors first ask `endpoint`, which belongs to the chain."""
         if endpoint is self.endpoint or not isinstance(self.llm, EndpointActors):
             return self
-        return replace(self, llm=self.llm.beginning_with(endpoint))
+        return replace(self, llm=replace(self.llm, begins=endpoint))
 
     @property
     def lender(self) -> LendingFactory:

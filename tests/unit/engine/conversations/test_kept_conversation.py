@@ -61,7 +61,7 @@ def request(text: str, number: int = 1, mode: Any = None) -> RequestCompletion:
 def lent_by(past: TurnPast) -> Any:
     """Return what the LLM actor of the turn would get."""
     assert isinstance(past.llm, EndpointActors)
-    return past.llm._lent
+    return past.llm.lent
 
 
 async def one_turn(kept: KeptConversation, wiring: Wiring, text: str = "u", answer: str = "a") -> None:
