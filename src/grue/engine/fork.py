@@ -494,7 +494,7 @@ def _past(
         asks=asks,
     )
     if not place.events:
-        return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
+        return TurnsPast(noted=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
     # Copy also what the agent sent in answer to the messages before `seq`. It may have been recorded after
     # `seq`.
@@ -515,13 +515,14 @@ def _past(
     answered = m.Settlement | m.ToolRejected | m.ToolDenied
     bodies = [each.body for each in (*copied, place.event)]
     return TurnsPast(
-        forked=replace(
+        noted=replace(
             forked,
             iterations=place.iterations,
             requests=place.spent.requests,
             usage=place.spent.usage,
             calls=tuple(body.call_id for body in bodies if isinstance(body, answered)),
         ),
+        begun=next(each for each in reversed(copied) if isinstance(each.body, m.RunTurn)),
         copied=(*run.earlier, *copied),
         events=place.events,
         event=place.event,

@@ -32,7 +32,7 @@ from grue.engine.conversations.kept_conversation import (
     with_sizes,
 )
 from grue.engine.tool_servers import first_connects, servers_for, startup_limits
-from grue.engine.turn_actors import GoesOn, TurnActors, TurnResources, TurnsPast
+from grue.engine.turn_actors import TurnActors, TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
 from grue.errors import (
     AnswerError,
@@ -581,7 +581,7 @@ class HostTurn(Generic[T]):
     """
 
     is_resumed = False
-    record: TurnsPast | GoesOn | None = None
+    record: TurnsPast | None = None
     waits = False
     earlier: EarlierResults | None = None
     begun: History | None = None

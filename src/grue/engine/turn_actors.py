@@ -126,46 +126,26 @@ class EarlyRequest:
 
 
 class TurnsPast(Struct, frozen=True, kw_only=True):
-    """The part of a recorded turn that a fork of the turn repeats.
+    """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on.
 
     Attributes:
-        forked: The note that is recorded after the repeated messages.
+        noted: The note that is recorded after the recorded messages.
+        begun: The last recorded `RunTurn`; `None`: the fork runs the turn from its beginning.
+        events: The events that the recorded agent got, from `begun` on.
         copied: The recorded messages that the fork's trace repeats, in order.
-        events: The events that the recorded agent got, from its last `RunTurn` on.
         event: The last message that the recorded agent got before the fork. The fork carries out the commands
-            with which the agent answers it. `None`: the fork runs the turn from its beginning.
+            with which the agent answers it.
         rewrites: Changes of the history that the fork makes and the recorded turn did not.
         reopened: The commands that had opened the sessions that are open at the fork.
     """
 
-    forked: m.TurnForked
-    copied: tuple[Envelope[Any], ...] = ()
+    noted: m.TurnForked | m.WaitEnded
+    begun: Envelope[Any] | None = None
     events: tuple[m.TurnEvent, ...] = ()
+    copied: tuple[Envelope[Any], ...] = ()
     event: Envelope[Any] | None = None
     rewrites: tuple[m.HistoryRewritten, ...] = ()
     reopened: Mapping[m.ServerName, m.OpenSession] = {}
-
-    @property
-    def begun(self) -> Envelope[Any] | None:
-        """The copied `RunTurn` of the forked turn; `None`: the fork runs the turn from its beginning."""
-        if self.event is None:
-            return None
-        begins = (each for each in reversed(self.copied) if isinstance(each.body, m.RunTurn))
-        return next(begins, None)
-
-
-class GoesOn(Struct, frozen=True, kw_only=True):
-    """The state of a turn that waited for a batch and now goes on, in the same trace.
-
-    Attributes:
-        begun: The last `RunTurn` in the turn's trace.
-        events: The events that the agent received so far, from `begun` on.
-        asked: The request for whose reply the turn waited.
-    """
-
-    begun: Envelope[Any]
-    events: tuple[m.TurnEvent, ...]
-    asked: Envelope[Any]
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
@@ -195,10 +175,9 @@ class TurnActors:
         check: AnswerCheck[Any],
         on_delta: OnDelta | None = None,
         earlier: EarlierResults | None = None,
-        past: TurnsPast | GoesOn | None = None,
+        past: TurnsPast | None = None,
     ) -> None:
-        self._past = past if isinstance(past, TurnsPast) else None
-        self._goes_on = past if isinstance(past, GoesOn) else None
+        self._past = past
         self._wiring = wiring
         self._earlier = earlier
         self._resources = resources
@@ -323,36 +302,30 @@ class TurnActors:
 
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
         assert self._agent is not None, "it has just been made"
-        past, goes_on = self._past, self._goes_on
-        begun = None if past is None else past.begun
+        past = self._past
+        noted, begun = (None, None) if past is None else (past.noted, past.begun)
         own = () if begun is None else (begun.seq,)
         numbers = {} if past is None else repeat(past.copied, self._wiring.recorder, own)
-        rewrites = () if past is None else past.rewrites
-        forked = None if past is None else replace(past.forked, first=next(iter(numbers.values()), 0))
-        if goes_on is None and (past is None or past.event is None):
-            for rewrite in rewrites:
+        if isinstance(noted, m.TurnForked):
+            noted = replace(noted, first=next(iter(numbers.values()), 0))
+        if past is None or begun is None:
+            assert not isinstance(noted, m.WaitEnded), "a turn that has waited has begun"
+            for rewrite in () if past is None else past.rewrites:
                 supervisor.note(rewrite, sender="llm")
-            self._agent.forked = forked
+            self._agent.forked = noted
             supervisor.start(self._agent, whole=True)
             end: m.TurnEnd = await agent.ask(self._command, sender="host")
             return end
         expected = agent.expect_reply("host")
-        if goes_on is not None:
-            noted: m.TurnEvent = m.WaitEnded(turn=self._command.turn, request=goes_on.asked.body.request)
-            begun, events = goes_on.begun, goes_on.events
-        else:
-            assert past is not None, "the turn is forked if it does not go on"
-            assert begun is not None, "a copied turn has begun"
-            assert forked is not None, "it has a past"
-            noted, events = forked, past.events
-            begun = replace(begun, seq=numbers[begun.seq])
+        begun = replace(begun, seq=numbers.get(begun.seq, begun.seq), reply_to=expected)
         # Record this note before the first await, so that the trace has it before the LLM actor's reply.
+        assert noted is not None, "it has a past"
         supervisor.note(noted, sender="agent")
-        self._agent.recall(replace(begun, reply_to=expected), (*events, noted))
-        for rewrite in rewrites:
+        self._agent.recall(begun, (*past.events, noted))
+        for rewrite in past.rewrites:
             supervisor.note(rewrite, sender="llm")
-        if past is not None and past.event is not None:
-            last = past.event
+        last = past.event
+        if last is not None:
             recorded = self._wiring.recorder.record(
                 last.body,
                 sender=last.sender,
@@ -432,7 +405,7 @@ class TurnActors:
 
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command
-        if presumed is None or self._past is not None or self._goes_on is not None:
+        if presumed is None or self._past is not None:
             # The turn is a fork, or has waited for a batch: it begins with the recorded `RunTurn`, unchanged.
             return command
         listings = presumed.when_called(command, self._before, anyio.current_time())

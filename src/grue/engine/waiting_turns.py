@@ -42,7 +42,7 @@ from grue.engine.turn import (
     error_for,
     pending_error,
 )
-from grue.engine.turn_actors import GoesOn, TurnResources
+from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
 from grue.policies import Batching, Budget
@@ -270,7 +270,8 @@ class _Turns(Generic[T]):
         lent = wiring.lent(m.ConversationId(f"turn-{part.run.turn}"), waited.history, part.tools)
         wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
         turn = HostTurn(request, replace(settings, wiring=wiring), EpisodeMemory())
-        turn.record = GoesOn(begun=part.begun, events=waited.events, asked=asked)
+        noted = m.WaitEnded(turn=part.run.turn, request=asked.body.request)
+        turn.record = TurnsPast(noted=noted, begun=part.begun, events=waited.events)
         if part.said_before:
             turn.begun = History()
             for step in (part.run, *part.said_before):
