@@ -15,6 +15,7 @@ always daemons. A function of the host that hangs in one would keep the program 
 """
 
 import asyncio
+import contextlib
 import math
 import socket
 import threading
@@ -50,38 +51,18 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     Raises:
         RuntimeError: The system has no threads left.
     """
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-    context = context_of(None)
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if result.done():  # the task that waits for the result was cancelled
-            return
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(value)  # type: ignore[arg-type]  # a call may return None
-
-    def run() -> None:
-        value: T | None = None
-        raised: BaseException | None = None
-        try:
-            value = context.run(call)
-        except StopIteration as error:
-            raised = RuntimeError("the call raised StopIteration")
-            raised.__cause__ = error
-        except BaseException as error:  # noqa: BLE001 - raised by the awaiting task
-            raised = error
-        try:
-            loop.call_soon_threadsafe(settle, value, raised)
-        except RuntimeError:
-            # If the loop is closed, nobody waits for the result.
-            if not loop.is_closed():
-                raise
+    def wake(_: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for the result
+            loop.call_soon_threadsafe(done.set)
 
     async with limiter or anyio.to_thread.current_default_thread_limiter():
-        threading.Thread(target=run, name="grue host code", daemon=True).start()
-        return await result
+        result = start_in_daemon_thread(call)
+        result.add_done_callback(wake)
+        # Not `asyncio.wrap_future`: it replaces a `TimeoutError` by another one, without the traceback.
+        await done.wait()
+        return result.result()
 
 
 def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
