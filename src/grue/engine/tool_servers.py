@@ -22,6 +22,7 @@ from grue.field_checks import fault_of, shown
 from grue.policies import (
     STARTUP_TIMEOUT_S,
     FailurePolicy,
+    NoticeKind,
     OnFirstConnect,
     OnToolDrift,
     StartWhen,
@@ -41,7 +42,6 @@ from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect, Listing, SeenListing, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
-from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
@@ -77,9 +77,8 @@ def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) ->
 def _mcp_client(
     server: McpServer, registry: ProcessRegistry, options: ClientOptions, note: Note
 ) -> ToolConnection:
-    def noted(notice: ServerNotice) -> None:
-        body = m.ServerNoted(server=m.ServerName(server.name), kind=notice.kind, text=notice.text)
-        note(body, sender=server.name)
+    def noted(kind: NoticeKind, text: str) -> None:
+        note(m.ServerNoted(server=m.ServerName(server.name), kind=kind, text=text), sender=server.name)
 
     def became_task(tool: str, task: m.ToolTask) -> None:
         note(m.TaskCreated(server=m.ServerName(server.name), tool=tool, task=task), sender=server.name)

@@ -40,6 +40,7 @@ from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.host_tools import HostFunctions, InvalidArgumentsError, is_mutable
+from grue.tool_sessions.server_requests import Notify
 
 if TYPE_CHECKING:
     from grue.tool_sessions.pydantic_parameters import PydanticParameter
@@ -237,8 +238,6 @@ _NOTICE_CHARS = 500
 _MAX_NOTICES = 500
 """Without a limit, a function that reports in a tight loop would fill the trace."""
 
-ContextNotify: TypeAlias = Callable[[NoticeKind, str], None]
-
 
 class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations
     """Raised by `ToolContext.raise_if_cancelled` if the call's result will not be used any more."""
@@ -267,7 +266,7 @@ class ToolContext:
         tool: The tool's bare name.
     """
 
-    def __init__(self, server: m.ServerName, tool: str, timeout_s: float, notify: ContextNotify) -> None:
+    def __init__(self, server: m.ServerName, tool: str, timeout_s: float, notify: Notify) -> None:
         self.server = server
         self.tool = tool
         self._deadline = time.monotonic() + timeout_s

@@ -1,6 +1,6 @@
-"""The requests that a server may send to its client, as data: sampling, elicitation, roots.
+"""What a server may send to its client besides replies: notices and requests (sampling, elicitation, roots).
 
-All are off by default: a server is told only of the kinds for which the host has a function.
+All requests are off by default: a server is told only of the kinds for which the host has a function.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,6 +9,10 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from grue import messages as m
+from grue.policies import NoticeKind
+
+Notify: TypeAlias = Callable[[NoticeKind, str], None]
+"""Takes a notice: an event such as a log message or an invalid line. Its text is untrusted."""
 
 
 class SamplingRequest(Struct, frozen=True):

@@ -24,9 +24,9 @@ from grue.policies import UNLISTED, StartAhead, StartWhen
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.secrets.secret_forms import MIN_CHARS, add_value, looks_secret
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
-from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.redaction import Redactor, secrets_of_arguments
+from grue.tool_sessions.server_requests import Notify
 
 InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
 """Which of the host's environment variables a server inherits: see `StdioServer`, and decision record 013.

@@ -33,7 +33,6 @@ from grue.tool_sessions.failures import (
     WireFault,
     first_fault,
 )
-from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.listing import ListedTools, read_pages
@@ -467,10 +466,10 @@ class McpClient:
             return
         # Cut the text before searching it for secrets, because it may have megabytes.
         shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
-        self._options.on_notice(ServerNotice(kind, shown))
+        self._options.on_notice(kind, shown)
         if self._noticed[kind] == _MAX_NOTICES:
             text = f"{_MAX_NOTICES} notices of the kind {kind} during one request: further ones are left out"
-            self._options.on_notice(ServerNotice("too_large", text))
+            self._options.on_notice("too_large", text)
 
 
 def _pages_to_visit(code: int, data: object) -> str:

@@ -9,8 +9,7 @@ from grue.policies import OnToolDrift
 from grue.protocol.tools.lock import ServerPins
 from grue.runtime.processes.limits import ProcessLimits
 from grue.tool_sessions.connection import SeenListing
-from grue.tool_sessions.notices import ServerNotice
-from grue.tool_sessions.server_requests import Abilities
+from grue.tool_sessions.server_requests import Abilities, Notify
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
@@ -42,7 +41,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     limits: ProcessLimits = ProcessLimits()
     abilities: Abilities = Abilities()
     max_pages: int = 100
-    on_notice: Callable[[ServerNotice], None] | None = None
+    on_notice: Notify | None = None
     pinning: Pinning | None = None
     on_secret: Callable[[str, str], None] | None = None
     before_import: Callable[[], Awaitable[None]] | None = None

@@ -15,8 +15,8 @@ from grue.runtime.loops.beside_loop import BackgroundTasks, leaves_no_time
 from grue.runtime.processes.limits import ProcessLimits
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import needs_longer
-from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from grue.protocol.tools.results import is_small
 from grue.runtime.large_data import CutLineError, LineTooLongError
 from grue.runtime.loops.beside_loop import aside
 from grue.runtime.processes.child_process import ServerProcess
-from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_requests import Notify
 from grue.transports.mcp.incoming import read_any_message, refusal_of_cut
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_large, encode_message
 

@@ -30,7 +30,7 @@ from grue.protocol.tools.server_tasks import seconds_in
 from grue.runtime.files import expanded, require_regular, write_whole
 from grue.runtime.safe_text import well_formed
 from grue.tool_sessions.connection import SeenListing
-from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
 MAX_TOOL_BYTES = 256 * 1024

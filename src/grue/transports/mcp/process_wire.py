@@ -14,8 +14,8 @@ from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.safe_text import plain_text
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import remedy_for
-from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import StdioServer
 from grue.transports.mcp import launchers
 

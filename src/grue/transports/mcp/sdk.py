@@ -39,8 +39,13 @@ from grue.runtime.loops.beside_loop import BackgroundTasks
 from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task
 from grue.runtime.version import __version__
 from grue.tool_sessions.failures import SESSION_LOST, WireFault, first_fault
-from grue.tool_sessions.notices import Notify
-from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
+from grue.tool_sessions.server_requests import (
+    Abilities,
+    Declined,
+    ElicitationRequest,
+    Notify,
+    SamplingRequest,
+)
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MessageStream, is_closed
 

@@ -35,7 +35,7 @@ from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.failures import SESSION_LOST, WireFault, first_fault
-from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.authorization import Authorization
 from grue.transports.mcp.http_faults import (

@@ -52,7 +52,7 @@ from grue.protocol.tools.server_tasks import (
 )
 from grue.runtime.loops.host_code import HostCodeFailed
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_requests import Notify
 from grue.transports.mcp import sdk
 
 __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task", "sdk"]

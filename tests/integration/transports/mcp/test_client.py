@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from msgspec.structs import replace
+from notices import Notice, noting
 from promises import GUARD_S, cancelled_when, within
 from slow_imports import SlowImports
 from transport_servers import QUICK, STUBBORN, faulty, shell
@@ -22,7 +23,6 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import ServerOptions, StdioServer
 from grue.transports.mcp.client import McpClient
 from grue.transports.mcp.client_options import ClientOptions
@@ -37,7 +37,7 @@ class Session:
     """What one use of a client brought: its listing, the result of one call, and the notices."""
 
     def __init__(self) -> None:
-        self.notices: list[ServerNotice] = []
+        self.notices: list[Notice] = []
         self.listing: Listing
         self.result: object = None
         self.client: McpClient
@@ -46,7 +46,7 @@ class Session:
         return [notice.text for notice in self.notices if notice.kind == kind]
 
     async def run(self, server: StdioServer, *, open_s: float = GUARD_S, call_s: float = GUARD_S) -> None:
-        options = ClientOptions(limits=QUICK, on_notice=self.notices.append)
+        options = ClientOptions(limits=QUICK, on_notice=noting(self.notices))
         with assert_nothing_left(within_s=0):
             async with McpClient(server, ProcessRegistry(), options) as self.client:
                 self.listing = await self.client.open(open_s)
@@ -140,7 +140,7 @@ async def test_p37_a_listing_without_end_ends(session: Session) -> None:
     await session.run(faulty("--pages", "2", "--page-loop"))
     assert [tool.tool for tool in session.listing.tools] == ["echo", "fail", "environ", "page_2"]
     assert "repeats the cursor" in session.noted("bad_tool")[-1]
-    options = ClientOptions(max_pages=4, on_notice=session.notices.append)
+    options = ClientOptions(max_pages=4, on_notice=noting(session.notices))
     async with McpClient(faulty("--pages", "1000"), ProcessRegistry(), options) as client:
         assert len((await client.open(60)).tools) == 6
     assert "more than 4 pages" in session.noted("bad_tool")[-1]

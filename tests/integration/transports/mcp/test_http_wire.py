@@ -13,6 +13,7 @@ import anyio
 import pytest
 from faulty_http_server import faulty_http_server
 from http_servers import real_http_server
+from notices import Notice, noting
 from promises import GUARD_S
 from rows import first_of
 
@@ -22,7 +23,6 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, ServerOptions
 from grue.transports.mcp import http_wire
 from grue.transports.mcp.client import McpClient
@@ -54,7 +54,7 @@ class Session:
     """A client of one server, and what it was told beside."""
 
     def __init__(self, url: str, transport: Literal["auto", "http", "sse"] = "http", **more: Any) -> None:
-        self.notices: list[ServerNotice] = []
+        self.notices: list[Notice] = []
         self.server = HttpServer(name="far", url=url, transport=transport, **more)
         self.listing: Listing
         self.closing_took_s = 0.0
@@ -67,7 +67,7 @@ class Session:
         self, open_s: float = GUARD_S, limits: ProcessLimits | None = None
     ) -> AsyncIterator[McpClient]:
         """Open a session within `open_s`, and assert that it leaves nothing."""
-        options = ClientOptions(limits=limits or ProcessLimits(), on_notice=self.notices.append)
+        options = ClientOptions(limits=limits or ProcessLimits(), on_notice=noting(self.notices))
         client = McpClient(self.server, ProcessRegistry(), options)
         with assert_nothing_left():
             async with client:

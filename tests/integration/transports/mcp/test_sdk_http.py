@@ -10,13 +10,13 @@ from typing import Any, Literal
 import anyio
 import pytest
 from faulty_http_server import FLOODS, faulty_http_server
+from notices import Notice, noting
 from rows import first_of
 
 from grue.messages import ToolCallResult
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
-from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.client import McpClient
 from grue.transports.mcp.client_options import ClientOptions
@@ -26,14 +26,12 @@ WAYS = ("", "--events", "--legacy")
 GUARD_S = 60.0
 
 
-async def called(
-    url: str, flags: str, call_s: float, notices: list[ServerNotice] | None = None
-) -> ToolCallResult:
+async def called(url: str, flags: str, call_s: float, notices: list[Notice] | None = None) -> ToolCallResult:
     transport: Literal["http", "sse"] = "sse" if "--legacy" in flags else "http"
     server = HttpServer(name="far", url=url, transport=transport)
     options = ClientOptions(
         limits=ProcessLimits(max_line_bytes=10_000_000, max_message_bytes=5_000_000),
-        on_notice=(notices if notices is not None else []).append,
+        on_notice=noting(notices if notices is not None else []),
     )
     async with McpClient(server, ProcessRegistry(), options) as client:
         await client.open(GUARD_S)
@@ -65,7 +63,7 @@ async def test_a_large_answer_arrives_whole(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_answer_with_too_many_values_arrives_as_its_json_text(way: str) -> None:
-    notices: list[ServerNotice] = []
+    notices: list[Notice] = []
     with faulty_http_server(*f"{way} --rows 1000000".split()) as url, anyio.fail_after(GUARD_S):
         result = await called(url, way, GUARD_S, notices)
     assert isinstance(result.content, str)
