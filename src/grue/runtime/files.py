@@ -60,11 +60,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def require_regular(descriptor: int) -> None:
-    """Check that an open file is a regular file.
-
-    Raises:
-        OSError: The file is a folder, pipe, socket or device.
-    """
+    """Raise `OSError` if an open file is a folder, pipe, socket or device."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -255,11 +251,7 @@ class LineFile:
         return True
 
     def write(self, *lines: bytes) -> None:
-        """Append `lines`, with a newline after each.
-
-        Raises:
-            TraceError: The disk is full, or the file is closed.
-        """
+        """Append `lines`, with a newline after each. If that fails, close the file and raise `TraceError`."""
         rest = memoryview(b"\n".join((*lines, b"")))
         try:
             while rest:
@@ -270,11 +262,7 @@ class LineFile:
             raise self._refused(error) from error
 
     def require_not_deleted(self) -> None:
-        """Check that the file was not deleted since it was opened.
-
-        Raises:
-            TraceError: The file was deleted.
-        """
+        """Raise `TraceError` if the file was deleted since it was opened."""
         if os.fstat(self._fd).st_nlink == 0:
             raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
 
@@ -293,11 +281,7 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove everything after the last newline.
-
-        Raises:
-            TraceError: The file cannot be changed, or is not a regular file.
-        """
+        """Remove everything after the last newline. Raises `TraceError`, also if it is no regular file."""
         try:
             require_regular(self._fd)
         except OSError as error:
@@ -317,22 +301,14 @@ class LineFile:
         return 0
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes.
-
-        Raises:
-            TraceError: The file cannot be changed.
-        """
+        """Truncate the file to `size` bytes; raises `TraceError`."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
             raise self._refused(error) from error
 
     def sync(self) -> None:
-        """Flush the file to the disk (`fsync`).
-
-        Raises:
-            TraceError: The flush failed.
-        """
+        """Flush the file to the disk (`fsync`); raises `TraceError`."""
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -350,11 +326,7 @@ class LineFile:
 
 
 def cut_half_line(path: Path, what: str) -> None:
-    """Remove an incomplete last line, which a killed writer may have left, from a file.
-
-    Raises:
-        TraceError: The file cannot be written.
-    """
+    """Remove an incomplete last line, which a killed writer may have left; raises `TraceError`."""
     file = LineFile(path, what)
     try:
         file.cut_half_line()

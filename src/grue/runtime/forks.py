@@ -26,5 +26,4 @@ def _call_all() -> None:
         method(each)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_call_all)
+os.register_at_fork(after_in_child=_call_all)

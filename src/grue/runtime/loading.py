@@ -176,12 +176,9 @@ def _forget_other_threads() -> None:
     _outlasted.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    # `_wait_for_others` has to run before the hooks of `logging` and `concurrent.futures.thread`, because
-    # those take locks that an import in another thread may need. Python runs the hook first that was
-    # registered last. So this module imports these two modules, to have their hooks registered first.
-    os.register_at_fork(
-        before=_wait_for_others,
-        after_in_parent=_let_others_go_on,
-        after_in_child=_forget_other_threads,
-    )
+# `_wait_for_others` has to run before the hooks of `logging` and `concurrent.futures.thread`, because those
+# take locks that an import in another thread may need. Python runs the hook first that was registered last.
+# So this module imports these two modules, to have their hooks registered first.
+os.register_at_fork(
+    before=_wait_for_others, after_in_parent=_let_others_go_on, after_in_child=_forget_other_threads
+)

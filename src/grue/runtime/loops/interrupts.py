@@ -260,23 +260,12 @@ def defer_interrupts() -> Iterator[None]:
 
 
 def raise_deferred() -> None:
-    """Raise one Ctrl-C that `defer_interrupts` has deferred, if there is one.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
-    if _take_deferred():
-        raise KeyboardInterrupt
-
-
-def _take_deferred() -> bool:
-    """Return whether a Ctrl-C was deferred, and subtract it from the count."""
+    """Raise one Ctrl-C that `defer_interrupts` has deferred, if there is one."""
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):
-        return False
-    handler.deferred -= 1
-    return True
+    if in_main_thread and isinstance(handler, _PressCounter) and handler.deferred:
+        handler.deferred -= 1
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -332,8 +321,9 @@ def wait_for(
         # Ask every watch. Otherwise, one that was not asked would report this press at the next call of
         # `wait_for`.
         struck = [each.struck() for each in watches]
-        if any(struck) or _take_deferred():
+        if any(struck):
             raise KeyboardInterrupt
+        raise_deferred()
 
 
 def _current_task() -> "asyncio.Task[Any] | None":
@@ -348,14 +338,11 @@ _HOSTS = ("grue.hosts", "grue.cli", "grue.testing")
 
 
 def refuse_reentry() -> None:
-    """Raise if the caller is in a signal handler that has interrupted grue or an import.
+    """Raise `MCPError` if the caller is in a signal handler that has interrupted grue or an import.
 
     The interrupted code may hold a lock that a turn needs in another thread, and releases it only when the
     handler has returned. The turn would wait for ever, whatever its time limit. A handler is recognised by
     one of its arguments: the interrupted frame, which is also the handler's caller.
-
-    Raises:
-        MCPError: The caller is in such a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         return

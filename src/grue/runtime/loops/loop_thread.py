@@ -81,21 +81,16 @@ class LoopThread(Struct, frozen=True):
         return self.process != os.getpid()
 
     def refuse_forked(self) -> None:
-        """Raise if this process was forked from the one that runs the loop.
-
-        Raises:
-            MCPError: This is a forked process.
-        """
+        """Raise `MCPError` if this process was forked from the one that runs the loop."""
         if self.is_forked:
             raise MCPError(self.error_texts.forked)
 
     def refuse_waiting(self) -> None:
-        """Raise if the caller's wait for this loop could never end.
+        """Raise `MCPError` if the caller's wait for this loop could never end.
 
-        Raises:
-            MCPError: The caller runs in this loop, in a worker thread that a call in this loop waits for, or
-                in the loop that all greenlets of gevent share. Or it is in a forked process, or in a signal
-                handler that has interrupted grue or an import.
+        That is so in this loop, in a worker thread that a call in this loop waits for, in the loop that all
+        greenlets of gevent share, in a forked process, and in a signal handler that has interrupted grue or
+        an import.
         """
         self.refuse_forked()
         refuse_reentry()

@@ -204,8 +204,7 @@ def _read(path: str) -> bytes:
         os.close(descriptor)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=host_mark.forget)
+os.register_at_fork(after_in_child=host_mark.forget)
 
 
 class ProcessEntry(NamedTuple):

@@ -200,5 +200,4 @@ def guard_pid() -> int | None:
 
 
 atexit.register(guard.end)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=guard.forget)
+os.register_at_fork(after_in_child=guard.forget)

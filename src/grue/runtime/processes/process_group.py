@@ -495,5 +495,4 @@ def _shell_keeps(env: Mapping[str, str]) -> bool:
 
 
 atexit.register(_kill_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+os.register_at_fork(after_in_child=_disown_all)

@@ -214,11 +214,7 @@ def error_text(error: Exception) -> str:
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
-    """Check that a line's sequence number is above `after`, the previous one's, and that its times are valid.
-
-    Raises:
-        TraceError: The line is damaged, was moved, or is there twice.
-    """
+    """Raise `TraceError` if a line's number is not above `after`, the previous one, or a time is invalid."""
     if line.seq <= after:
         raise damaged(path, number, f"not in order: message {line.seq} comes after message {after}")
     if not (abs(line.t) <= _LATEST_S and abs(line.at) <= _LATEST_S):
@@ -226,11 +222,7 @@ def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
 
 
 def check_depth(path: Path, number: int, body: bytes) -> None:
-    """Check that a body is nested at most `MAX_DEPTH` levels deep.
-
-    Raises:
-        TraceError: The body is nested more deeply.
-    """
+    """Raise `TraceError` if a body is nested more than `MAX_DEPTH` levels deep."""
     if len(body) <= STEP:
         # Most bodies are this short. For them, two calls of `count` are faster than `count_of`.
         if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:

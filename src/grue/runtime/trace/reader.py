@@ -113,13 +113,13 @@ class TraceReader(Generic[B]):
     def __iter__(self) -> Iterator[Envelope[B]]:
         """Yield the envelopes that are in the file now."""
         decoded = self.decoded
-        for _, number, _, line in self._placed():
-            yield decoded(number, line)
+        for place, line in self._placed():
+            yield decoded(place.number, line)
 
     def with_places(self) -> Iterator[tuple[LinePlace, Envelope[B]]]:
         """Yield each envelope with its place, so that it can be read again with `at`."""
-        for offset, number, size, line in self._placed():
-            yield LinePlace(offset, number, size), self.decoded(number, line)
+        for place, line in self._placed():
+            yield place, self.decoded(place.number, line)
 
     def at(self, place: LinePlace) -> Envelope[B]:
         """Return the envelope at a place that `with_places` has yielded.
@@ -139,10 +139,10 @@ class TraceReader(Generic[B]):
 
         A body that is never decoded is checked to be JSON, but not to be a message.
         """
-        for _, number, _, line in self._placed():
-            yield RecordedLine(line, number, self)
+        for place, line in self._placed():
+            yield RecordedLine(line, place.number, self)
 
-    def _placed(self) -> Iterator[tuple[int, int, int, TraceLine]]:
+    def _placed(self) -> Iterator[tuple[LinePlace, TraceLine]]:
         self.cut_short = False
         path, number, seq = self.path, 2, 0
         with _opened(path) as file:
@@ -154,9 +154,9 @@ class TraceReader(Generic[B]):
                         self.cut_short = True
                         return
                     check_numbers(path, number, line, seq)
-                    size, seq = len(text), line.seq
-                    yield offset, number, size, line
-                    offset, number = offset + size, number + 1
+                    place, seq = LinePlace(offset, number, len(text)), line.seq
+                    yield place, line
+                    offset, number = offset + place.size, number + 1
             except OSError as error:
                 raise _unreadable(path, number, error) from error
 

@@ -416,12 +416,11 @@ def trace_line(envelope: Envelope[Any], body: bytes) -> TraceLine:
     )
 
 
-class _Text:
+class _Text(Struct):
     """A text that arrives in pieces. `pieces` redacts it; `last` is the envelope of the latest piece."""
 
-    def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
-        self.pieces = pieces
-        self.last = last
+    pieces: TextPieces
+    last: Envelope[Any]
 
 
 def _in_event_loop() -> bool:
