@@ -77,7 +77,7 @@ def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
     """Raise an error if the change cannot be made to this turn: then it cannot be made to any turn."""
     recorded = read_run(turn.trace, turn.turn, turn.at)
     refuse_script(recorded, fork)
-    LlmEndpoint(model_for(recorded.asks(turn.at), change.llm, fork.model, fork.base_url))
+    LlmEndpoint(model_for(recorded.asks(recorded.place(turn.at)), change.llm, fork.model, fork.base_url))
     changed_turn(recorded.begun, change.changes)
 
 

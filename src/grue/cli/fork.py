@@ -77,7 +77,7 @@ def fork_turn(options: ForkOptions) -> None:
     change = change_of(options)
     recorded = read_run(options.trace, options.turn, options.at)
     refuse_script(recorded, options)
-    llm = model_for(recorded.asks(options.at), change.llm, options.model, options.base_url)
+    llm = model_for(recorded.asks(recorded.place(options.at)), change.llm, options.model, options.base_url)
     servers = {} if options.misses == "fail" else _servers(options.mcp_config, recorded.begun.servers)
     lacking = [name for name in recorded.begun.servers if name not in servers]
     if lacking and options.misses != "fail":
@@ -147,7 +147,7 @@ def _has_begun(folder: Path) -> bool:
 
 def refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
     """Refuse to fork a turn that a script of `--offline` has answered."""
-    asks = recorded.asks()
+    asks = recorded.asks(recorded.place(None))
     if asks is not None and asks.address == OFFLINE_URL and options.base_url is None:
         raise MCPConfigError(
             f"Turn {recorded.begun.turn} of {shown_path(options.trace)} was answered by the script of"

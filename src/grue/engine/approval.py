@@ -71,13 +71,9 @@ class Parking:
         return next(iter(writers_of(self._recorder)), None)
 
     def require(self, command: m.RunTurn, *, given_history: bool) -> None:
-        """Check that a turn that starts now could be parked.
+        """Raise `MCPConfigError` if a turn that starts now could not be parked.
 
         `given_history`: the turn's history was given as plain data (`TurnRequest.history`).
-
-        Raises:
-            MCPConfigError: There is no trace file, the turn's texts contain a secret, or `given_history` is
-                true: the trace has only a digest of such a history.
         """
         if self.writer is None:
             raise MCPConfigError(
@@ -137,11 +133,6 @@ class Approval(Struct, frozen=True):
         writer = None if self.parking is None else self.parking.writer
         return None if writer is None else writer.path.absolute()
 
-    def require_parking(self, command: m.RunTurn, *, given_history: bool = False) -> None:
-        """Raise `MCPConfigError` if the runner parks turns, but could not park this one."""
-        if self.parking is not None:
-            self.parking.require(command, given_history=given_history)
-
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
         """Return the function that answers a turn's questions; `None`: its policy never asks."""
         if all(rule.verdict != "ask" for rule in command.tool_policy.rules):
@@ -192,7 +183,7 @@ class _Answerer(Struct, frozen=True):
         denied = (each for each in questions if each.call_id in unusable)
         return (*decided, *(each.deny(REFUSED.format(fault=unusable[each.call_id])) for each in denied))
 
-    async def _ask(self, approve: Approve, questions: tuple[ApprovalQuestion, ...]) -> ApprovalAnswer:
+    async def _ask(self, approve: Approve, questions: Questions) -> ApprovalAnswer:
         answer: ApprovalAnswer
         if inspect.iscoroutinefunction(approve):
             with host_code("approve"):
@@ -205,8 +196,9 @@ class _Answerer(Struct, frozen=True):
                 given = approve(own_copies(questions))
             except BaseException as error:
                 raise HostCodeFailed(error, "approve") from error
-            if late:
-                self._note_late(questions)
+            for question in questions if late else ():
+                ignored = m.DecisionIgnored(call_id=m.CallId(question.call_id), reason="the turn was over")
+                self.recorder.record(ignored, sender="approval", turn=self.command.turn)
             return given
 
         try:
@@ -218,11 +210,6 @@ class _Answerer(Struct, frozen=True):
         with host_code("approve"):
             answer = await given if inspect.isawaitable(given) else given
         return answer
-
-    def _note_late(self, questions: tuple[ApprovalQuestion, ...]) -> None:
-        for question in questions:
-            ignored = m.DecisionIgnored(call_id=m.CallId(question.call_id), reason="the turn was over")
-            self.recorder.record(ignored, sender="approval", turn=self.command.turn)
 
 
 def _decisions(

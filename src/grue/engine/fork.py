@@ -160,11 +160,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         """The messages of the turn, without pieces of streamed replies and without facts of hosts."""
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
-    def asks(self, at: int | None = None) -> m.ModelAsked | None:
-        """Return the model of a fork at message `at` that changes nothing; `None`: it is not known."""
-        return self.asks_at(self.place(at))
-
-    def asks_at(self, place: _Place) -> m.ModelAsked | None:
+    def asks(self, place: _Place) -> m.ModelAsked | None:
         """Return the model of a fork at `place` that changes nothing; `None`: it is not known."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
@@ -266,13 +262,7 @@ def _some(numbers: Collection[int]) -> str:
 
 
 class ForkedRun(HostTurn[T]):
-    """One fork of a turn. The constructor starts nothing.
-
-    Raises:
-        TraceError: The trace cannot be read, or a secret was redacted in the turn's messages.
-        ConversationError: The trace does not hold the entries before the turn.
-        MCPError: The turn cannot be forked as `asked` says.
-    """
+    """One fork of a turn. The constructor starts nothing; it raises `MCPError` as `Runner.fork`."""
 
     def __init__(self, asked: ForkRequest, settings: TurnSettings) -> None:
         run = read_run(asked.trace, asked.turn, asked.at)
@@ -303,7 +293,7 @@ class ForkedRun(HostTurn[T]):
         wiring = _wiring(settings.wiring, changed, talk, fork)
         if endpoint is not None and place.events:
             # A turn stays with the model that has answered, so its fork begins with that model.
-            endpoint = endpoint.of_chain(run.asks_at(place))
+            endpoint = endpoint.of_chain(run.asks(place))
             wiring = wiring.beginning_with(endpoint)
         memory = EpisodeMemory()
         memory.learn(record.connections(run.begun.policy))
@@ -487,7 +477,7 @@ def _past(
         turn=changed.turn,
         at=seq,
         misses=asked.misses,
-        changed=(*_names(asked), *_other_model(run.asks_at(place), asks)),
+        changed=(*_names(asked), *_other_model(run.asks(place), asks)),
         limits=None if changed.limits == now.limits == first.limits else changed.limits,
         policy=None if changed.policy == now.policy == first.policy else changed.policy,
         listings=listings,

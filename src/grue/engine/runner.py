@@ -62,7 +62,7 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.tools.lock import ToolLock
-from grue.protocol.turn.connection import Settled, Untried
+from grue.protocol.turn.connection import Disabled, Settled, Untried
 from grue.protocol.turn.prices import Spent
 from grue.runtime.loading import importing
 from grue.runtime.loops.closing import Closing
@@ -275,7 +275,8 @@ class Runner(AsyncToolAccess, Closing):
 
         `FailurePolicy.retry_disabled_s` says when they are tried again.
         """
-        return self._memory.disabled()
+        states = self._memory.connections
+        return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
 
     def connection(self, server: str) -> Settled:
         """Return what the episode knows about a server, for example `Disabled`.

@@ -73,7 +73,6 @@ from grue.runtime.loops.interrupts import WorkInterrupted, refuse_reentry
 from grue.runtime.loops.loop_thread import Call
 from grue.runtime.safe_text import beginning, well_formed
 from grue.runtime.trace.file import writers_of
-from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.failures import failure_text
 
 R = TypeVar("R")
@@ -431,11 +430,6 @@ class EpisodeMemory:
         with self._lock:
             self.connections = {**self.connections, **connections}
 
-    def disabled(self) -> dict[str, str]:
-        """Return the reason for each disabled server, by name."""
-        states = self.connections
-        return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
-
 
 class Spending:
     """What all finished turns of a runner have cost together. Thread-safe.
@@ -602,8 +596,9 @@ class HostTurn(Generic[T]):
             if settings.wiring.endpoint is not None:
                 first = settings.wiring.endpoint.first(anyio.current_time(), tools=bool(command.servers))
                 command = replace(command, asks=first.asked())
-            approval = settings.wiring.approval
-            approval.require_parking(command, given_history=bool(self._request.history))
+            parking = settings.wiring.approval.parking
+            if parking is not None:
+                parking.require(command, given_history=bool(self._request.history))
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)
             on_delta = self._request.on_delta
             actors = past.actors = TurnActors(
@@ -630,9 +625,11 @@ class HostTurn(Generic[T]):
             case m.TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))
             case m.TurnFailed():
-                raise naming_the_trace(
-                    error_for(settings.wiring.recorder.redacted_body(end)), settings.wiring.recorder
-                )
+                error = error_for(settings.wiring.recorder.redacted_body(end))
+                for writer in writers_of(settings.wiring.recorder)[:1]:
+                    shown = f"grue trace show {quote(str(writer.path))}"
+                    error.add_note(f"The turn's messages are in its trace: {shown}")
+                raise error
             case _:
                 assert_never(end)
 
@@ -818,13 +815,6 @@ def error_for(end: m.TurnFailed) -> MCPError:
             return AnswerError(text, raw=raw, tool_calls=end.tool_calls)
         case m.Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
-
-
-def naming_the_trace(error: MCPError, recorder: Recorder) -> MCPError:
-    """Add a note to `error` with the command that shows the turn's trace."""
-    for writer in writers_of(recorder)[:1]:
-        error.add_note(f"The turn's messages are in its trace: grue trace show {quote(str(writer.path))}")
-    return error
 
 
 def pending_error(end: m.TurnParked) -> ApprovalPending:

@@ -293,12 +293,7 @@ def run_waiting(
     """Yield the result of each request, in order. Closing the iterator stops the work in this process.
 
     The provider goes on with the batches that it has got; the next call with the same folder fetches the
-    replies.
-
-    Raises:
-        LLMError: The provider accepts no batch, or cannot be reached.
-        MCPConfigError: The runner's model cannot be asked in batches.
-        KeyboardInterrupt: Ctrl-C was pressed.
+    replies. Raises as `Runner.map`, and `MCPConfigError` if the runner's model cannot be asked in batches.
     """
     endpoint = _endpoint_of(batch.settings)
     manifest = BatchManifest(

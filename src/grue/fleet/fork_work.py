@@ -71,7 +71,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     if settings.fork == "recorded":
         _repeat(run, episode.trace)
         return _scores(recorded, recorded)
-    llm = model_for(run.asks(settings.at), settings.llm, settings.model, settings.base_url)
+    llm = model_for(run.asks(run.place(settings.at)), settings.llm, settings.model, settings.base_url)
     with Runner(llm=llm, servers=_servers(settings), trace=episode.trace) as runner:
         outcome: TurnOutcome[Any] = runner.fork(
             settings.trace,

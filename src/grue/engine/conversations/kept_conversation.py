@@ -364,8 +364,8 @@ class KeptConversation:
         with self.held():
             self._require_saved()
             parked = self._parked(number) if resumed else None
-            if not resumed:
-                require_not_parked(self.open_turn, self.id)
+            if parked is None:
+                self._require_not_parked()
             lent = self._lent(lender, endpoint)
             llm = lender.lending(lent)
             self._note_trace(number, recorded)
@@ -549,6 +549,18 @@ class KeptConversation:
             raise ConversationError(f"Turn {number} of the conversation {self.id} was resumed already.")
         return mark
 
+    def _require_not_parked(self) -> None:
+        mark = self.open_turn
+        if mark is not None and mark.state == "parked":
+            asked = ", ".join(dict.fromkeys(question.name for question in mark.questions))
+            what = f"waits for an approval of {asked}" if asked else "is parked"
+            raise ConversationParked(
+                f"Turn {mark.turn} of the conversation {self.id} {what}. Go on with it (resume), give it up"
+                " (abandon), or continue a branch.",
+                turn=mark.turn,
+                questions=mark.questions,
+            )
+
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
         """Set `open_turn` to the turn that begins now, if another process can resume it from its trace.
 
@@ -698,19 +710,6 @@ def given_conversation(
     except ValueError as error:
         raise ConversationError(f"The history of the turn cannot be used: {error}.") from error
     return KeptConversation(system, name=name, history=history)
-
-
-def require_not_parked(mark: TurnMark | None, name: str) -> None:
-    """Raise `ConversationParked` if the open turn is parked."""
-    if mark is not None and mark.state == "parked":
-        asked = ", ".join(dict.fromkeys(question.name for question in mark.questions))
-        what = f"waits for an approval of {asked}" if asked else "is parked"
-        raise ConversationParked(
-            f"Turn {mark.turn} of the conversation {name} {what}. Go on with it (resume), give it up"
-            " (abandon), or continue a branch.",
-            turn=mark.turn,
-            questions=mark.questions,
-        )
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:

@@ -109,16 +109,8 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
-    `counted`: the runner's spending already includes what the turn spent before it was parked.
-
-    Raises:
-        NothingToResume: The trace has no such turn, or the turn is running.
-        TraceError: The trace cannot be read or written, or a secret was removed from the turn.
-        ConversationError: The turn's conversation is missing, in use or damaged, or has had further turns.
-        ChangeRefused: The arguments that a decision gives a call do not fit the tool's input schema.
-        BudgetSpent: The runner's budget is spent. What the turn spent before it was parked counts, too.
-        MCPError: The runner cannot go on with the turn (`check_fit`).
-        ActorCrashed: An observer of the runner raised an exception.
+    `counted`: the runner's spending already includes what the turn spent before it was parked. Raises as
+    `Runner.resume`, and `ActorCrashed` if an observer of the runner raised an exception.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
