@@ -29,7 +29,6 @@ from grue.engine.approval import Parking
 from grue.engine.batch import Batch, CompletedTurns, as_ours, asks_the_same, end_turns
 from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
 from grue.engine.conversations.resume import ResumeRequest, resumed_turn
-from grue.engine.current_episode import Episode
 from grue.engine.turn import (
     BatchItem,
     EpisodeMemory,
@@ -208,8 +207,7 @@ class _Turns(Generic[T]):
         episode = f"{self._files.manifest.run}-{number}"
         begun = path.exists()
         options = TraceOptions(version=__version__)
-        writer = TraceWriter(path, episode=episode, options=options, resume=begun)
-        try:
+        with TraceWriter(path, episode=episode, options=options, resume=begun) as writer:
             if begun:
                 recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)
             recorder.add(writer)
@@ -227,8 +225,6 @@ class _Turns(Generic[T]):
                 )
             finally:
                 reply_room.reset(token)
-        finally:
-            writer.close()
 
     async def _run(
         self,
@@ -303,9 +299,7 @@ def run_waiting(
     )
     form = batch_form_of(endpoint.profile.wire)
     with BatchFolder(Path(batching.folder), manifest, form, most_items=batching.most_items) as files:
-        turns: _Turns[T] = _Turns(batch.settings, batching, endpoint, files)
-        desk = BatchDesk(endpoint, files, batching)
-        rounds = _Rounds(turns, files, desk, endpoint, batch.begin(), batch.concurrency)
+        rounds: _Rounds[T] = _Rounds(batch, batching, endpoint, files)
         try:
             yield from rounds.results(enumerate(requests))
         finally:
@@ -326,21 +320,13 @@ def _endpoint_of(settings: TurnSettings) -> LlmEndpoint:
 class _Rounds(Generic[T]):
     """Starts turns, sends the waiting requests, and starts each turn again when its reply has come."""
 
-    def __init__(
-        self,
-        turns: _Turns[T],
-        files: BatchFolder,
-        desk: BatchDesk,
-        endpoint: LlmEndpoint,
-        episode: Episode,
-        concurrency: int,
-    ) -> None:
-        self._turns = turns
+    def __init__(self, batch: Batch, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder) -> None:
+        self._turns: _Turns[T] = _Turns(batch.settings, batching, endpoint, files)
         self._files = files
-        self._desk = desk
+        self._desk = BatchDesk(endpoint, files, batching)
         self._endpoint = endpoint
-        self._episode = episode
-        self._concurrency = concurrency
+        self._episode = batch.begin()
+        self._concurrency = batch.concurrency
         self._following = 0
         self._asked: dict[int, TurnRequest[T]] = {}
         self._waiting: set[int] = set()
