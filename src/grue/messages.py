@@ -1577,6 +1577,11 @@ class RunTurn(Message, frozen=True, kw_only=True):
     tool_search: ToolSearch | None = None
     waits: bool = False
 
+    @property
+    def conversation(self) -> ConversationId:
+        """The id of the turn's conversation; a turn that continues none counts as one of its own."""
+        return ConversationId(f"turn-{self.turn}") if self.history is None else self.history.conversation
+
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
     """agent -> host: the turn has an answer, and every session is closed.

@@ -10,7 +10,7 @@ from msgspec import Struct
 from grue.cli.saying import GRUE, say, say_page, shown_argument, shown_path
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import open_regular, read_regular
-from grue.runtime.trace.format import TRACE_FILE
+from grue.runtime.trace.format import TRACE_FILE, trace_in
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.overview import Overview
@@ -172,7 +172,7 @@ def _written(path: Path) -> float:
 
 def _time_and_size(path: Path) -> tuple[float, int]:
     try:
-        found = (path / TRACE_FILE if path.is_dir() else path).stat()
+        found = trace_in(path).stat()
     except OSError:  # the trace was removed meanwhile
         return 0.0, 0
     return found.st_mtime, found.st_size

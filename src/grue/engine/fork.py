@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.answers import AnswerSpec, recorded_spec, spec_of
-from grue.engine.conversations.kept_conversation import conversation_of_turn
 from grue.engine.conversations.recorded_conversation import (
     ForkPlace,
     RecordedTurn,
@@ -414,7 +413,7 @@ def _said(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
             f"Turn {changed.turn} of {run.path} cannot be forked: a secret was removed from message"
             f" {redacted.seq}, which comes before the fork."
         )
-    return said_before(run.path, (*run.earlier, *until), conversation_of_turn(changed))
+    return said_before(run.path, (*run.earlier, *until), changed.conversation)
 
 
 def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
@@ -452,7 +451,7 @@ def _wiring(
     wiring = replace(wiring, servers=servers, approval=approval, presumed=None)
     if not talk.history.entries:
         return wiring
-    return wiring.lending(wiring.lent(conversation_of_turn(run), talk.history, talk.tools))
+    return wiring.lending(wiring.lent(run.conversation, talk.history, talk.tools))
 
 
 def _nothing(note: Note) -> ToolConnection:
@@ -552,11 +551,7 @@ def _new_system(run: RecordedRun, changed: m.RunTurn, history: History) -> tuple
     given = (m.SystemText(changed.system),) if changed.system else ()
     rewritten = m.Rewritten(0, 1, (replace(first, items=(*given, *rest)),))
     history.rewrite(rewritten)
-    return (
-        m.HistoryRewritten(
-            conversation=conversation_of_turn(changed), rewrite=rewritten, reason=_OTHER_SYSTEM
-        ),
-    )
+    return (m.HistoryRewritten(conversation=changed.conversation, rewrite=rewritten, reason=_OTHER_SYSTEM),)
 
 
 def _system_in(entries: Sequence[m.Said | m.AssistantReply]) -> str:

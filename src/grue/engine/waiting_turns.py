@@ -263,7 +263,7 @@ class _Turns(Generic[T]):
                 waited.unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
             )
         assert asked is not None, "a turn that waits has asked"
-        lent = wiring.lent(m.ConversationId(f"turn-{part.run.turn}"), waited.history, part.tools)
+        lent = wiring.lent(part.run.conversation, waited.history, part.tools)
         wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
         turn = HostTurn(request, replace(settings, wiring=wiring), EpisodeMemory())
         noted = m.WaitEnded(turn=part.run.turn, request=asked.body.request)

@@ -239,7 +239,7 @@ class CachedPrompts:
 
     def _begin(self, run: m.RunTurn, place: tuple[int, str]) -> None:
         past = run.history
-        name = m.ConversationId(f"turn-{run.turn}") if past is None else past.conversation
+        name = run.conversation
         if run.asks is not None:
             self._form = self._form_for(run.asks, place)
         talk = self._talks.get(name)

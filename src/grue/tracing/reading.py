@@ -8,7 +8,6 @@ import contextlib
 import functools
 import keyword
 import operator
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
@@ -20,7 +19,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.actor import ActorFailed
-from grue.runtime.trace.format import TRACE_FILE, TraceLine
+from grue.runtime.trace.format import TraceLine, trace_in
 from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_facts, subclasses_of
@@ -175,8 +174,7 @@ def open_episode(path: str | PathLike[str]) -> EpisodeReader:
         TraceError: The file is missing, not a trace, or of a later format. If a line is damaged, the reader
             raises this when it comes to the line.
     """
-    path = Path(path)
-    return EpisodeReader(path / TRACE_FILE if os.path.isdir(path) else path)  # noqa: PTH112 - never raises
+    return EpisodeReader(trace_in(Path(path)))
 
 
 def read_episode(path: str | PathLike[str]) -> EpisodeTrace:

@@ -51,7 +51,7 @@ from grue.protocol.tools.names import WireNames
 from grue.protocol.tools.results import is_referred
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
-from grue.runtime.trace.format import REFERENCE_START, TRACE_FILE
+from grue.runtime.trace.format import REFERENCE_START, trace_in
 from grue.transports.llm.endpoint import LlmEndpoint
 
 KEPT_BYTES = 64 * 2**20
@@ -147,7 +147,7 @@ def _in_trace(
 ) -> m.ToolCallResult | None:
     # Turns of several conversations can have the same number, even at the same time, and their calls the same
     # id. So follow the causes of a result to the `RunTurn` that names the conversation.
-    if not (trace / TRACE_FILE if trace.is_dir() else trace).exists():
+    if not trace_in(trace).exists():
         return None
     with importing():  # imported here, because few conversations need it
         from grue.tracing.reading import open_episode
@@ -162,7 +162,7 @@ def _in_trace(
         if line.tag == "RunTurn":
             run = line.envelope().body
             if isinstance(run, m.RunTurn) and not turns.isdisjoint(
-                ((run.turn, conversation_of_turn(run)), (run.turn, ""))
+                ((run.turn, run.conversation), (run.turn, ""))
             ):
                 ours.add(line.line.seq)
         elif line.line.cause in ours:
@@ -686,11 +686,6 @@ class KeptConversation:
             self._learned = learned
             if self._file is not None:
                 self._unwritten.append(msgspec.json.encode(learned))
-
-
-def conversation_of_turn(run: m.RunTurn) -> m.ConversationId:
-    """Return the id of a turn's conversation; a turn that belongs to none counts as one of its own."""
-    return m.ConversationId(f"turn-{run.turn}") if run.history is None else run.history.conversation
 
 
 def _tells_handles(entries: Iterable[m.Said | m.AssistantReply]) -> bool:

@@ -19,7 +19,6 @@ from grue.engine.conversations.conversation_file import TurnMark, TurnRecorded
 from grue.engine.conversations.kept_conversation import (
     EarlierResults,
     KeptConversation,
-    conversation_of_turn,
     is_parked_still,
 )
 from grue.errors import ConversationError, NothingToResume, TraceError
@@ -37,7 +36,7 @@ from grue.protocol.turn.states import (
     TurnState,
     Waiting,
 )
-from grue.runtime.trace.format import TRACE_FILE
+from grue.runtime.trace.format import trace_in
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, open_episode
 
@@ -113,14 +112,13 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
     mark = _mark_of(talk, Path(path))
     if mark is None:
         talk.close()
-    file = (Path(path) / TRACE_FILE if Path(path).is_dir() else Path(path)).absolute()
     kept = KeptConversation(
         talk.system,
         name=wanted,
         history=talk.history,
         tools=talk.tools,
         open_turn=mark,
-        results=talk.results(file),
+        results=talk.results(trace_in(Path(path)).absolute()),
     )
     return ResumedConversation(kept, {**forks.listings, **reader.listings})
 
@@ -266,7 +264,7 @@ class TalkReader:
                 self.listings |= listing_in(envelope)
 
     def _begin(self, envelope: EpisodeEnvelope, run: m.RunTurn) -> None:
-        past, name = run.history, conversation_of_turn(run)
+        past, name = run.history, run.conversation
         if run.resumed is not None and name in self.talks:
             _resume(self.talks[name], run.resumed)
         elif past is None:

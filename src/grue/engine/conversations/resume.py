@@ -39,7 +39,7 @@ from grue.protocol.tools.policy import read_decisions
 from grue.protocol.turn.prices import Spent
 from grue.runtime.actor import raise_crash
 from grue.runtime.trace.file import TraceWriter, writers_of
-from grue.runtime.trace.format import TRACE_FILE
+from grue.runtime.trace.format import trace_in
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.reading import open_episode
 
@@ -196,7 +196,7 @@ def _going_on(
     )
     if kept is None:
         # The turn belongs to no `Conversation`. Its trace holds its entries, so no other file is written.
-        lent = settings.wiring.lent(m.ConversationId(f"turn-{command.turn}"), history, part.tools)
+        lent = settings.wiring.lent(command.conversation, history, part.tools)
         settings = replace(settings, wiring=settings.wiring.lending(lent))
     turn: HostTurn[Any] = HostTurn(request, settings, memory)
     turn.is_resumed = True
@@ -222,8 +222,7 @@ def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
 ) -> Iterator[HostTurn[Any]]:
     """Yield the resumed turn. If its trace is not open yet, open it and append the writer to `writers`."""
-    recorder, place = settings.wiring.recorder, Path(asked.trace)
-    place = place / TRACE_FILE if place.is_dir() else place
+    recorder, place = settings.wiring.recorder, trace_in(Path(asked.trace))
     ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
     if ours is None:
         writers.append(_opened_writer(place, recorder))

@@ -9,6 +9,7 @@ written once, as a JSON string, to such a file. The body has `""` instead, and t
 This module opens no files; `file.py` writes and `reader.py` reads.
 """
 
+import os
 import re
 from array import array
 from itertools import accumulate
@@ -26,6 +27,12 @@ FORMAT = 2
 
 TRACE_FILE = "trace.jsonl"
 """Name of the trace in a run folder."""
+
+
+def trace_in(path: Path) -> Path:
+    """Return the trace file in a run folder; a `path` that is no folder is the trace itself."""
+    return path / TRACE_FILE if os.path.isdir(path) else path  # noqa: PTH112 - never raises
+
 
 PAYLOADS = "payloads"
 """Name of the folder for payload files, beside the trace file."""

@@ -86,7 +86,7 @@ class Conversations:
 
     def _begin(self, run: m.RunTurn) -> m.ConversationId:
         past = run.history
-        name = m.ConversationId(f"turn-{run.turn}") if past is None else past.conversation
+        name = run.conversation
         known = self._talks.pop(name, None)
         if known is None or (run.resumed is None and not (past and past.length)):
             known = _Talk(missing=0 if past is None else past.length)
