@@ -17,7 +17,7 @@ from grue.errors import MCPConfigError
 from grue.field_checks import shown
 from grue.protocol.answers import json_objects
 from grue.protocol.chat_wire.wire_format import UNREADABLE
-from grue.protocol.json_text import json_value, strict_value
+from grue.protocol.json_text import json_value, plain_value, strict_value
 from grue.runtime.loops.host_code import blame
 from grue.runtime.safe_text import fault_text, well_formed, well_formed_escapes
 
@@ -101,9 +101,7 @@ class AnswerSpec(Generic[T]):
             )
 
         reader = _Reader(model.__name__, model.model_json_schema(), _of_json(model.model_validate_json))
-        return AnswerSpec(
-            reader.checked(check), schema=reader.schema, name=reader.name, fallback=fallback, told=told
-        )
+        return reader.spec(check, fallback, told=told)
 
     @overload
     @classmethod
@@ -148,10 +146,7 @@ class AnswerSpec(Generic[T]):
         Raises:
             MCPConfigError: `type_` is not a type, or JSON cannot express its values.
         """
-        reader = _reader(type_)
-        return AnswerSpec(
-            reader.checked(check), schema=reader.schema, name=reader.name, fallback=fallback, told=told
-        )
+        return _reader(type_).spec(check, fallback, told=told)
 
 
 def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
@@ -227,8 +222,9 @@ class _Reader:
                 first_error = first_error or error
         raise first_error or ValueError("it contains no JSON object")
 
-    def checked(self, check: Callable[[Any], Any] | None) -> Callable[[str], Any]:
-        return self.read if check is None else lambda text: check(self.read(text))
+    def spec(self, check: Callable[[Any], Any] | None, fallback: Any, *, told: bool) -> AnswerSpec[Any]:
+        parse = self.read if check is None else lambda text: check(self.read(text))
+        return AnswerSpec(parse, schema=self.schema, name=self.name, fallback=fallback, told=told)
 
     def _candidates(self, text: str) -> Iterator[object]:
         for found in json_objects(text):
@@ -371,14 +367,9 @@ def as_json(answer: object) -> object:
     if isinstance(answer, str | dict) or answer is None:
         return json_value(answer)
     try:
-        return json_value(msgspec.to_builtins(answer, str_keys=True, enc_hook=_dumped))
+        return json_value(msgspec.to_builtins(answer, str_keys=True, enc_hook=plain_value))
     except (TypeError, ValueError):
         return json_value(answer)
-
-
-def _dumped(value: Any) -> object:
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else str(value)
 
 
 def _reason(error: Exception) -> str:

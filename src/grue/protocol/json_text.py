@@ -157,6 +157,12 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
             return well_formed(str(value))
 
 
+def plain_value(value: Any) -> object:
+    """Return another form of a value that msgspec cannot encode: a pydantic model's fields, or its text."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(value)
+
+
 def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.JsonObject:
     """Return a mapping as a JSON object. Values that JSON does not have are replaced as by `json_value`."""
     return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}

@@ -31,7 +31,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError, MCPError
 from grue.field_checks import check_settings, shown
 from grue.policies import NoticeKind, ToolAnnotations
-from grue.protocol.json_text import json_value
+from grue.protocol.json_text import json_value, plain_value
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
@@ -758,7 +758,7 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
             value = await call_in_daemon_thread(functools.partial(_in_thread, call))
             if inspect.isawaitable(value):
                 value = await value
-        plain = msgspec.to_builtins(value, enc_hook=_encodable)
+        plain = msgspec.to_builtins(value, enc_hook=plain_value)
         if isinstance(value, m.ToolCallResult):
             blocks = tuple(map(json_value, plain.pop("blocks") or ()))
             parts: dict[str, Any] = {name: json_value(part) for name, part in plain.items()}
@@ -785,12 +785,6 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     except BaseException as error:
         # A future refuses a StopIteration, and a GeneratorExit would end the awaiting coroutine.
         raise HostCodeFailed(error) from error
-
-
-def _encodable(value: object) -> object:
-    """Replace a value that msgspec cannot encode: a pydantic model by its fields, others by their `str`."""
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else str(value)
 
 
 def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
