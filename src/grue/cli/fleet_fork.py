@@ -14,7 +14,7 @@ from grue.engine.fork import changed_turn, read_run
 from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget
 from grue.fleet.fleet import Fleet
-from grue.fleet.fork_work import TurnToFork, cases_of, condition, fork_again, turns_in
+from grue.fleet.fork_work import TurnToFork, condition, forks_of, turns_in
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
 from grue.transports.llm.endpoint import LlmEndpoint
@@ -59,13 +59,13 @@ def fork_fleet(options: FleetForkOptions) -> bool:
         "changes": change.changes,
         "misses": fork.misses,
     }
-    cases = cases_of(chosen, {name: value for name, value in given.items() if value not in (None, {})})
+    changed = {name: value for name, value in given.items() if value not in (None, {})}
     place = options.directory or RUNS / f"{_name(fork.trace.absolute())}-forks"
     budget = FleetBudget(requests=options.max_requests)
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(options.repetitions, 'time')}")
     view = FleetProgress(sys.stdout, place, budget)
     fleet = Fleet(place, workers=options.workers, budget=budget)
-    finished = fleet.map(fork_again, cases, repetitions=options.repetitions, watch=view.show)
+    finished = fleet.sweep(forks_of(chosen, changed, options.repetitions), watch=view.show)
     view.end(finished.tally)
     tally = finished.tally
     say(f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed.")

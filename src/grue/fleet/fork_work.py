@@ -22,6 +22,7 @@ from grue.engine.fork import RecordedRun, read_run
 from grue.engine.turn_actors import repeat
 from grue.errors import FleetError, TraceError
 from grue.fleet.folder import EpisodeFolder
+from grue.fleet.sweep import Sweep
 from grue.fleet.work import Episode, name_of, work
 from grue.policies import Misses
 from grue.runtime.trace.file import TraceWriter
@@ -287,16 +288,13 @@ def _with_end(turn: TurnToFork, end: m.TurnEnd) -> TurnToFork:
     )
 
 
-def cases_of(turns: Iterable[TurnToFork], change: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return two cases for each turn: one repeats the recorded turn, the other forks it with the change."""
-    return [
-        {
-            "trace": turn.trace,
-            "turn": turn.turn,
-            **({} if turn.at is None else {"at": turn.at}),
-            **change,
-            "fork": side,
-        }
-        for turn in turns
-        for side in ("recorded", "changed")
-    ]
+def forks_of(turns: Iterable[TurnToFork], change: Mapping[str, Any], repetitions: int) -> Sweep:
+    """Return a sweep with two cases for each turn: a repetition of the recorded turn, and the changed fork."""
+    cases = ({"trace": turn.trace, "turn": turn.turn, "at": turn.at} for turn in turns)
+    return Sweep(
+        work=name_of(fork_again),
+        grid={"fork": ["recorded", "changed"]},
+        cases=[{name: value for name, value in case.items() if value is not None} for case in cases],
+        settings=dict(change),
+        repetitions=repetitions,
+    )
