@@ -49,10 +49,12 @@ from grue.fleet.statistics import (
     mean_of,
     pass_all,
     pass_at,
+    range_of,
     require_libraries,
     sign_test,
     smallest_detectable,
     times_more,
+    with_unseen,
 )
 from grue.runtime.safe_text import shortened, written_out
 from grue.runtime.secrets.redaction import Redaction
@@ -67,12 +69,8 @@ _MOST_CASES = 5
 _NO_CELL = frozenset({"seed"})
 """Settings that do not make cells: episodes with different seeds are repetitions in one cell."""
 
-_NO_CASE = frozenset({"base_url"})
+NO_CASE = frozenset({"base_url"})
 """Settings that are not part of the case: a server that is started again has another port."""
-
-_NONE_OF = 3.0
-"""If none of n cases differs, at most about 3/n of all possible cases differ, with a confidence of 95 %."""
-
 
 _WIDEST = 70
 _TINY = 1e-12
@@ -474,7 +472,7 @@ def compare_results(
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)
     compared = _compared(first, second)
     sides = tuple(
-        _Cases(each, score, failed_as, compared.keys() | _NO_CASE, earlier)
+        _Cases(each, score, failed_as, compared.keys() | NO_CASE, earlier)
         for each, earlier in zip((first, second), left_out, strict=True)
     )
     keys = [key for key in sides[0].by_case if key in sides[1].by_case]
@@ -536,7 +534,7 @@ class _Cases:
             elif self.score(result) is None:
                 missing["unscored"] += 1
             else:
-                key = _case_key(result, no_case)
+                key = case_key(result, no_case)
                 self.by_case.setdefault(key, []).append(result)
         self._missing = dict(missing)
 
@@ -619,11 +617,8 @@ def _measures(
         differences = mean_intervals(between, groups)
     score = differences[0]
     if not score.error and not score.mean:
-        # An episode may always fail. If all have the same score, this is the only other score that is known.
-        possible = [*scores, options.failed_as or 0.0]
-        span = 1.0 if min(possible) >= 0 and max(possible) <= 1 else max(possible) - min(possible)
-        wide = _NONE_OF / score.groups * span
-        differences[0] = replace(score, low=-wide, high=wide)
+        least, most = range_of([*scores, options.failed_as or 0.0])
+        differences[0] = with_unseen(score, least - most, most - least)
     return [
         Measure(name=name, a=mean_of(a), b=mean_of(b), difference=each)
         for (name, a, b), each in zip(known, differences, strict=True)
@@ -667,7 +662,7 @@ def _changes(sides: _Sides, keys: Sequence[str]) -> Iterable[CaseChange]:
     means = zip(keys, a.means(keys, a.score) or (), b.means(keys, b.score) or (), strict=True)
     for key, one, other in means:
         yield CaseChange(
-            case=_named(a.by_case[key][0], a.no_case),
+            case=case_of(a.by_case[key][0], a.no_case),
             a=one,
             b=other,
             a_ids=[each.id for each in a.by_case[key]],
@@ -699,13 +694,14 @@ def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tu
     return found
 
 
-def _named(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
+def case_of(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
     """Return the settings that identify an episode's case: all except those in `no_case`."""
     return {name: value for name, value in result.planned.items() if name not in no_case}
 
 
-def _case_key(result: Result, no_case: AbstractSet[str]) -> str:
-    case = _named(result, no_case)
+def case_key(result: Result, no_case: AbstractSet[str]) -> str:
+    """Return a text that is equal for two episodes of one case: all settings except those in `no_case`."""
+    case = case_of(result, no_case)
     return msgspec.json.encode(case, order="deterministic").decode()
 
 

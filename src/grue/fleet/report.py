@@ -5,21 +5,32 @@ point shows the episode. Ten thousand episodes make about one megabyte. `tracing
 texts of models and tools cannot run as code in it.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import FleetError
-from grue.fleet.compare import Options, cell_axes, compare_results, in_order, setting_word
+from grue.fleet.compare import (
+    NO_CASE,
+    Options,
+    case_key,
+    case_of,
+    cell_axes,
+    compare_results,
+    in_order,
+    setting_word,
+)
 from grue.fleet.failures import WORDS, around, group_failures
 from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, latest_results, require_score, require_settings
-from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of
-from grue.runtime.safe_text import printable
+from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of, range_of, with_unseen
+from grue.runtime.safe_text import printable, shortened
 from grue.tracing.page_file import refuse_foreign, write_page
 
 REPORT = "report.html"
@@ -46,10 +57,14 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True, kw_only=True):
-    """The data of the page. Each list in `episodes` is a column, with one entry for each episode."""
+    """The data of the page. Each list in `episodes` is a column, with one entry for each episode.
+
+    `folder` is the URL of the fleet's folder, relative to the page.
+    """
 
     title: str
     fleet: str
+    folder: str
     score: str
     lower_is_better: bool
     cells: list[_CellRow]
@@ -119,12 +134,15 @@ def write_report(
             lower_is_better=lower_is_better,
         ),
     )
-    report = _report(found, earlier, fleet, scale, by)
+    folder = quote(os.fsencode(os.path.relpath(fleet, target.parent)))
+    report = _report(found, earlier, fleet, folder, scale, by)
     write_page(target, "report", report.title, report, error=FleetError)
     return len(found)
 
 
-def _report(found: list[Result], earlier: int, fleet: Path, scale: _Scale, axes: Sequence[str]) -> _Report:
+def _report(
+    found: list[Result], earlier: int, fleet: Path, folder: str, scale: _Scale, axes: Sequence[str]
+) -> _Report:
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(_label(each, axes), []).append(each)
@@ -139,6 +157,7 @@ def _report(found: list[Result], earlier: int, fleet: Path, scale: _Scale, axes:
     return _Report(
         title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
         fleet=printable(str(fleet), _MOST_NAME),
+        folder=folder,
         score=printable(scale.score, _MOST_NAME),
         lower_is_better=scale.passing.lower_is_better,
         cells=[_cell(name, cells[name], scale, axes) for name in names],
@@ -157,18 +176,22 @@ def _columns(
     found: list[Result], axes: Sequence[str], names: list[str], scale: _Scale, group_of: dict[str, int]
 ) -> tuple[dict[str, list[Any]], list[str]]:
     cell_of = {name: number for number, name in enumerate(names)}
+    no_case = NO_CASE.union(axes)
     cases: dict[str, int] = {}
+    labels: list[str] = []
     rows = []
     for each in found:
         end, course = each.end, each.course
-        case = printable(_case(each, axes), _MOST_LABEL)
         message = 0 if course is None else course.message
+        number = cases.setdefault(case_key(each, no_case), len(cases))
+        if number == len(labels):
+            labels.append(_short(_named(case_of(each, no_case))))
         rows.append(
             {
                 "id": each.id,
                 "attempt": each.attempt,
                 "cell": cell_of[_label(each, axes)],
-                "case": cases.setdefault(case, len(cases)),
+                "case": number,
                 "outcome": each.outcome,
                 "score": scale.of(each),
                 "usd": None if end is None else round(end.spent.money_usd, 8),
@@ -180,7 +203,7 @@ def _columns(
                 "message": around(message) if message else "",
             }
         )
-    return {name: [row[name] for row in rows] for name in rows[0]}, list(cases)
+    return {name: [row[name] for row in rows] for name in rows[0]}, labels
 
 
 def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) -> _CellRow:
@@ -188,10 +211,10 @@ def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) ->
     for each in found:
         value = scale.of(each)
         if value is not None:
-            by_case.setdefault(_case(each, axes), []).append(value)
+            by_case.setdefault(case_key(each, NO_CASE.union(axes)), []).append(value)
     means = [mean_of(values) for values in by_case.values()]
     row = _CellRow(
-        name=printable(name, _MOST_LABEL) if name else "all episodes",
+        name=_short(name) if name else "all episodes",
         episodes=sum(each.played for each in found),
         failed=sum(each.outcome == "failed" for each in found),
         missing=sum(not each.played for each in found),
@@ -201,6 +224,8 @@ def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) ->
     if len(means) < LEAST_CASES:
         return row
     interval = mean_interval(means)
+    if not interval.error:
+        interval = with_unseen(interval, *range_of([*means, scale.failed_as]))
     return replace(row, mean=interval.mean, low=interval.low, high=interval.high)
 
 
@@ -230,7 +255,7 @@ def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -
 
 def _label(result: Result, axes: Sequence[str]) -> str:
     settings = _settings(result)
-    return ", ".join(f"{name}={setting_word(settings.get(name))}" for name in axes)
+    return _named({name: settings.get(name) for name in axes})
 
 
 def _settings(result: Result) -> dict[str, Any]:
@@ -238,6 +263,9 @@ def _settings(result: Result) -> dict[str, Any]:
     return {**result.settings, **result.planned}
 
 
-def _case(result: Result, axes: Sequence[str]) -> str:
-    rest = {name: value for name, value in result.planned.items() if name not in axes}
-    return ", ".join(f"{name}={setting_word(value)}" for name, value in rest.items())
+def _named(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={setting_word(value)}" for name, value in settings.items())
+
+
+def _short(name: str) -> str:
+    return printable(shortened(name, _MOST_LABEL), 2 * _MOST_LABEL)

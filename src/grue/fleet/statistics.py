@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 
@@ -33,6 +34,9 @@ SELDOM = 1 - LEVEL
 
 POWER = 0.8
 """A difference counts as detectable if at least this share of sweeps would find it."""
+
+_NONE_OF = 3.0
+"""If none of n cases differs, at most about 3/n of all possible cases differ, with a confidence of 95 %."""
 
 _RESAMPLES = 2000
 _SEED = 20_260_101
@@ -147,6 +151,21 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
             low, high = min(low, middle - student * error), max(high, middle + student * error)
         found.append(Interval(middle * unit, low * unit, high * unit, error * unit, count))
     return found
+
+
+def range_of(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the least and the largest score that seems possible: 0 and 1, if all scores are between them."""
+    least, most = min(scores), max(scores)
+    return (0.0, 1.0) if least >= 0 and most <= 1 else (least, most)
+
+
+def with_unseen(interval: Interval, least: float, most: float) -> Interval:
+    """Return an interval of values that are all equal, widened for cases that may have other values.
+
+    `least` and `most` are the ends of the range in which these values are.
+    """
+    part, mean = _NONE_OF / interval.groups, interval.mean
+    return replace(interval, low=mean - part * (mean - least), high=mean + part * (most - mean))
 
 
 def _bca(np: Any, special: Any, samples: Any, mean: float, pulls: Any, student: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_fleets import make_fleet
+from made_fleets import add_episode, ended, make_fleet
 from typer.testing import CliRunner
 
 from grue.cli.app import app
@@ -59,6 +59,34 @@ def test_the_cells_may_be_those_of_a_setting_that_the_work_has_added(tmp_path: P
     make_fleet(tmp_path, lambda *_: 0.5, questions=2, repetitions=1)
     write_report(tmp_path, tmp_path / "report.html", by=["model"])
     assert [cell["name"] for cell in data(tmp_path / "report.html")["cells"]] == ["model=m"]
+
+
+def test_cases_that_differ_only_after_a_long_beginning_are_different_cases(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, lambda *_: 1.0, questions=0)
+    for number in range(4):
+        case = {"prompt": "short", "question": f"Read this. {'word ' * 60}What is {number // 2}?"}
+        case["base_url"] = f"http://127.0.0.1:{number % 2}/v1"  # a server that was restarted: the same case
+        add_episode(fleet.episode(f"{number:024x}"), case, 0, ended(1.0))
+    write_report(tmp_path, tmp_path / "report.html", by=["prompt"])
+    found = data(tmp_path / "report.html")
+    assert found["episodes"]["case"] == [0, 0, 1, 1]
+    assert [label[-len("What is 0?") :] for label in found["cases"]] == ["What is 0?", "What is 1?"]
+    assert [cell["cases"] for cell in found["cells"]] == [2]
+
+
+def test_scores_that_are_all_equal_have_an_interval_of_some_width(tmp_path: Path) -> None:
+    make_fleet(tmp_path, lambda _, prompt, __: 1.0 if prompt == "short" else 0.0, repetitions=1)
+    write_report(tmp_path, tmp_path / "report.html", by=["prompt"])
+    found = [(cell["low"], cell["mean"], cell["high"]) for cell in data(tmp_path / "report.html")["cells"]]
+    assert found == [(0.0, 0.0, pytest.approx(0.1)), (pytest.approx(0.9), 1.0, 1.0)]
+
+
+def test_a_page_in_another_folder_leads_to_the_episodes(tmp_path: Path) -> None:
+    make_fleet(tmp_path / "a fleet", lambda *_: 0.5, questions=2)
+    (tmp_path / "pages").mkdir()
+    for page, folder in (("a fleet/report.html", "."), ("pages/report.html", "../a%20fleet")):
+        write_report(tmp_path / "a fleet", tmp_path / page)
+        assert data(tmp_path / page)["folder"] == folder
 
 
 def test_where_lower_is_better_a_failed_episode_is_no_perfect_one(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ class Report {
     ].filter(([, value]) => value !== "");
     const near = episode.message ? ` --message ${episode.message}` : "";
     const commands = [`grue trace html ${quoted(run)} --open`, `grue trace show ${quoted(run)}${near}`, `grue fleet show ${quoted(this.fleet)} ${episode.id}`];
-    const folder = element("a", { href: `./${episode.id.slice(0, 2)}/${episode.id}/` }, "Its folder");
+    const folder = element("a", { href: `${this.folder}/${episode.id.slice(0, 2)}/${episode.id}/` }, "Its folder");
     this.panel(`Episode ${episode.id.slice(0, 10)}`, element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])), ...commands.map((command) => element("code", {}, command)), folder);
     history.replaceState(null, "", `#episode=${episode.id}`);
   }
