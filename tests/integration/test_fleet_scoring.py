@@ -46,7 +46,7 @@ def length(finished: FinishedEpisode) -> tuple[float, str]:
 def odd(finished):
     if "lamp" in finished.question:
         raise SystemExit("no")
-    return 1
+    return 1, None
 
 def wrong(finished):
     return "much"
@@ -107,6 +107,8 @@ def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
     assert "1 of 2 episodes were scored" in said
     assert "odd: SystemExit: no" in said
     assert sum("odd" in scores for scores in marks(project)) == 1
+    given = [mark for each in results(project / "runs" / "sweep") for mark in each.marks]
+    assert [mark.reason for mark in given] == [""], "and not the word None"
     (project / "late.toml").write_text('timeout_s = 0.5\nscorer.hangs.function = "own_scorers:hangs"\n')
     assert "the scorers did not end within 0.5 s" in run(
         "fleet", "score", "runs/sweep", "late.toml", status=1

@@ -4,8 +4,6 @@ Use this module for tens of cases and an answer within minutes. For hundreds of 
 compare other settings than the prompt, use a fleet (`fleet.py`, `compare.py`).
 """
 
-import math
-import numbers
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -18,7 +16,7 @@ from grue.engine.turn import BatchItem
 from grue.errors import MCPConfigError
 from grue.fleet.compare import in_columns
 from grue.fleet.statistics import SELDOM, sign_test
-from grue.fleet.work import contains
+from grue.fleet.work import contains, finite
 from grue.runtime.safe_text import printable
 
 Score: TypeAlias = Callable[[Any, Any], float]
@@ -237,9 +235,10 @@ def _scored(item: BatchItem[TurnOutcome[Any]], expected: object, score: Score) -
     if item.outcome is None:
         return PromptAnswer(answer=None, score=0.0, error=type(item.error).__name__, turn=turn)
     value: Any = score(item.outcome.response, expected)
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    number = finite(value)
+    if number is None:
         raise MCPConfigError(f"score= returned {value!r:.60}: a score is a finite number, or True or False.")
-    return PromptAnswer(answer=item.outcome.response, score=float(value), error="", turn=turn)
+    return PromptAnswer(answer=item.outcome.response, score=number, error="", turn=turn)
 
 
 def _sums(items: Sequence[BatchItem[TurnOutcome[Any]]], answers: Sequence[PromptAnswer]) -> PromptRow:

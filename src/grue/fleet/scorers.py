@@ -12,8 +12,6 @@ number and a sentence.
 
 import functools
 import hashlib
-import math
-import numbers
 import re
 import secrets
 from pathlib import Path
@@ -28,7 +26,7 @@ from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.broker import Amount
 from grue.fleet.host_settings import chosen_endpoint
 from grue.fleet.request_count import RequestCount
-from grue.fleet.work import find_function
+from grue.fleet.work import find_function, finite
 from grue.hosting import GameConfiguration
 from grue.runtime.files import read_regular, write_whole
 from grue.tracing.marks import HUMAN, require_name
@@ -130,9 +128,10 @@ def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, cou
 
 def _given(returned: Any) -> Given:
     value, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    number = finite(value)
+    if number is None:
         raise ValueError(f"the scorer returned {value!r:.100}; a score is a finite number")
-    return Given(score=float(value), reason=str(reason))
+    return Given(score=number, reason="" if reason is None else str(reason))
 
 
 def _searched(pattern: str, finished: FinishedEpisode) -> Given:

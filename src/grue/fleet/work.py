@@ -15,13 +15,12 @@ import hashlib
 import importlib
 import importlib.util
 import math
-import numbers
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, SupportsFloat, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -288,13 +287,24 @@ def plain_text(text: str, most: int = 200) -> str:
     return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()
 
 
+def finite(value: object) -> float | None:
+    """Return a number as a float, also one of numpy or a truth value; `None`: it is no finite number."""
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError):  # such as an array, or a number that is too large
+        return None
+    return number if math.isfinite(number) else None
+
+
 def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
     """Turn the result of a work into scores by name; raises `ValueError` for wrong values or names."""
     by_name: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
+    found: Scores = {}
     for name, value in by_name.items():
-        number = isinstance(value, numbers.Real) and math.isfinite(value)
-        if not isinstance(name, str) or not number:
+        number = finite(value)
+        if not isinstance(name, str) or number is None:
             raise ValueError(f"the work returned {value!r:.100} as {name!r:.100}; a score is a finite number")
+        found[plain_text(name, _MOST_NAME)] = number
     if names and set(by_name) != set(names):
         raise ValueError(f"the work returned {list(by_name)!r:.1000}, but declares {sorted(names)}")
-    return {plain_text(name, _MOST_NAME): float(value) for name, value in by_name.items()}
+    return found

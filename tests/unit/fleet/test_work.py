@@ -1,5 +1,6 @@
 """Finding a work, and what may be a score."""
 
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -75,6 +76,13 @@ def test_scores_are_finite_numbers_by_the_declared_names() -> None:
     assert as_scores(3, ()) == {"score": 3.0}
     assert as_scores({"wins": True}, ("wins",)) == {"wins": 1.0}
     assert as_scores(Fraction(1, 2), ()) == {"score": 0.5}, "and so is numpy's int64"
-    for returned, names in ((None, ()), (float("nan"), ()), ({"a": "b"}, ()), ({"a": 1}, ("b",))):
+    assert as_scores(Decimal("0.5"), ()) == {"score": 0.5}, "and so is numpy's bool"
+    for returned, names in (
+        (None, ()),
+        (float("nan"), ()),
+        (10**400, ()),
+        ({"a": "b"}, ()),
+        ({"a": 1}, ("b",)),
+    ):
         with pytest.raises(ValueError, match="the work returned"):
             as_scores(returned, names)
