@@ -37,8 +37,9 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
         MissingDependencyError: DuckDB is not installed.
     """
     require_fleet(directory)
-    if form != "parquet":
-        require_score(results(directory), score)
+    lacking = "" if form == "parquet" else require_score(results(directory), score)
+    if lacking:
+        say(lacking, err=True)
     place = target or directory / "export"
     episodes = fleet_episodes(directory)
     if form == "parquet":

@@ -37,7 +37,7 @@ def print_failures(
     """
     require_fleet(directory)
     latest, earlier = latest_results(directory)
-    require_score(latest, score)
+    lacking = require_score(latest, score)
     found = {each.id: each for each in latest}
     scores = [each.scores[score] for each in latest if score in each.scores]
     passes = Passing.of(scores, passing, lower_is_better=lower_is_better)
@@ -55,6 +55,8 @@ def print_failures(
     if passes.worst is not None:
         failed = f"failed, are missing or have a {score} {beyond} {passes.worst:g}"
     say(f"{count:,} of {len(found):,} episodes {failed}.")
+    if lacking:
+        say(lacking)
     if earlier:
         say(f"{earlier:,} other episodes in the folder are not in the latest sweep and not counted.")
     for group in groups:

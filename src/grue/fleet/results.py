@@ -168,11 +168,18 @@ def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
             raise FleetError(f"The episodes have no setting {name!r}. They have {', '.join(known)}.")
 
 
-def require_score(found: Iterable[Result], score: str) -> None:
-    """Raise `FleetError` if there are scores, but none is named `score`. The default score is not checked."""
+def require_score(found: Iterable[Result], score: str) -> str:
+    """Raise `FleetError` if there are scores, but none is named `score`.
+
+    If `score` is the default score, return the error's sentence instead. If nothing is wrong, return "".
+    """
     known = {name: None for each in found for name in each.scores}
-    if known and score not in known and score != DEFAULT_SCORE:
-        raise FleetError(f"No episode has the score {score!r}. The scores are {', '.join(known)}.")
+    if not known or score in known:
+        return ""
+    said = f"No episode has the score {score!r}. The scores are {', '.join(known)}."
+    if score != DEFAULT_SCORE:
+        raise FleetError(said)
+    return f"{said} Name one with --score."
 
 
 def note_result(fleet: Path, episode: Path) -> None:

@@ -233,6 +233,22 @@ def test_episodes_without_a_trace_are_not_said_to_have_lost_it(
     assert "2 have no trace: the work has written none, or" in capsys.readouterr().out
 
 
+def test_it_is_said_if_no_episode_has_the_default_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_fleet(
+        tmp_path,
+        lambda *_: AttemptEnd(outcome="scored", scores={"accuracy": 0.0}),
+        questions=1,
+        repetitions=1,
+    )
+    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)
+    said = "No episode has the score 'score'. The scores are accuracy. Name one with --score.\n"
+    assert capsys.readouterr().out == f"0 of 2 episodes failed or are missing.\n{said}"
+    export_fleet(tmp_path, None, "samples", "score")
+    assert said in capsys.readouterr().err
+
+
 def test_failures_of_a_score_of_which_less_is_better_are_those_above_the_passing_score(
     tmp_path: Path,
 ) -> None:
