@@ -181,9 +181,7 @@ class Outbox:
             thread = threading.Thread(target=self._run, name=f"grue-{self._name}", daemon=True)
             try:
                 thread.start()
-            except (
-                RuntimeError
-            ) as error:  # the system cannot start another thread, or the interpreter is shutting down
+            except RuntimeError as error:  # the system has no further thread, or the interpreter shuts down
                 self._closed = True
                 self._warn(f"{self._name}: nothing is sent: {error}.")
                 return

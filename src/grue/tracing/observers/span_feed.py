@@ -65,7 +65,6 @@ class SpanScope:
         self.command = command
         self.root = self.session = SpanId(0)
         self.last_at = 0.0
-        self.envelopes: list[int] = []
         self.open: dict[SpanId, SpanOpened] = {}
         self.steps = StepTracker()
         self.spans: dict[Hashable, SpanId] = {}
@@ -171,7 +170,7 @@ class SpanFeed:
 
     def _begin_episode(self, started: EpisodeStarted | None) -> SpanId:
         subject = Episode(episode_id=self._episode_id, started=started)
-        self._episode = self._opened(subject, parent=None, conversation=self._episode_id)
+        self._episode = self._open(None, subject, None)
         self._announced = False
         self._asked = self._answered = None
         self._ended_turn = _NO_TURN
@@ -200,7 +199,7 @@ class SpanFeed:
         scope.asks = self._asks
         self._scopes.append(scope)
         self._assign(envelope, scope)
-        scope.root = self._open(scope, subject, parent)
+        scope.root = self._open(scope, subject, parent).span
         return scope
 
     def _begin_turn(self, envelope: Envelope[Any], command: m.RunTurn) -> None:
@@ -232,8 +231,7 @@ class SpanFeed:
         if isinstance(end, m.TurnCompleted):
             self._answered = end
         self._scopes.remove(scope)
-        for number in scope.envelopes:
-            del self._scope_of[number]
+        self._scope_of = {seq: each for seq, each in self._scope_of.items() if each is not scope}
 
     # --- Messages within a turn or a session ---
 
@@ -255,7 +253,6 @@ class SpanFeed:
 
     def _assign(self, envelope: Envelope[Any], scope: SpanScope) -> None:
         self._scope_of[envelope.seq] = scope
-        scope.envelopes.append(envelope.seq)
         scope.last_at = self._now
 
     def _take(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
@@ -267,7 +264,7 @@ class SpanFeed:
                 scope.iteration = iteration
                 if not scope.session and isinstance(scope.command, m.RunTurn):
                     session = ToolSession(servers=scope.command.servers, max_iterations=most)
-                    scope.session = self._open(scope, session, scope.root)
+                    scope.session = self._open(scope, session, scope.root).span
             case m.CompletionReceived(tool_calls=calls):
                 scope.names.update({call.call_id: call.name for call in map(named_call, calls)})
                 scope.replies_with_calls += bool(calls)
@@ -375,7 +372,7 @@ class SpanFeed:
             sent=self._sent or AsSent(said=request.new, fresh=len(request.new), message=asked.seq),
             asked_by=asked.sender,
         )
-        return self._open(scope, subject, self._asked_by(scope, asked.sender))
+        return self._open(scope, subject, self._asked_by(scope, asked.sender)).span
 
     def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
         """Return the parent span of a request to the model. For sampling, it is the server's tool call."""
@@ -402,7 +399,7 @@ class SpanFeed:
             address="" if opened is None else opened.address,
             message=began.seq,
         )
-        return self._open(scope, use, self._called_by(scope, began.turn))
+        return self._open(scope, use, self._called_by(scope, began.turn)).span
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
         """Return the parent span of a tool call. `turn` is the turn number in the call's envelope."""
@@ -412,10 +409,22 @@ class SpanFeed:
 
     # --- Spans ---
 
-    def _open(self, scope: SpanScope, subject: Subject, parent: SpanId) -> SpanId:
-        opened = self._opened(subject, parent=parent, conversation=scope.conversation, scope=scope)
-        scope.open[opened.span] = opened
-        return opened.span
+    def _open(self, scope: SpanScope | None, subject: Subject, parent: SpanId | None) -> SpanOpened:
+        """Begin a span; `scope` is `None` for an episode."""
+        self._spans += 1
+        opened = SpanOpened(
+            span=SpanId(self._spans),
+            parent=parent,
+            at=self._now,
+            turn=0 if scope is None else scope.turn,
+            subject=subject,
+            conversation=self._episode_id if scope is None else scope.conversation,
+            asks=None if scope is None else scope.asks,
+        )
+        self._events.append(opened)
+        if scope is not None:
+            scope.open[opened.span] = opened
+        return opened
 
     def _close(
         self, scope: SpanScope, span: SpanId, at: float, outcome: Outcome | None, verdict: Verdict
@@ -426,22 +435,6 @@ class SpanFeed:
         if opened is not None:
             finish = scope.finish_reason if isinstance(opened.subject, m.RunTurn) else None
             self._closed(opened, at, outcome, verdict, finish)
-
-    def _opened(
-        self, subject: Subject, *, parent: SpanId | None, conversation: str, scope: SpanScope | None = None
-    ) -> SpanOpened:
-        self._spans += 1
-        opened = SpanOpened(
-            span=SpanId(self._spans),
-            parent=parent,
-            at=self._now,
-            turn=0 if scope is None else scope.turn,
-            subject=subject,
-            conversation=conversation,
-            asks=None if scope is None else scope.asks,
-        )
-        self._events.append(opened)
-        return opened
 
     def _closed(
         self,
