@@ -164,18 +164,6 @@ class Comparison {
 
   // --- messages and requests ---
 
-  showMessage(trace, seq) {
-    const message = trace.messageOf.get(seq);
-    if (message) this.showDialog(messageDetail(trace, message, false));
-  }
-
-  showDialog({ title, contents }) {
-    byId("request-title").textContent = title;
-    byId("request-body").replaceChildren(...contents.filter(Boolean));
-    if (!byId("request").open) byId("request").showModal();
-    byId("request-body").scrollTop = 0;
-  }
-
   click(event) {
     const within = event.target.closest?.("[data-side]");
     const trace = within ? this.traces[Number(within.dataset.side)] : this.shown;
@@ -184,8 +172,8 @@ class Comparison {
     if (!trace || (!asked && !seq)) return;
     event.preventDefault();
     this.shown = trace;
-    if (asked) this.showDialog(requestView(trace, trace.messageOf.get(Number(asked.dataset.request))));
-    else this.showMessage(trace, Number(seq));
+    const message = trace.messageOf.get(Number(asked ? asked.dataset.request : seq));
+    if (message) showDialog(asked ? requestView(trace, message) : messageDetail(trace, message, false));
   }
 
   listen() {

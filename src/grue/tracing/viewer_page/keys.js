@@ -48,10 +48,7 @@ class Keys {
 
   keyActions(event) {
     const anywhere = {
-      1: () => this.viewer.switchTab("story"),
-      2: () => this.viewer.switchTab("messages"),
-      3: () => this.viewer.switchTab("plot"),
-      4: () => this.viewer.switchTab("table"),
+      ...Object.fromEntries(TABS.map((tab, at) => [at + 1, () => this.viewer.switchTab(tab)])),
       j: () => this.viewer.step(1),
       k: () => this.viewer.step(-1),
       n: () => this.viewer.stepTurn(1),
@@ -73,36 +70,18 @@ class Keys {
   }
 
   keysOfTab() {
-    if (this.viewer.tab === "story") return this.storyKeys();
-    if (this.viewer.tab !== "table") return this.rowKeys(byId("messages"), ROW_HEIGHT, () => this.viewer.intoDetail());
-    return this.rowKeys(byId("table-turns"), TABLE_ROW, () => this.viewer.pickTurn(this.viewer.table.items[this.viewer.table.active]));
-  }
-
-  storyKeys() {
-    const { box } = this.viewer.story.list;
-    const scroll = (pages) => box.scrollBy({ top: pages * (box.clientHeight - 60), behavior: "instant" });
-    return {
-      ArrowDown: () => this.viewer.step(1),
-      ArrowUp: () => this.viewer.step(-1),
-      PageDown: () => scroll(1),
-      PageUp: () => scroll(-1),
-      " ": () => scroll(1),
-      Home: () => this.viewer.step(-Infinity),
-      End: () => this.viewer.step(Infinity),
-      Enter: () => this.viewer.story.toggle(),
-    };
-  }
-
-  rowKeys(box, height, enter) {
+    const { viewer } = this;
+    const steps = { ArrowDown: 1, ArrowUp: -1, Home: -Infinity, End: Infinity };
+    const moves = Object.fromEntries(Object.entries(steps).map(([key, by]) => [key, () => viewer.step(by)]));
+    if (viewer.tab === "story") {
+      const { box } = viewer.story.list;
+      const scroll = (pages) => box.scrollBy({ top: pages * (box.clientHeight - 60), behavior: "instant" });
+      return { ...moves, PageDown: () => scroll(1), PageUp: () => scroll(-1), " ": () => scroll(1), Enter: () => viewer.story.toggle() };
+    }
+    const [box, height, enter] = viewer.tab === "table"
+      ? [byId("table-turns"), TABLE_ROW, () => viewer.pickTurn(viewer.table.items[viewer.table.active])]
+      : [byId("messages"), ROW_HEIGHT, () => viewer.intoDetail()];
     const page = Math.max(1, Math.floor(box.clientHeight / height) - 1);
-    return {
-      ArrowDown: () => this.viewer.step(1),
-      ArrowUp: () => this.viewer.step(-1),
-      PageDown: () => this.viewer.step(page),
-      PageUp: () => this.viewer.step(-page),
-      Home: () => this.viewer.step(-Infinity),
-      End: () => this.viewer.step(Infinity),
-      Enter: enter,
-    };
+    return { ...moves, PageDown: () => viewer.step(page), PageUp: () => viewer.step(-page), Enter: enter };
   }
 }

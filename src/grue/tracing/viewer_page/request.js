@@ -117,6 +117,14 @@ function ask(place, body, seq) {
 
 // --- showing it ---
 
+/** Show something in the dialog in which requests are shown. */
+function showDialog({ title, contents }) {
+  byId("request-title").textContent = title;
+  byId("request-body").replaceChildren(...contents.filter(Boolean));
+  if (!byId("request").open) byId("request").showModal();
+  byId("request-body").scrollTop = 0;
+}
+
 /** Return the title and the contents of the dialog for a request. */
 function requestView(trace, request) {
   const sent = conversationAt(trace, request);

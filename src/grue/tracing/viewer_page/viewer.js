@@ -289,13 +289,9 @@ class Viewer {
   showRequest(seq) {
     const request = this.trace.messageOf.get(seq);
     if (request?.kind !== "RequestCompletion") return;
-    const { title, contents, json } = requestView(this.trace, request);
-    byId("request-title").textContent = title;
-    byId("request-body").replaceChildren(...contents);
-    this.requested = seq;
-    this.json = json;
-    if (!byId("request").open) byId("request").showModal();
-    byId("request-body").scrollTop = 0;
+    const view = requestView(this.trace, request);
+    [this.requested, this.json] = [seq, view.json];
+    showDialog(view);
     byId("request-body").querySelector(".badge.good")?.scrollIntoView({ block: "start" });
     this.addressSoon();
   }
