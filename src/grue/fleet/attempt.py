@@ -153,10 +153,8 @@ def run_attempt(job: Job) -> Attempted:
     took_s = round(time.monotonic() - began, 3)
     course = read_course(attempt / TRACE)
     end = replace(end, duration_s=took_s, model=model, spent=count.spent, course=course)
-    if end.outcome in ("infrastructure", "unpaid"):
-        folder.end(attempt, end)
-        return Attempted(end=end, attempt=attempt.name)
-    committed = folder.make_commit(attempt, end, version=grue.__version__)
+    has_result = end.outcome not in ("infrastructure", "unpaid")
+    committed = has_result and folder.make_commit(attempt, end, version=grue.__version__)
     if not committed:
         folder.end(attempt, end)
     elif job.keep == "results" or (job.keep == "failed" and end.outcome == "scored"):

@@ -191,9 +191,8 @@ class EpisodeFolder:
         trace = attempt / TRACE
         with _writing(self.path):
             size, digest = _synced_digest(trace) if trace.is_file() else (None, None)
-            match = _NUMBERED.fullmatch(attempt.name)
             commit = Commit(
-                attempt=int(match[1]) if match else 0,
+                attempt=int(attempt.name.removeprefix("attempt-")),
                 end=end,
                 trace_bytes=size,
                 trace_sha256=digest,

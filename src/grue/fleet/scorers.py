@@ -181,9 +181,9 @@ def _fits(schema: str, answer: str) -> Given:
     except (msgspec.MsgspecError, RecursionError):
         return Given(score=0.0, reason="the answer is not JSON")
     fault = next(_schema_check(schema).iter_errors(value), None)
-    return (
-        Given(score=1.0) if fault is None else Given(score=0.0, reason=f"{fault.json_path}: {fault.message}")
-    )
+    if fault is None:
+        return Given(score=1.0)
+    return Given(score=0.0, reason=f"{fault.json_path}: {fault.message}")
 
 
 class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):

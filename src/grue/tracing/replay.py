@@ -271,8 +271,7 @@ class AgentReplay:
             return "crashed", None
         if self._turn.cut_off and self._turn.may_stop and self.compared == len(self._turn.said):
             return "unfinished", None  # the event was still in the mailbox when the host was killed
-        divergence = self._turn.unexpected(event, f"the machine does not take it: {error}")
-        return "unfinished", divergence
+        return "unfinished", self._turn.unexpected(event, f"the machine does not take it: {error}")
 
     def _early_end(self) -> ReplayEnd:
         if self._turn.crash is not None:
