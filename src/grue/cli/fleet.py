@@ -11,11 +11,10 @@ from typing import Literal
 from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
-from grue.cli.fleet_view import require_fleet
 from grue.cli.saying import say, shown_argument
 from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
-from grue.fleet.folder import FleetFolder, is_driven
+from grue.fleet.folder import FleetFolder, is_driven, require_fleet
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep

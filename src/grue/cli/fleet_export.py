@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from grue.cli.fleet_view import require_fleet, say_columns
+from grue.cli.fleet_view import say_columns
 from grue.cli.runs import holds, traces_in
 from grue.cli.saying import say, say_json, shown_path
 from grue.errors import FleetError
@@ -18,7 +18,7 @@ from grue.fleet.export import (
     query,
     run_episode,
 )
-from grue.fleet.folder import MANIFEST
+from grue.fleet.folder import MANIFEST, require_fleet
 from grue.fleet.results import require_score, results
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TRACE_FILE

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from grue.cli.fleet_view import require_fleet
 from grue.cli.saying import say, say_json
 from grue.errors import TraceError
 from grue.fleet.compare import short_words
 from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_command
+from grue.fleet.folder import require_fleet
 from grue.fleet.passing import Passing
 from grue.fleet.results import Result, latest_results, require_score
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet

@@ -13,7 +13,7 @@ import msgspec
 from grue.cli.saying import say, say_json, shown_argument, shown_path
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import Cell, Options, cell_axes, compare, in_columns, in_order, setting_word
-from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest, no_fleet
+from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
 from grue.fleet.results import latest_results, require_settings, results
 from grue.runtime.safe_text import printable
 
@@ -202,12 +202,6 @@ def print_episode(directory: Path, beginning: str) -> None:
             say(f"    grue trace show {shown_argument(attempt)}")
 
 
-def require_fleet(directory: Path) -> None:
-    """Raise `FleetError` if a folder holds no fleet."""
-    if not (directory / MANIFEST).is_file():
-        raise no_fleet(directory)
-
-
 def say_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of printable words as a table."""
     for line in in_columns(rows):
@@ -220,11 +214,9 @@ def score_text(name: str, value: float) -> str:
 
 
 def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
+    require_fleet(directory)
     folder = FleetFolder(directory)
-    manifest = folder.read_manifest(Manifest)
-    if manifest is None:
-        raise no_fleet(directory)
-    return folder, manifest
+    return folder, folder.read_manifest()
 
 
 def _statistics(values: list[float]) -> dict[str, float]:

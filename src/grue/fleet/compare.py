@@ -37,7 +37,7 @@ from grue import messages as m
 from grue.config.documents import nearest
 from grue.errors import FleetError, MissingDependencyError
 from grue.field_checks import check_settings
-from grue.fleet.folder import MANIFEST, no_fleet
+from grue.fleet.folder import require_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, of_latest_sweep, results
 from grue.fleet.statistics import (
@@ -103,8 +103,7 @@ class Cell(Struct, frozen=True):
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
-        if not (fleet / MANIFEST).is_file():
-            raise no_fleet(fleet)
+        require_fleet(fleet)
         wanted = {}
         while settings:
             name, _, rest = settings.partition("=")

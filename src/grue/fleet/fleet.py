@@ -302,10 +302,9 @@ class Fleet:
     def _work_before(self) -> str:
         """Return the name of the work that the folder was made for; empty: unknown."""
         try:
-            before = self.folder.read_manifest(Manifest)
+            return self.folder.read_manifest().work
         except FleetError:  # the manifest is damaged, and will be written again
             return ""
-        return "" if before is None else before.work
 
     def _made(self) -> Engine:
         timeout_s = self._options.episode_timeout_s

@@ -217,12 +217,13 @@ class EpisodeFolder:
                 (self.path / name).unlink()
 
 
-def no_fleet(path: Path) -> FleetError:
-    """Return the error for a folder that is not a fleet's."""
-    return FleetError(
-        f"There is no fleet in {path}: it has no {MANIFEST}."
-        " `grue fleet run SWEEP.toml` makes one, in runs/SWEEP."
-    )
+def require_fleet(path: Path) -> None:
+    """Raise `FleetError` if a folder is not a fleet's."""
+    if not (path / MANIFEST).is_file():
+        raise FleetError(
+            f"There is no fleet in {path}: it has no {MANIFEST}."
+            " `grue fleet run SWEEP.toml` makes one, in runs/SWEEP."
+        )
 
 
 class FleetFolder:
@@ -249,11 +250,11 @@ class FleetFolder:
         what = "is no episode" if not found else f"are {len(found)} episodes"
         raise FleetError(f"There {what} in {self.path} whose id begins with {beginning!r}.")
 
-    def read_manifest(self, kind: type[T]) -> T | None:
-        """Return the manifest; `None` if the folder has none."""
-        return _read(self.path / MANIFEST, kind)
+    def read_manifest(self) -> Manifest:
+        """Return the manifest; one without any values if the folder has none."""
+        return _read(self.path / MANIFEST, Manifest) or Manifest()
 
-    def write_manifest(self, manifest: object) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest."""
         with _writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from grue.fleet.compare import (
     setting_word,
 )
 from grue.fleet.failures import WORDS, around, group_failures
-from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
+from grue.fleet.folder import FleetFolder, require_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, latest_results, require_score, require_settings
 from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of, range_of, with_unseen
@@ -109,8 +109,7 @@ def write_report(
             are better and an episode has failed.
         MissingDependencyError: numpy or scipy is not installed.
     """
-    if not (fleet / MANIFEST).is_file():
-        raise no_fleet(fleet)
+    require_fleet(fleet)
     refuse_foreign(target, "report")
     found, earlier = latest_results(fleet)
     if not found and earlier:
@@ -121,8 +120,7 @@ def write_report(
         raise FleetError(f"No episode of {fleet} has begun.")
     require_score(found, score)
     require_settings(found, by or ())
-    manifest = FleetFolder(fleet).read_manifest(Manifest)
-    axes = [] if manifest is None else manifest.axes
+    axes = FleetFolder(fleet).read_manifest().axes
     if by is None:
         by = cell_axes([each.planned for each in found], _MOST_CELLS, axes)
     scale = _Scale(

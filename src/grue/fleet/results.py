@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import FleetError
 from grue.fleet.course import Course
-from grue.fleet.folder import COMMIT, MANIFEST, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, no_fleet
+from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, require_fleet
 from grue.runtime.files import next_line, open_regular
 from grue.tracing.marks import SCORES, Mark, read_marks
 
@@ -123,8 +123,7 @@ def results(fleet: Path) -> Iterator[Result]:
     Raises:
         FleetError: The folder is not a fleet's. Raised during the iteration.
     """
-    if not (fleet / MANIFEST).is_file():
-        raise no_fleet(fleet)
+    require_fleet(fleet)
     known, read = _read_index(fleet / INDEX), []
     for episode in FleetFolder(fleet).episodes():
         stamp = _stamp(episode.path)
