@@ -19,6 +19,7 @@ Actions are carried out after their turn, so the turn does not record them. Reco
 such as `StepEnded` in `facts.py`.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
@@ -174,13 +175,15 @@ class ActionTypes:
                 kill.
 
         Raises:
-            MCPConfigError: There is an action of that name, or `params` is not a Struct that JSON Schema can
-                describe as an object.
+            MCPConfigError: There is an action of that name, `run` is no plain function, or `params` is not a
+                Struct that JSON Schema can describe as an object.
         """
         if name in self.types:
             raise MCPConfigError(f"There is an action {name!r} already: choose another name.")
         if not (isinstance(params, type) and issubclass(params, Struct)):
             raise MCPConfigError(f"The parameters of the action {name!r} should be a msgspec.Struct.")
+        if not callable(run) or inspect.iscoroutinefunction(run) or inspect.isgeneratorfunction(run):
+            raise MCPConfigError(f"The action {name!r} wants a plain function, which returns a text.")
         said = description or (run.__doc__ or "").strip().partition("\n")[0]
         kind = ActionType(name, params, run, said, annotations or ToolAnnotations())
         try:

@@ -162,6 +162,15 @@ def test_a_name_that_is_taken_and_parameters_that_are_no_struct_are_refused() ->
             registry().add("other", params, move)
 
 
+async def later(params: Move, world: list[str]) -> str:
+    raise AssertionError("nobody would await it")
+
+
+def test_a_coroutine_function_is_refused_because_nobody_would_await_it() -> None:
+    with pytest.raises(MCPConfigError, match="'later' wants a plain function"):
+        registry().add("later", Move, later)  # type: ignore[arg-type]
+
+
 class Desk(Struct):
     """The context of a host."""
 
