@@ -61,6 +61,13 @@ def test_the_model_is_shown_no_more_of_an_error_than_of_a_result() -> None:
     assert len(unusable.error) < 300
 
 
+def test_the_model_is_shown_why_its_reply_was_refused_without_advice_for_programmers() -> None:
+    ran = run([act(("fly", {})), act(("fly", {})), act(finish())])
+    error = ran.result.steps[0].error
+    assert "there is no action 'fly'" in error
+    assert "AnswerSpec" not in error
+
+
 def test_a_failed_step_can_end_the_run_and_the_rest_is_skipped() -> None:
     actions, _ = flaky(failures=1)
     ran = run([act(SHOUT, SHOUT)], actions=actions, config={"on_step_failure": "stop"})
