@@ -26,7 +26,7 @@ from grue import (
     TurnRequest,
     messages,
 )
-from grue.errors import ConversationBusy, ConversationError, LLMError, TurnCancelled
+from grue.errors import ConversationBusy, ConversationError, LLMError, MCPConfigError, TurnCancelled
 from grue.messages import (
     AssistantReply,
     CallId,
@@ -153,6 +153,17 @@ def test_a_text_that_is_no_conversation_is_refused(server: ScriptedLlmServer) ->
             Conversation.loads(text, runner)
     with pytest.raises(MCPError, match="wants the text that dumps"):
         Conversation.loads(b"{}", runner)  # type: ignore[arg-type]
+
+
+def test_a_conversation_s_name_is_a_text_that_its_file_can_hold(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    runner, path = runner_for(server), tmp_path / "talk.jsonl"
+    with pytest.raises(MCPConfigError, match="name='42', not 42"):
+        runner.conversation("Answer briefly.", name=42, path=path)  # type: ignore[arg-type]
+    runner.conversation("Answer briefly.", name="\ud800", path=path).close()
+    with Conversation.load(path, runner) as talk:
+        assert talk.id == "\ufffd"
 
 
 def messages_of(request: LlmRequest) -> str:
