@@ -312,7 +312,10 @@ def refused_changes(
 
 
 def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None:
-    arguments = read_arguments(msgspec.json.encode(decision.arguments).decode())
+    try:
+        arguments = read_arguments(msgspec.json.encode(decision.arguments).decode())
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"JSON cannot express them ({error})"
     if isinstance(arguments, str):
         return arguments
     if question.input_schema is None:

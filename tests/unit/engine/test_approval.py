@@ -1,12 +1,16 @@
-"""Whether a turn may be parked: what its trace lacks is known before that is decided."""
+"""Whether a turn may be parked, and which changed arguments a parked turn is resumed with."""
 
 import threading
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import pytest
 from plain_messages import Said
 
-from grue.engine.approval import Parking
+from grue.engine.approval import Parking, check_changes
+from grue.errors import ChangeRefused
+from grue.policies import ApprovalQuestion
 from grue.runtime.trace.recorder import Recorder
 
 
@@ -28,3 +32,12 @@ def test_a_secret_that_is_still_being_looked_for_counts() -> None:
 
     anyio.run(turn)
     assert found == [True]
+
+
+@pytest.mark.parametrize("value", [Path("old.txt"), "\ud800"])
+def test_changed_arguments_that_json_cannot_express_are_refused(value: object) -> None:
+    question = ApprovalQuestion(
+        call_id="c1", name="box.delete", arguments={}, arguments_digest="a", definition_digest="d"
+    )
+    with pytest.raises(ChangeRefused, match="JSON cannot express them"):
+        check_changes([question], [question.change({"name": value})])
