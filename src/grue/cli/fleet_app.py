@@ -1,16 +1,13 @@
 """The commands of `grue fleet`; `fleet.py` and `fleet_view.py` implement them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from grue.cli import take_interrupts
 from grue.cli.options import Changes, Json, OpenPage, OtherModel, OtherSystem, OtherUrl
 from grue.cli.plain_errors import FAILED, USAGE, Commands
-
-if TYPE_CHECKING:
-    from grue.cli.fleet import FleetRunOptions
 
 _ABOUT = """Run thousands of episodes and compare their results.
 
@@ -115,10 +112,12 @@ def run(
     After Ctrl-C the running episodes are still run to their end; a second
     Ctrl-C cancels them.
     """
-    from grue.cli.fleet import print_plan, run_fleet
+    from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
 
-    options = _options(sweep, directory, workers, engine, ray, batch)
     take_interrupts()
+    options = FleetRunOptions(
+        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
+    )
     if not plan:
         return run_fleet(options)
     print_plan(options)
@@ -135,10 +134,12 @@ def retry(
     batch: _Batch = False,
 ) -> bool:
     """Do the same as `grue fleet run`, and run episodes again that were given up after three attempts."""
-    from grue.cli.fleet import run_fleet
+    from grue.cli.fleet import FleetRunOptions, run_fleet
 
-    options = _options(sweep, directory, workers, engine, ray, batch)
     take_interrupts()
+    options = FleetRunOptions(
+        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
+    )
     return run_fleet(options, retry=True)
 
 
@@ -595,23 +596,3 @@ def stop(directory: _Directory) -> None:
 
     take_interrupts()
     stop_fleet(directory)
-
-
-def _options(
-    sweep: Path,
-    directory: Path | None,
-    workers: int | None,
-    engine: Literal["local", "ray"],
-    ray: str | None,
-    batch: bool,
-) -> "FleetRunOptions":
-    from grue.cli.fleet import FleetRunOptions
-
-    return FleetRunOptions(
-        sweep=sweep,
-        directory=directory,
-        workers=workers,
-        engine=engine,
-        ray=ray,
-        batch=batch,
-    )
