@@ -27,6 +27,8 @@ from grue.cli.options import (
     Stream,
     TraceFile,
     finite,
+    resume,
+    run_folder,
     turn_number,
     turn_timeout,
 )
@@ -171,14 +173,7 @@ def play(
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
     turns: _Turns = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the game.")] = 0,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Run folder: where the trace, the logs and the result are written.",
-            show_default="a new folder in runs",
-        ),
-    ] = None,
+    run_dir: Annotated[Path | None, run_folder("the trace, the logs and the result are written.")] = None,
     turn_timeout: Annotated[
         float | None,
         turn_timeout(
@@ -186,14 +181,7 @@ def play(
             "a row end the episode."
         ),
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Go on with the episode in this run folder, with the options of its first run. Only "
-            "--turns, --turn-timeout and the options below may be given too.",
-        ),
-    ] = None,
+    resume: Annotated[Path | None, resume("episode", "--turns, --turn-timeout and the options below")] = None,
     start: _Start = None,
     stream: Stream = False,
     pace: _Pace = 0.0,
@@ -454,24 +442,12 @@ def chat(
         bool, typer.Option("--ask", help="Ask you before each tool call whether to make it.")
     ] = False,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Run folder: where the trace, the logs and the conversation are written.",
-            show_default="a new folder in runs",
-        ),
+        Path | None, run_folder("the trace, the logs and the conversation are written.")
     ] = None,
     turn_timeout: Annotated[
         float | None, turn_timeout("A turn that takes longer ends with an error, and the chat goes on.")
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Go on with the chat in this run folder, with the options of its first run. Only "
-            "--turn-timeout and --quiet may be given too.",
-        ),
-    ] = None,
+    resume: Annotated[Path | None, resume("chat", "--turn-timeout and --quiet")] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="In a pipe, print only answers and errors.")
     ] = False,
@@ -559,21 +535,12 @@ def run(
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Run folder: where the trace and the logs are written. If the result of a tool is shortened "
-            "for the model, the full one is written there too.",
-            show_default="a new folder in runs",
+        run_folder(
+            "the trace and the logs are written. If the result of a tool is shortened for the model, the "
+            "full one is written there too."
         ),
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Go on with the run in this run folder, with the options of its first run. Only the "
-            "options below may be given too.",
-        ),
-    ] = None,
+    resume: Annotated[Path | None, resume("run", "the options below")] = None,
     stream: Stream = False,
     langfuse: Langfuse = False,
     otel: Otel = False,
@@ -679,14 +646,7 @@ def fork(
             show_default=CONFIGURED,
         ),
     ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Run folder: where the trace of the fork is written.",
-            show_default="a new folder in runs",
-        ),
-    ] = None,
+    run_dir: Annotated[Path | None, run_folder("the trace of the fork is written.")] = None,
 ) -> None:
     """Run a recorded turn again, with another model, prompt, limit, tool or result.
 

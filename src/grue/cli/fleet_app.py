@@ -1,12 +1,12 @@
 """The commands of `grue fleet`; `fleet.py` and `fleet_view.py` implement them."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import Changes, Json, OpenPage, OtherModel, OtherSystem, OtherUrl
+from grue.cli.options import Changes, Json, OpenPage, OtherModel, OtherSystem, OtherUrl, out
 from grue.cli.plain_errors import FAILED, USAGE, Commands
 
 _ABOUT = """Run thousands of episodes and compare their results.
@@ -271,18 +271,19 @@ def status(directory: _Directory, as_json: Json = False) -> None:
     print_status(directory, as_json=as_json)
 
 
+def _by(what: str, most: str) -> Any:
+    return typer.Option(
+        metavar="SETTING,...",
+        help=f"{what} for each combination of values of these settings, such as model,prompt.",
+        show_default="the settings that differ between episodes, without seed; only some of them if all "
+        f"would make more than {most}",
+    )
+
+
 @fleet_app.command()
 def table(
     directory: _Directory,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SETTING,...",
-            help="Print a row for each combination of values of these settings, such as model,prompt.",
-            show_default="the settings that differ between episodes, without seed; only some of them if all "
-            "would make more than 24 rows",
-        ),
-    ] = None,
+    by: Annotated[str | None, _by("Print a row", "24 rows")] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Also count episodes that are not in the latest sweep.")
     ] = False,
@@ -300,17 +301,16 @@ def table(
     print_table(directory, chosen, as_json=as_json, everything=every)
 
 
-_PASSES = "An episode passes if it has this score or a better one."
-_Pass = Annotated[
-    float | None,
-    typer.Option(
+def _pass(otherwise: str) -> Any:
+    return typer.Option(
         "--pass",
         metavar="SCORE",
-        help=_PASSES,
-        show_default="if all scores are from 0 to 1: 1, or 0 with --lower-is-better; if not, every score "
-        "passes",
-    ),
-]
+        help="An episode passes if it has this score or a better one.",
+        show_default=f"if all scores are from 0 to 1: 1, or 0 with --lower-is-better; if not, {otherwise}",
+    )
+
+
+_Pass = Annotated[float | None, _pass("every score passes")]
 _FailedAs = Annotated[
     float | None,
     typer.Option(
@@ -359,16 +359,7 @@ def compare(
             "wide. Needs numpy and scipy.",
         ),
     ] = None,
-    passing: Annotated[
-        float | None,
-        typer.Option(
-            "--pass",
-            metavar="SCORE",
-            help=_PASSES,
-            show_default="if all scores are from 0 to 1: 1, or 0 with --lower-is-better; if not, the chances "
-            "to pass are not compared",
-        ),
-    ] = None,
+    passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
     failed_as: _FailedAs = None,
     cluster: Annotated[
         str | None,
@@ -499,21 +490,8 @@ def report(
     passing: _Pass = None,
     failed_as: _FailedAs = None,
     lower_is_better: _LowerIsBetter = False,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SETTING,...",
-            help="Show the scores for each combination of values of these settings, such as model,prompt.",
-            show_default="the settings that differ between episodes, without seed; only some of them if all "
-            "would make more than 12 combinations",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="The file to write.", show_default="DIR/report.html"
-        ),
-    ] = None,
+    by: Annotated[str | None, _by("Show the scores", "12 combinations")] = None,
+    out: Annotated[Path | None, out("DIR/report.html")] = None,
     open_browser: OpenPage = False,
 ) -> None:
     """Write an HTML page about the latest sweep: scores by settings, costs, cases, failures, episodes.

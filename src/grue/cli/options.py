@@ -46,6 +46,29 @@ def turn_timeout(then: str) -> Any:
     )
 
 
+def run_folder(written: str) -> Any:
+    """Return the option `--run-dir`. `written`: which files are written there."""
+    return typer.Option(
+        metavar="FOLDER", help=f"Run folder: where {written}", show_default="a new folder in runs"
+    )
+
+
+def resume(what: str, also: str) -> Any:
+    """Return the option `--resume`. `also`: which options may be given too."""
+    return typer.Option(
+        metavar="RUN",
+        help=f"Go on with the {what} in this run folder, with the options of its first run. Only {also} may "
+        "be given too.",
+    )
+
+
+def out(default: str, condition: str = "") -> Any:
+    """Return the option `--out` for a file, which `condition` says more about."""
+    return typer.Option(
+        "--out", "-o", metavar="FILE", help=f"The file to write{condition}.", show_default=default
+    )
+
+
 Langfuse = Annotated[
     bool,
     typer.Option(

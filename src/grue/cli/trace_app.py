@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import Json, JsonLines, OpenPage, TraceFile, turn_number
+from grue.cli.options import Json, JsonLines, OpenPage, TraceFile, out, turn_number
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show, compare, replay or convert the trace of an episode.
@@ -221,14 +221,7 @@ def trace_html(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="The file to write.",
-            show_default="trace.html beside TRACE; with OTHER: comparison.html beside OTHER",
-        ),
+        Path | None, out("trace.html beside TRACE; with OTHER: comparison.html beside OTHER")
     ] = None,
     open_browser: OpenPage = False,
 ) -> None:
@@ -384,12 +377,9 @@ def trace_to_test(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="The file to write; it must not exist yet.",
-            show_default="test_EPISODE_turn_N.py in the working directory, with the episode's name",
+        out(
+            "test_EPISODE_turn_N.py in the working directory, with the episode's name",
+            "; it must not exist yet",
         ),
     ] = None,
     run: Annotated[
