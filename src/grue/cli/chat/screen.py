@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,28 +33,6 @@ class Noticed(Struct, frozen=True, kw_only=True):
     """An event of a turn: a problem that does not end the turn. Its text is untrusted."""
 
     text: str
-
-
-class Screen(Protocol):
-    """Prints the events of a chat."""
-
-    def begin(self, what: str = "thinking") -> None:
-        """Show that the user has to wait, and for what."""
-
-    def on_event(self, event: LoopEvent | Noticed) -> None:
-        """Print an event of the turn."""
-
-    def end(self, answer: str | None) -> None:
-        """End the output of a turn. Print the answer, if there is one and it was not streamed already."""
-
-    def show(self, shown: Iterable[Line]) -> None:
-        """Print the output of a slash command, or a question to the user."""
-
-    def tell(self, line: Line) -> None:
-        """Print a message about the chat, such as an error. A `PipeScreen` prints it to standard error."""
-
-    def close(self) -> None:
-        """End the status row, if there is one."""
 
 
 class TerminalScreen(Closing):
@@ -192,8 +170,9 @@ class PipeScreen:
         """Print a message to standard error."""
         say(f"{line.lead}{line.text}", err=True)
 
-    def close(self) -> None:
-        """Do nothing."""
+
+Screen: TypeAlias = TerminalScreen | PipeScreen
+"""What prints the events of a chat."""
 
 
 class _WaitingRow:

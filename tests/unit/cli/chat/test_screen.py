@@ -121,7 +121,6 @@ def test_a_pipe_gets_answers_and_everything_else_goes_to_stderr(
     shown.end(None)
     shown.show([Line("listed")])
     shown.tell(Line("told"))
-    shown.close()
     out, err = capsys.readouterr()
     assert out == "yes\\u001b[31m\nlisted\n"
     assert ("cave.look" in err) is not quiet
