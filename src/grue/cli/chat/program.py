@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 
@@ -62,7 +61,9 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
         where = talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path
         try:
-            tools = program.start_tools(tuple(wiring.servers))
+            if wiring.servers:
+                screen.begin(f"starting {printable(', '.join(wiring.servers), 60)}")
+            tools = [tool.name for tool in talk.tools()]
             if at_terminal:
                 from grue.cli.chat.prompting import PromptReader, typing_ahead_hidden
 
@@ -119,16 +120,6 @@ class ChatProgram:
         self._screen = screen
         self._here = here
         self._person = Person(lambda: self.reader, screen, redaction)
-
-    def start_tools(self, servers: Sequence[str]) -> list[str]:
-        """Start the servers, and return the names of all tools.
-
-        Raises:
-            MCPServerStartupError: A server does not start.
-        """
-        if servers:
-            self._screen.begin(f"starting {printable(', '.join(servers), 60)}")
-        return [tool.name for tool in self.talk.tools()]
 
     def run(self) -> None:
         """Read and answer until the input ends or the user types `/quit`.
