@@ -134,7 +134,7 @@ def call_tool(
         MCPServerStartupError: The server could not be started.
     """
     config = GameConfiguration.of_project()
-    known = known_servers(config, mcp_config, unasked=True)
+    known = known_servers(config, mcp_config)
     server = _server_of(name)
     servers = {server: known.usable(server)}
     recorder = Recorder()

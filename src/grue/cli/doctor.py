@@ -235,7 +235,7 @@ def _findings(
             for finding in _named_llm(config, chosen=named):
                 named = True
                 yield finding
-        known = known_servers(config, mcp_config, unasked=True)
+        known = known_servers(config, mcp_config)
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
         return

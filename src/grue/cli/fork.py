@@ -174,7 +174,7 @@ def change_of(options: ForkOptions) -> Change:
 
 
 def _servers(mcp_config: Path | None, needed: Iterable[str]) -> dict[str, ToolServer]:
-    known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
+    known = known_servers(GameConfiguration.of_project(), mcp_config)
     return {**known.servers, **{name: known.usable(name) for name in needed if name in known.unusable}}
 
 

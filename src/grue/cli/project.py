@@ -69,26 +69,21 @@ def project_tables() -> ProjectTables | None:
     return read_project_tables(project) if project.is_file() else None
 
 
-def known_servers(
-    config: GameConfiguration, mcp_config: Path | None, *, unasked: bool = False
-) -> KnownServers:
+def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:
     """Return the servers in `mcp_config`; without it, those in the project's file, or the bundled server.
 
-    Commands about servers pass `unasked`: then the project's file is used even if no setting turns MCP on,
-    but not if pyproject.toml has `enabled = false`.
+    The project's file is used even if no setting turns MCP on, but not if pyproject.toml has
+    `enabled = false`.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A single invalid server goes into `unusable`.
     """
-    there = config.mcp_config_path.is_file()
-    used = takes_servers(config, project_tables()) if unasked else config.mcp_enabled
-    if mcp_config is None and not used:
-        bundled = bundled_server()
-        passed_over = config.mcp_config_path if there else None
+    if mcp_config is None and not takes_servers(config, project_tables()):
+        bundled, unused = bundled_server(), config.mcp_config_path
         return KnownServers(
             source=BUNDLED,
             servers={bundled.name: bundled},
-            passed_over=None if passed_over is None else _shown(passed_over),
+            passed_over=_shown(unused) if unused.is_file() else None,
         )
     path = config.mcp_config_path if mcp_config is None else mcp_config
     file = MCPConfig.from_file(path, named=mcp_config is not None)

@@ -204,4 +204,4 @@ def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, 
 
 
 def _known(mcp_config: Path | None) -> KnownServers:
-    return known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
+    return known_servers(GameConfiguration.of_project(), mcp_config)

@@ -124,7 +124,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
         MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
     """
     config = GameConfiguration.of_project()
-    everything = known_servers(config, mcp_config, unasked=True)
+    everything = known_servers(config, mcp_config)
     known = _chosen(everything, server)
     with ToolClient(known.servers, limits=turn_limits(config)) as client:
         notices = ListingNotices()

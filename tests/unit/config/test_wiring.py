@@ -96,5 +96,5 @@ def test_a_runner_and_the_commands_use_the_same_servers(
         (tmp_path / "mcp_config.json").write_text('{"mcpServers": {"todo": {"command": "python"}}}')
     with Runner.from_toml() as runner:
         assert runner.servers == (("todo",) if used else ())
-    known = known_servers(GameConfiguration.of_project(), None, unasked=True)
+    known = known_servers(GameConfiguration.of_project(), None)
     assert ("todo" in known.servers) is used

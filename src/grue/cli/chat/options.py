@@ -103,7 +103,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
     notes: tuple[str, ...] = ()
     lock: ToolLock | None = None
     if options.mcp:
-        known = known_servers(config, options.mcp_config, unasked=True)
+        known = known_servers(config, options.mcp_config)
         if options.offline:
             offline = {name: without_network(server) for name, server in known.servers.items()}
             known = replace(known, servers=offline)
