@@ -14,29 +14,37 @@ from grue.hosts.zork.past import GamePast
 from grue.policies import StartAhead, StartWhen
 
 
-class PlayOptions(Struct, frozen=True, kw_only=True):
+class EpisodeOptions(Struct, frozen=True, kw_only=True):
+    """The options that `grue play`, `grue chat` and `grue run` have in common.
+
+    Attributes:
+        resume: The run folder of an episode to resume. Most options are then taken from its trace.
+    """
+
+    offline: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    run_dir: Path | None = None
+    resume: Path | None = None
+
+
+class PlayOptions(EpisodeOptions, frozen=True, kw_only=True):
     """The options of `grue play`; see its help.
 
     Attributes:
         interpreter: Z-machine interpreter; `None`: the first installed one that shows all of the game's text.
         turns: The most turns to play. 0: the default, or with `resume` the limit of the first run.
-        resume: The run folder of an episode to resume. Most options are then taken from its trace.
         started_in: The folder in which the episode was first started; `None`: the working directory.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
     game: str = "house"
     interpreter: str | None = None
-    offline: bool = False
-    model: str | None = None
-    base_url: str | None = None
     mcp_config: Path | None = None
     mcp: bool = True
     turns: int = 0
     seed: int = 0
-    run_dir: Path | None = None
     turn_timeout_s: float | None = None
-    resume: Path | None = None
     started_in: Path | None = None
     start: StartWhen | StartAhead | None = None
     stream: bool = False
@@ -75,19 +83,10 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
         raise MCPConfigError(
             f"{options.resume} was not made by `grue play`. Resume it with the program that made it."
         )
-    started = started_options(
-        settings, PlayOptions, f"{options.resume} does not hold valid options of `grue play`"
-    )
+    started = resumed_options(options, settings, (*RECORDED, "started_in"), "grue play")
     return structs.replace(
         started,
-        resume=None if options.resume is None else run_folder(options.resume),
         started_in=existing(started.started_in),
-        output=options.output,
-        start=options.start,
-        stream=options.stream,
-        pace_s=options.pace_s,
-        langfuse=options.langfuse,
-        otel=options.otel,
         turns=options.turns or past.max_turns or started.turns,
         turn_timeout_s=options.turn_timeout_s or started.turn_timeout_s,
     )
@@ -98,7 +97,7 @@ def existing(folder: Path | None) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-S = TypeVar("S", bound=Struct)
+S = TypeVar("S", bound=EpisodeOptions)
 
 
 def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
@@ -108,20 +107,20 @@ def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
     return {**chosen, "started_in": str(Path.cwd())}
 
 
-def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
-    """Return the options that `recorded_options` has put into a trace.
-
-    The text of an error begins with `otherwise`.
+def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], command: str) -> S:
+    """Return the options for resuming an episode: those called `names` as they are recorded in its trace.
 
     Raises:
-        MCPConfigError: The recorded values are not valid options of the class `kind`.
+        MCPConfigError: The recorded values are not valid options of `command`.
     """
+    run = options.resume
+    assert run is not None, "an episode is resumed"
     try:
-        return msgspec.convert(recorded, kind, dec_hook=lambda type_, value: type_(value))
+        started = msgspec.convert(recorded, type(options), dec_hook=lambda type_, value: type_(value))
     except msgspec.ValidationError as error:
-        raise MCPConfigError(f"{otherwise}: {fault_of(error)}.") from error
-
-
-def run_folder(run: Path) -> Path:
-    """Return the absolute path of a run folder; `run` is the folder, or the trace file in it."""
-    return (run.parent if run.is_file() else run).absolute()
+        said = f"{run} does not hold valid options of `{command}`"
+        raise MCPConfigError(f"{said}: {fault_of(error)}.") from error
+    folder = run.parent if run.is_file() else run
+    return structs.replace(
+        options, **{name: getattr(started, name) for name in names}, resume=folder.absolute()
+    )

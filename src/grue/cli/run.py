@@ -15,7 +15,7 @@ from grue.cli.backends import chosen_backends
 from grue.cli.live import JsonPrinter, LiveView
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
-from grue.cli.play_options import started_options
+from grue.cli.play_options import EpisodeOptions, resumed_options
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_argument
 from grue.config.mcp_servers import without_network
@@ -118,24 +118,18 @@ STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_
 _RECORDED = ("agent", "offline", "model", "base_url")
 
 
-class RunOptions(Struct, frozen=True, kw_only=True):
+class RunOptions(EpisodeOptions, frozen=True, kw_only=True):
     """The options of `grue run`; see its help.
 
     Attributes:
         agent: The agent's file; `None`: `agent.yaml`. With `offline`, the bundled example stands in for a
             missing `agent.yaml`.
         task: The task; empty: the task in the agent's file.
-        resume: The run folder of a run to resume, with its recorded agent and model.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
     agent: Path | None = None
     task: str = ""
-    offline: bool = False
-    model: str | None = None
-    base_url: str | None = None
-    run_dir: Path | None = None
-    resume: Path | None = None
     stream: bool = False
     langfuse: bool = False
     otel: bool = False
@@ -154,9 +148,7 @@ def run_task(options: RunOptions) -> RunResult:
         return _run(options)
     folder = options.resume.parent if options.resume.is_file() else options.resume
     settings = read_run(folder).started.settings
-    started = started_options(settings, RunOptions, f"{folder} does not hold valid options of `grue run`")
-    chosen = {name: getattr(started, name) for name in _RECORDED}
-    return _run(structs.replace(options, **chosen, resume=folder.absolute()))
+    return _run(resumed_options(structs.replace(options, resume=folder), settings, _RECORDED, "grue run"))
 
 
 def _run(options: RunOptions) -> RunResult:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.cli.chat.facts import ChatPast
-from grue.cli.play_options import existing, run_folder, started_options
+from grue.cli.play_options import EpisodeOptions, existing, resumed_options
 from grue.cli.project import BUNDLED, KnownServers, known_servers, watched_server
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
@@ -22,25 +22,19 @@ from grue.transports.llm.endpoint import LlmEndpoint, require_key
 INSTRUCTIONS = "You are a helpful assistant at a terminal. Answer briefly, in plain text. Use the tools."
 
 
-class ChatOptions(Struct, frozen=True, kw_only=True):
+class ChatOptions(EpisodeOptions, frozen=True, kw_only=True):
     """The options of `grue chat`; see its help.
 
     Attributes:
-        resume: The run folder of a chat to resume; the options recorded there replace most of these.
         started_in: The folder in which the chat was started; `None`: the working directory.
         learn: Name of a server that runs without a sandbox. grue watches it, to print which sandbox it needs.
     """
 
-    offline: bool = False
-    model: str | None = None
-    base_url: str | None = None
     mcp_config: Path | None = None
     mcp: bool = True
     instructions: str = INSTRUCTIONS
     ask: bool = False
-    run_dir: Path | None = None
     turn_timeout_s: float | None = None
-    resume: Path | None = None
     started_in: Path | None = None
     quiet: bool = False
     learn: str | None = None
@@ -58,15 +52,12 @@ def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
     Raises:
         MCPConfigError: The options were recorded by another version of `grue chat`.
     """
-    said = f"{options.resume} does not hold valid options of `grue chat`"
-    started = started_options(past.started.settings, ChatOptions, said)
-    return structs.replace(
+    started = resumed_options(options, past.started.settings, (*RECORDED, "started_in"), "grue chat")
+    return replace(
         started,
         model=past.model or started.model,
-        resume=None if options.resume is None else run_folder(options.resume),
         started_in=existing(started.started_in),
         turn_timeout_s=options.turn_timeout_s or started.turn_timeout_s,
-        quiet=options.quiet,
     )
 
 
