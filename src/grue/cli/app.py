@@ -10,6 +10,7 @@ from grue.cli import take_interrupts
 from grue.cli.fleet_app import fleet_app
 from grue.cli.options import (
     CONFIGURED,
+    FILE_OF_SERVERS,
     BaseUrl,
     Changes,
     Json,
@@ -26,7 +27,10 @@ from grue.cli.options import (
     Quiet,
     Stream,
     TraceFile,
+    base_url,
     finite,
+    model,
+    offline,
     resume,
     run_folder,
     turn_number,
@@ -132,8 +136,7 @@ _GameServers = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help='JSON file with the MCP servers, in the form {"mcpServers": ...}. Only the first server is '
-        "used.",
+        help=f"{FILE_OF_SERVERS} Only the first server is used.",
         show_default="if tool.grue.mcp in pyproject.toml has enabled = true: its config_file, else "
         "mcp_config.json; if it has enabled = false: no server; if it does not say: a server that comes with "
         "grue",
@@ -412,20 +415,16 @@ def remove(
     remove_server(server, mcp_config)
 
 
-_ChatOffline = Annotated[
-    bool,
-    typer.Option(
-        "--offline",
-        help="Use a script in place of an LLM; needs no API key. If you type 'call TOOL {\"x\": 1}', it "
-        "calls this tool with these arguments and repeats the result.",
-    ),
-]
-
-
 @app.command()
 def chat(
     context: typer.Context,
-    offline: _ChatOffline = False,
+    offline: Annotated[
+        bool,
+        offline(
+            " If you type 'call TOOL {\"x\": 1}', it calls this tool with these arguments and repeats the "
+            "result."
+        ),
+    ] = False,
     model: Model = None,
     base_url: BaseUrl = None,
     mcp_config: McpConfig = None,
@@ -514,25 +513,9 @@ def run(
     context: typer.Context,
     agent: _Agent = None,
     task: _Task = None,
-    offline: Annotated[
-        bool,
-        typer.Option(
-            "--offline",
-            help="Use a script in place of an LLM; needs no API key. The script can do only the example.",
-        ),
-    ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the model.", show_default="model.name in AGENT.yaml"),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="URL of the LLM endpoint; most end in /v1.",
-            show_default="model.base_url in AGENT.yaml",
-        ),
-    ] = None,
+    offline: Annotated[bool, offline(" The script can do only the example.")] = False,
+    model: Annotated[str | None, model("model.name in AGENT.yaml")] = None,
+    base_url: Annotated[str | None, base_url("model.base_url in AGENT.yaml")] = None,
     run_dir: Annotated[
         Path | None,
         run_folder(
@@ -641,8 +624,7 @@ def fork(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --misses call or ask: JSON file with the MCP servers, in the form "
-            '{"mcpServers": ...}.',
+            help=f"With --misses call or ask: {FILE_OF_SERVERS}",
             show_default=CONFIGURED,
         ),
     ] = None,

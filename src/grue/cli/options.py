@@ -10,6 +10,7 @@ from grue.field_checks import is_usable
 FILE_OF_SERVERS = 'JSON file with the MCP servers, in the form {"mcpServers": ...}.'
 CONFIGURED = "config_file under tool.grue.mcp in pyproject.toml, else mcp_config.json"
 """The default of `--mcp-config`."""
+_LLM = "under tool.grue.llm in pyproject.toml, else"
 McpConfig = Annotated[
     Path | None,
     typer.Option(
@@ -42,7 +43,7 @@ def turn_timeout(then: str) -> Any:
         callback=finite,
         metavar="SECONDS",
         help=f"Time limit of each turn. {then}",
-        show_default="turn_timeout_seconds under tool.grue.llm in pyproject.toml, else 1800",
+        show_default=f"turn_timeout_seconds {_LLM} 1800",
     )
 
 
@@ -85,26 +86,26 @@ Otel = Annotated[
         "environment names; needs the package opentelemetry-sdk.",
     ),
 ]
-Offline = Annotated[
-    bool,
-    typer.Option("--offline", help="Use a script in place of an LLM; needs no API key."),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Name of the model.",
-        show_default="agent_model under tool.grue.llm in pyproject.toml, else anthropic/claude-haiku-5.5",
-    ),
-]
-BaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="URL of the LLM endpoint; most end in /v1.",
-        show_default="client_base_url under tool.grue.llm in pyproject.toml, else https://openrouter.ai/api/v1",
-    ),
-]
+
+
+def offline(also: str = "") -> Any:
+    """Return the option `--offline`. `also`: what else its help says."""
+    return typer.Option("--offline", help=f"Use a script in place of an LLM; needs no API key.{also}")
+
+
+def model(default: str) -> Any:
+    """Return the option `--model`."""
+    return typer.Option(metavar="NAME", help="Name of the model.", show_default=default)
+
+
+def base_url(default: str) -> Any:
+    """Return the option `--base-url`."""
+    return typer.Option(metavar="URL", help="URL of the LLM endpoint; most end in /v1.", show_default=default)
+
+
+Offline = Annotated[bool, offline()]
+Model = Annotated[str | None, model(f"agent_model {_LLM} anthropic/claude-haiku-5.5")]
+BaseUrl = Annotated[str | None, base_url(f"client_base_url {_LLM} https://openrouter.ai/api/v1")]
 Stream = Annotated[
     bool,
     typer.Option(
