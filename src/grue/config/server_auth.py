@@ -14,21 +14,8 @@ from grue.tool_sessions.oauth_settings import Grant, OAuth, SecretMethod, TokenP
 class AuthConfig(BaseModel):
     """How grue authenticates to a server at a URL, by OAuth. The texts may contain `${VAR}`.
 
-    Attributes:
-        grant: `authorization_code` (`grue login`), `client_credentials` or `identity_assertion`.
-        client_id: The id of a client that is registered already; `None`: grue registers itself.
-        private_key: The client's private key in the PEM format.
-        private_key_file: A file with that key, relative to the configuration file.
-        signing_algorithm: The algorithm with which the key signs.
-        secret_method: How the client's secret is sent to the authorization server.
-        issuer: The authorization server that the credentials belong to.
-        scope: The scopes to ask for, separated by spaces.
-        client_metadata_url: An https URL with the client's metadata.
-        redirect_port: The port that the browser returns to; 0: any free port.
-        keep_tokens_in: `file`, or the system's `keyring`.
-        identity_provider: The URL of the identity provider.
-        identity_token: The person's identity token.
-        identity_token_file: A file with that token, relative to the configuration file.
+    The fields are those of `OAuth`, and `private_key_file`: a file with the private key. Its path and that of
+    `identity_token_file` are relative to the configuration file.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
