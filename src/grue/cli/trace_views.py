@@ -16,7 +16,6 @@ from grue.errors import MCPConfigError
 from grue.tracing.diagram import WIDTH, mermaid, plain
 from grue.tracing.diff import changed_answers, render
 from grue.tracing.diff import diff as diff_traces
-from grue.tracing.divergence import Divergence
 from grue.tracing.live_server import LiveFeed, serving
 from grue.tracing.page_file import refuse_foreign
 from grue.tracing.reading import EpisodeEnvelope, open_episode
@@ -54,20 +53,15 @@ def _width() -> int:
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
     """Print the first difference of two traces, or all if `every`; return whether they are identical."""
     readers = open_episode(left), open_episode(right)
-    identical = True
-
-    def found() -> Iterator[Divergence]:
-        nonlocal identical
-        for divergence in diff_traces(*readers):
-            identical = False
-            yield divergence
-
-    for line in itertools.chain(render(found(), every=every), changed_answers(*readers)):
+    divergences = diff_traces(*readers)
+    first = [*itertools.islice(divergences, 1)]
+    found = render(itertools.chain(first, divergences), every=every)
+    for line in itertools.chain(found, changed_answers(*readers)):
         say(line)
     for name, reader in zip("AB", readers, strict=True):
         if reader.cut_short:
             say(f"The last line of {name} was cut short: its writer was killed while it wrote.")
-    return identical
+    return not first
 
 
 def html(file: Path, out: Path | None, open_browser: bool) -> None:
