@@ -91,10 +91,9 @@ def fork_turn(options: ForkOptions) -> None:
         raise MCPConfigError(f"{shown_path(folder)} has a trace already: choose another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise MCPConfigError(f"Cannot create the run folder {folder}: it is a file.") from error
     except OSError as error:
-        raise MCPConfigError(f"Cannot create the run folder {folder}: {error.strerror}.") from error
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise MCPConfigError(f"Cannot create the run folder {folder}: {why}.") from error
     try:
         outcome = _run(options, change, llm, servers, folder.absolute() / TRACE_FILE)
     except MCPError as error:
@@ -167,7 +166,7 @@ def change_of(options: ForkOptions) -> Change:
     return Change(
         llm={key.removeprefix(_LLM): value for key, value in values.items() if key.startswith(_LLM)},
         changes={key: value for key, value in values.items() if not key.startswith(_LLM)},
-        system=text_of(options.system),
+        system=None if options.system is None else text_of(options.system),
         tool_results={call: _content(Path(file)) for call, file in files},
         tools={} if options.tools is None else _tools(options.tools),
     )
@@ -190,7 +189,6 @@ def _pairs(option: str, form: str, given: Sequence[str]) -> list[tuple[str, str]
 
 def _content(file: Path) -> object:
     text = text_of(file)
-    assert text is not None, "a file is given"
     if file.suffix != ".json":
         return text
     try:

@@ -50,7 +50,7 @@ def changes_from(
         values["after_timeout"] = after_timeout
     try:
         policy, limits = parted(values)
-        return Changes(policy=policy, limits=limits, system=text_of(system))
+        return Changes(policy=policy, limits=limits, system=None if system is None else text_of(system))
     except ValueError as error:
         raise MCPConfigError(f"The replay cannot use these changes: {error}.") from error
 
@@ -63,14 +63,12 @@ def value_of(text: str) -> object:
         return text.strip()
 
 
-def text_of(path: Path | None) -> str | None:
-    """Return the text of a file; `None` if `path` is `None`.
+def text_of(path: Path) -> str:
+    """Return the text of a file.
 
     Raises:
         MCPConfigError: The file cannot be read.
     """
-    if path is None:
-        return None
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
