@@ -37,17 +37,15 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
         MissingDependencyError: DuckDB is not installed.
     """
     require_fleet(directory)
-    lacking = "" if form == "parquet" else require_score(results(directory), score)
-    if lacking:
-        say(lacking, err=True)
-    place = target or directory / "export"
-    episodes = fleet_episodes(directory)
+    place, episodes = target or directory / "export", fleet_episodes(directory)
     if form == "parquet":
         done = export_tables(episodes, place)
-    elif form == "samples":
-        done = export_samples(episodes, place, score=score)
     else:
-        done = export_trajectories(episodes, place, score=score)
+        lacking = require_score(results(directory), score)
+        if lacking:
+            say(lacking, err=True)
+        export = export_samples if form == "samples" else export_trajectories
+        done = export(episodes, place, score=score)
     counted = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
     say(f"Wrote {shown_path(place)}: {counted}.")
     _say_rest(done)

@@ -71,12 +71,9 @@ class JsonLines(JsonPrinter):
         """Take the next message of the trace."""
         del line
         match envelope.body:
-            case EpisodeStarted() as started:
-                fields = {k: v for k, v in structs.asdict(started).items() if k not in _LEFT_OUT}
-                self.write({"type": "episode", **fields})
-            case EpisodeResumed() as resumed:
-                fields = {k: v for k, v in msgspec.to_builtins(resumed).items() if k not in _LEFT_OUT}
-                self.write({**fields, "type": "resumed"})
+            case EpisodeStarted() | EpisodeResumed() as begun:
+                fields = {k: v for k, v in structs.asdict(begun).items() if k not in _LEFT_OUT}
+                self.write({"type": "episode" if isinstance(begun, EpisodeStarted) else "resumed", **fields})
             case Observed() as seen:
                 self._finish_turn(seen)
                 self._turn = {

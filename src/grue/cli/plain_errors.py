@@ -102,12 +102,9 @@ def _plain_errors() -> Iterator[None]:
     # `GRUE_DEBUG=1` adds the traceback.
     try:
         yield
-    except (MCPConfigError, GameError) as error:
-        _complain(str(error))
-        raise typer.Exit(USAGE) from error
     except MCPError as error:
         _complain(str(error))
-        raise typer.Exit(FAILED) from error
+        raise typer.Exit(USAGE if isinstance(error, MCPConfigError | GameError) else FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
 

@@ -148,7 +148,9 @@ class ChatProgram:
                 self._screen.end(None)
                 self._screen.tell(lines.complaint(str(error)))
             except MCPError as error:
-                self._fail(str(error))
+                self.failed = True
+                self._screen.end(None)
+                self._screen.tell(lines.complaint(str(error)))
                 if self._is_final(error):
                     return
 
@@ -184,11 +186,6 @@ class ChatProgram:
             self._screen.tell(lines.notice(stopped))
         else:
             self._screen.end(answer)
-
-    def _fail(self, text: str) -> None:
-        self.failed = True
-        self._screen.end(None)
-        self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
         # If the user's lines come from a pipe, all lines after this one would fail with the same error.
