@@ -10,7 +10,7 @@ from grue.cli.chat.screen import PipeScreen
 from grue.cli.chat.talk import Talk
 from grue.cli.live_story import Line
 from grue.hosts.agent_loop import LoopEvent
-from grue.policies import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
+from grue.policies import ContextPolicy, ToolPolicy, ToolRule
 from grue.runtime.secrets.redaction import Redaction
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.offline import offline_endpoint, reply_in_chat
@@ -84,11 +84,7 @@ def wiring(server: Any = None, *, policy: ToolPolicy | None = None) -> ChatWirin
     return ChatWiring(
         endpoint=offline_endpoint(reply_in_chat),
         servers=servers,
-        limits=TurnLimits(),
-        policy=FailurePolicy(),
-        tool_policy=policy or ToolPolicy(),
-        tool_lock=None,
-        budget=Budget(),
+        runner={"tool_policy": policy or ToolPolicy(), "context": ContextPolicy()},
     )
 
 

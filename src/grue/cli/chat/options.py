@@ -12,8 +12,8 @@ from grue.cli.project import BUNDLED, KnownServers, known_servers, watched_serve
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
-from grue.hosts.agent_loop.loop import prefixed_policy
-from grue.policies import DEFAULT_START, Budget, FailurePolicy, StartWhen, ToolPolicy, ToolRule, TurnLimits
+from grue.hosts.agent_loop.loop import RunnerOptions, prefixed_policy
+from grue.policies import ContextPolicy, FailurePolicy, ToolPolicy, ToolRule
 from grue.protocol.tools.lock import ToolLock
 from grue.testing.offline import MODEL, offline_endpoint, reply_in_chat
 from grue.tool_sessions.server_specs import McpServer
@@ -71,12 +71,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
 
     endpoint: LlmEndpoint
     servers: dict[str, McpServer]
-    limits: TurnLimits
-    policy: FailurePolicy
-    tool_policy: ToolPolicy
-    tool_lock: ToolLock | None
-    budget: Budget
-    start: StartWhen = DEFAULT_START
+    runner: RunnerOptions
     notes: tuple[str, ...] = ()
     learned: Callable[[], str] | None = None
 
@@ -109,12 +104,15 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
     return ChatWiring(
         endpoint=_endpoint(options, config),
         servers=servers,
-        limits=turn_limits(config, options.turn_timeout_s),
-        policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
-        tool_policy=_tool_policy(config.tool_policy, ask=options.ask),
-        tool_lock=lock,
-        budget=episode_budget(config),
-        start=config.mcp_start,
+        runner=RunnerOptions(
+            limits=turn_limits(config, options.turn_timeout_s),
+            policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
+            tool_policy=_tool_policy(config.tool_policy, ask=options.ask),
+            tool_lock=lock,
+            budget=episode_budget(config),
+            start=config.mcp_start,
+            context=ContextPolicy(),
+        ),
         notes=notes,
         learned=learned,
     )

@@ -32,7 +32,7 @@ from grue.cli.runs import RUNS
 from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError
 from grue.hosts.agent_loop import AgentLoop
-from grue.policies import ContextPolicy
+from grue.hosts.agent_loop.loop import RunnerOptions
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_text import written_out
@@ -278,23 +278,14 @@ class Talk:
         self._folder.flush()
 
     def _open_loop(self, on_event: Callable[[Any], object]) -> AgentLoop:
-        wiring = self._wiring
-        return AgentLoop(
-            wiring.endpoint,
-            system=self._options.instructions,
-            servers=wiring.servers,
-            on_event=on_event,
-            limits=wiring.limits,
-            policy=wiring.policy,
-            tool_policy=wiring.tool_policy,
-            tool_lock=wiring.tool_lock,
-            budget=wiring.budget,
-            start=wiring.start,
-            context=ContextPolicy(),
-            approve=self._asker.approve,
-            elicit=self._asker.elicit,
-            recorder=self._recorder,
-        )
+        wiring, system = self._wiring, self._options.instructions
+        runner: RunnerOptions = {
+            **wiring.runner,
+            "approve": self._asker.approve,
+            "elicit": self._asker.elicit,
+            "recorder": self._recorder,
+        }
+        return AgentLoop(wiring.endpoint, system=system, servers=wiring.servers, on_event=on_event, **runner)
 
     def _begin(self, past: ChatPast | None) -> None:
         conditions = {
