@@ -100,9 +100,9 @@ def _more(stats: EpisodeStats) -> Iterator[str]:
     yield _labelled("reply time", _spread(stats.model.duration))
     if stats.resumptions:
         yield _labelled("resumed", "once" if stats.resumptions == 1 else f"{stats.resumptions} times")
-    beside = f", {_size(stats.payload_bytes)} of payloads beside it" if stats.payload_bytes else ""
+    beside = f", {size(stats.payload_bytes)} of payloads beside it" if stats.payload_bytes else ""
     cut_short = "; its last line was cut short" if stats.cut_short else ""
-    yield _labelled("trace", f"{stats.messages} messages, {_size(stats.trace_bytes)}{beside}{cut_short}")
+    yield _labelled("trace", f"{stats.messages} messages, {size(stats.trace_bytes)}{beside}{cut_short}")
 
 
 def _phase_rows(stats: EpisodeStats) -> list[Row]:
@@ -221,7 +221,8 @@ def _wrapped(lines: Iterable[str], width: int | None) -> Iterator[str]:
             yield cut(part, width)
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Return a number of bytes as text, such as `1.5 kB`."""
     if count < 1000:
         return f"{count} bytes"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"

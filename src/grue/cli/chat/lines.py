@@ -17,7 +17,7 @@ from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_text import ELLIPSIS, printable
 from grue.tracing.facts import counted
 from grue.tracing.message_words import DIM, GREEN, RED, YELLOW
-from grue.tracing.stats_table import duration
+from grue.tracing.stats_table import duration, size
 
 _NAME_CHARS = 80
 _CALL_CHARS = 300
@@ -53,8 +53,8 @@ def result_words(result: m.ToolCallResult) -> str:
     text = printable(" ".join(part for part in parts if part), _RESULT_CHARS) or "nothing"
     total = sum(map(len, parts))
     if text.endswith(ELLIPSIS) and total > _RESULT_CHARS:
-        size = f"{total:,} characters" if total < _READ_CHARS else f"over {_READ_CHARS:,} characters"
-        return f"{text} ({size})"
+        length = f"{total:,} characters" if total < _READ_CHARS else f"over {_READ_CHARS:,} characters"
+        return f"{text} ({length})"
     return text
 
 
@@ -150,19 +150,12 @@ def _block(block: Mapping[str, Any]) -> str:
     data = block.get("data")
     if isinstance(data, str):
         mime = block.get("mimeType") or block.get("mime_type") or kind
-        return f"[{mime}, {_size(len(data) * 3 // 4)}]"
+        return f"[{mime}, {size(len(data) * 3 // 4)}]"
     resource = block.get("resource")
     inner = resource if isinstance(resource, Mapping) else block
     if isinstance(inner.get("text"), str):
         return f"[{inner.get('uri', kind)}] {inner['text'][:_READ_CHARS]}"
     return f"[{inner.get('uri', kind)}]"
-
-
-def _size(count: int) -> str:
-    for unit, least in (("MB", 1_000_000), ("kB", 1000)):
-        if count >= least:
-            return f"{count / least:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def _json(value: object) -> str:
