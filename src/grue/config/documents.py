@@ -288,12 +288,9 @@ def parse_json(text: str, source: Path) -> Document:
             line=exc.lineno,
             column=exc.colno,
         ) from exc
-    except RecursionError as exc:
-        raise MCPConfigError(
-            f"{source} is not usable JSON: it is nested too deeply.", path=str(source)
-        ) from exc
-    except ValueError as exc:
-        raise MCPConfigError(f"{source} is not usable JSON: {exc}.", path=str(source)) from exc
+    except (RecursionError, ValueError) as exc:
+        why = "it is nested too deeply" if isinstance(exc, RecursionError) else exc
+        raise MCPConfigError(f"{source} is not usable JSON: {why}.", path=str(source)) from exc
     return Document(source, value, lambda: _json_lines(text))
 
 

@@ -56,7 +56,6 @@ from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.server_specs import (
     HttpServer,
-    HttpTransport,
     InheritEnv,
     McpServer,
     ServerOptions,
@@ -588,10 +587,11 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
     """
     options = _options(config)
     if config.url is not None:
+        declared = config.type or config.transport
         return HttpServer(
             name=name,
             url=config.url,
-            transport=_http_transport(config),
+            transport="auto" if declared is None else "sse" if declared == "sse" else "http",
             headers=dict(config.headers or {}),
             auth=to_oauth(name, config.auth, config.headers or {}),
             options=options,
@@ -626,13 +626,6 @@ def _box(config: MCPServerConfig) -> Sandbox | None:
     if config.sandboxEnabled and config.sandbox is None:
         return sandbox_of({"filesystem": {}})
     return sandbox_of(config.sandbox)
-
-
-def _http_transport(config: MCPServerConfig) -> HttpTransport:
-    declared = config.type or config.transport
-    if declared is None:
-        return "auto"
-    return "sse" if declared == "sse" else "http"
 
 
 def _options(config: MCPServerConfig) -> ServerOptions:
