@@ -32,6 +32,7 @@ from pydantic_core import ErrorDetails
 from grue.config.documents import nearest
 from grue.config.policy_tables import read_context_policy, read_tool_policy, read_tool_search
 from grue.config.project_tables import (
+    TABLES,
     ZORKGPT,
     ProjectTables,
     gather_project_tables,
@@ -45,16 +46,6 @@ from grue.protocol.chat_wire.profile import Effort, TextToolCalls
 from grue.protocol.turn.prices import Price
 from grue.runtime.safe_text import fault_text
 
-_LLM_KEYS = (
-    "client_base_url",
-    "agent_model",
-    "wire_format",
-    "turn_timeout_seconds",
-    "extra_headers",
-    "extra_body",
-    "text_tool_calls",
-    "then",
-)
 _MCP = "mcp_"
 _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
@@ -363,10 +354,14 @@ class GameConfiguration(_Table):
         tables = project.tables
         known = {name: _fields(settings) for name, settings in _NESTED.items()}
         known["mcp"] = tuple(name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP))
-        known["llm"] = _LLM_KEYS
+        known["llm"] = tuple(
+            name
+            for name in _fields(cls)
+            if not name.startswith(_MCP) and name not in (*TABLES, "project_dir")
+        )
         problems += _unknown_keys(project, known)
         values = {_MCP + key: value for key, value in _chosen(tables["mcp"], known["mcp"]).items()}
-        values |= _chosen(tables["llm"], _LLM_KEYS)
+        values |= _chosen(tables["llm"], known["llm"])
         cause: BaseException | None = None
         for name, settings in _NESTED.items():
             try:
