@@ -106,17 +106,16 @@ class ChatCommands:
 
     def _cost(self, wanted: str) -> None:
         del wanted
-        self._screen.show(lines.cost_lines(self._talk.spent, self._talk.budget_spent))
+        self._screen.show(lines.cost_lines(self._talk.spent, self._talk.runner.budget_spent))
 
     def _undo(self, wanted: str) -> None:
         del wanted
-        before = len(self._talk.conversation.history)
         texts = [each for each in self._talk.conversation.history if isinstance(each, m.UserText)]
         undone = self._talk.undo()
         if undone is None:
             raise UnknownCommand("There is nothing to take back.")
         left = [each for each in self._talk.conversation.history if isinstance(each, m.UserText)]
-        gone = texts[len(left)].text if before and len(texts) > len(left) else "a turn without a text"
+        gone = texts[len(left)].text if len(texts) > len(left) else "a turn without a text"
         self._screen.show(lines.undone_lines(gone, undone.calls))
 
     def _help(self, wanted: str) -> None:

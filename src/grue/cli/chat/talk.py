@@ -108,6 +108,7 @@ class Talk:
     `on_event` is called with each event of a turn (`LoopEvent`, `Question`), in the thread that calls `say`.
 
     Attributes:
+        runner: Runs the turns.
         turn: Number of the last turn in the trace; 0 before the first turn.
         changed: For a resumed chat: what differs from its earlier run (model, endpoint or servers).
 
@@ -135,6 +136,7 @@ class Talk:
             self._told: set[str] = set()
             self._recorder.add(self._note)
             self._loop = open_things.enter_context(self._open_loop(on_event))
+            self.runner = self._loop.runner
             self._asker.report = self._loop.report
             self._calls: dict[int, list[str]] = {}
             self._said: list[UserSaid] = []
@@ -166,12 +168,7 @@ class Talk:
     @property
     def spent(self) -> Spent:
         """The requests, tokens and cost of the whole chat, including its earlier runs."""
-        return self._loop.runner.spent
-
-    @property
-    def budget_spent(self) -> str:
-        """A sentence that says which limit of the budget is reached; empty if none is."""
-        return self._loop.runner.budget_spent
+        return self.runner.spent
 
     @property
     def conversation(self) -> Conversation:
@@ -184,7 +181,7 @@ class Talk:
         Raises:
             MCPServerStartupError: A server does not start.
         """
-        return self._loop.runner.tools() if self._loop.runner.servers else ()
+        return self.runner.tools() if self.runner.servers else ()
 
     def say(self, text: str) -> str:
         """Run a turn with the user's `text`, wait for the model's answer, and return it.
@@ -309,7 +306,7 @@ class Talk:
             return
         self._load(self.path / (past.file or FIRST_FILE))
         self.turn, self._said, self._calls = past.turn, past.said, past.calls
-        self._loop.runner.spent = past.spent
+        self.runner.spent = past.spent
         # `past.conditions` has the model with which the earlier run began. `/model` may have changed it.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
         self.changed = changed_conditions(known, conditions)
@@ -324,7 +321,7 @@ class Talk:
 
     def _load(self, file: Path) -> None:
         self.conversation.close()
-        self._loop.conversation = Conversation.load(file, self._loop.runner)
+        self._loop.conversation = Conversation.load(file, self.runner)
 
     def _file(self) -> Path:
         path = self.conversation.path
