@@ -18,7 +18,6 @@ from pathlib import Path, PurePath
 from typing import NamedTuple, assert_never
 
 import anyio
-from msgspec import Struct
 
 from grue import __version__
 from grue import messages as m
@@ -81,38 +80,31 @@ _INTERPRETER_S = 10.0
 _SHEBANG_BYTES = 256
 
 
-class Launch(Struct, frozen=True):
-    """What can be found out about a server that npx or uvx starts, without starting it.
+def _is_installed(server: McpServer) -> bool:
+    # Whether npx has installed the package, so that the start downloads nothing. uvx' cache cannot be asked.
+    return (
+        isinstance(server, StdioServer)
+        and launcher_of(server) == "npx"
+        and direct_command(server) is not None
+    )
 
-    Attributes:
-        launcher: npx or uvx.
-        installed: Whether npx has installed the package already, so that the start downloads nothing. Always
-            false for uvx, whose cache cannot be asked.
+
+def boot_lines(
+    server: McpServer, opened: m.SessionOpened, limits: TurnLimits, *, installed: bool
+) -> Iterator[str]:
+    """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
+
+    `opened` is the report of the first start, which included a download unless the package was `installed`.
+    For comparison, the server is started once more without the download, and once without its launcher, such
+    as `npx`.
     """
-
-    server: StdioServer
-    launcher: Launcher
-    installed: bool
-
-
-def before_start(server: McpServer) -> Launch | None:
-    """Return how npx or uvx starts the server; `None`: its command is neither of them."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
-        return None
-    return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
-
-
-def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
-    """Yield lines that say how long each part of a server's start takes, and how to start it faster.
-
-    `opened` is the report of the first start, which may include a download. For comparison, the server is
-    started once more without the download, and once without its launcher, such as `npx`.
-    """
-    launcher, first_s = launch.launcher, opened.elapsed_s
-    again = None if launch.installed else _started(launch.server, limits)
+        return
+    first_s = opened.elapsed_s
+    again = None if installed else _started(server, limits)
     warm_s = first_s if again is None else min(first_s, again.elapsed_s)
     parts = [f"download {first_s - warm_s:.2f} s"]
-    direct = direct_command(launch.server)
+    direct = direct_command(server)
     straight = None if direct is None else _started(direct.server, limits)
     if direct is None or straight is None or _names(straight) != _names(opened):
         yield f"its start: {', '.join(parts)}, {launcher} and the server {warm_s:.2f} s"
@@ -352,7 +344,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
     if not asked:
         return
     limits = turn_limits(config)
-    launches = {name: before_start(server) for name, server in asked.items()}
+    installed = {name for name, server in asked.items() if _is_installed(server)}
     try:
         with ToolClient(asked, limits=limits) as client:
             notices = ListingNotices()
@@ -366,8 +358,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             yield Finding("WRONG", failure_text(outcome))
         else:
             found = _server(outcome, client.closed.get(name), known.source)
-            launch = launches[name]
-            lines = () if launch is None else boot_lines(launch, outcome, limits)
+            lines = boot_lines(asked[name], outcome, limits, installed=name in installed)
             saved = () if known.source == BUNDLED else saved_when_called(asked[name], outcome)
             yield Finding(found.verdict, "\n".join([found.text, *lines, *saved]))
             yield from _tools(known, config, outcome, notices.of[name])
