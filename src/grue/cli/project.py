@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
@@ -164,13 +164,8 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
 
 
 def _box_table(box: Sandbox) -> dict[str, object]:
-    given = {key: getattr(box, key) for key in box.__struct_fields__}
-    plain = Sandbox()
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in given.items()
-        if key == "preset" or value != getattr(plain, key)
-    }
+    given, usual = to_builtins(box), to_builtins(Sandbox())
+    return {key: value for key, value in given.items() if key == "preset" or value != usual[key]}
 
 
 def _shown(path: Path) -> str:

@@ -175,15 +175,8 @@ def _chosen(known: KnownServers, server: str | None) -> KnownServers:
 def _as_json(name: str, outcome: Outcome) -> m.JsonObject:
     match outcome:
         case m.SessionOpened(protocol_version=version, tools=tools):
-            listed = [
-                {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "input_schema": tool.input_schema,
-                    "output_schema": tool.output_schema,
-                }
-                for tool in tools
-            ]
+            fields = ("name", "description", "input_schema", "output_schema")
+            listed = [{field: getattr(tool, field) for field in fields} for tool in tools]
             return {"server": name, "protocol_version": version, "tools": listed}
         case m.ServerFailure():
             return {"server": name, "error": failure_text(outcome), "phase": outcome.phase}
