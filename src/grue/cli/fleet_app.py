@@ -234,7 +234,7 @@ def fork(
     Their scores are: score (1 if the model gave an answer, else 0), same_answer
     and same_calls (1 if they are as recorded, else 0), requests and tool_calls.
     """
-    from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
+    from grue.cli.fleet_fork import fork_fleet
     from grue.cli.fork import ForkOptions
     from grue.cli.hosts import load_hosts
 
@@ -248,15 +248,14 @@ def fork(
         settings=settings or (),
         misses=misses,
     )
-    options = FleetForkOptions(
-        fork=change,
+    return fork_fleet(
+        change,
         where=where,
         repetitions=repetitions,
         directory=directory,
         workers=workers or 0,
         max_requests=max_requests,
     )
-    return fork_fleet(options)
 
 
 @fleet_app.command()

@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-from msgspec import Struct
-
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fork import Change, ForkOptions, change_of, refuse_script
 from grue.cli.runs import RUNS
@@ -20,35 +18,29 @@ from grue.tracing.facts import counted
 from grue.transports.llm.endpoint import LlmEndpoint
 
 
-class FleetForkOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue fleet fork`; see its help.
+def fork_fleet(
+    fork: ForkOptions,
+    *,
+    where: str,
+    repetitions: int,
+    directory: Path | None,
+    workers: int,
+    max_requests: int | None,
+) -> bool:
+    """Fork the turns of the traces in the folder `fork.trace`, and print the progress.
 
-    Attributes:
-        fork: The change, as the options of `grue fork`; but `fork.trace` is a folder of traces.
-        where: The condition that a turn has to meet, as text; empty: all turns.
-        repetitions: How often each turn is forked.
-    """
-
-    fork: ForkOptions
-    where: str = ""
-    repetitions: int = 5
-    directory: Path | None = None
-    workers: int = 0
-    max_requests: int | None = None
-
-
-def fork_fleet(options: FleetForkOptions) -> bool:
-    """Fork the turns and print the progress. Return whether all forks are done.
+    `where` is the condition that a turn has to meet, as text; empty: all turns. The other options are as in
+    the help of `grue fleet fork`. Returns whether all forks are done.
 
     Raises:
         FleetError: The condition cannot be read, no turn meets it, or the fleet's folder cannot be used.
         MCPConfigError: An option or a file cannot be used.
     """
-    fork, change = options.fork, change_of(options.fork)
-    fits = condition(options.where)
+    change = change_of(fork)
+    fits = condition(where)
     chosen = [turn for turn in turns_in(fork.trace) if fits(turn)]
     if not chosen:
-        asked = f" that fits {options.where!r}" if options.where else ""
+        asked = f" that fits {where!r}" if where else ""
         raise FleetError(f"There is no recorded turn in {fork.trace}{asked}. `{GRUE} runs` lists the runs.")
     _check(chosen[0], fork, change)
     given = {
@@ -60,12 +52,12 @@ def fork_fleet(options: FleetForkOptions) -> bool:
         "misses": fork.misses,
     }
     changed = {name: value for name, value in given.items() if value not in (None, {})}
-    place = options.directory or RUNS / f"{_name(fork.trace.absolute())}-forks"
-    budget = FleetBudget(requests=options.max_requests)
-    say(f"{counted(len(chosen), 'turn')}, each forked {counted(options.repetitions, 'time')}")
+    place = directory or RUNS / f"{_name(fork.trace.absolute())}-forks"
+    budget = FleetBudget(requests=max_requests)
+    say(f"{counted(len(chosen), 'turn')}, each forked {counted(repetitions, 'time')}")
     view = FleetProgress(sys.stdout, place, budget)
-    fleet = Fleet(place, workers=options.workers, budget=budget)
-    finished = fleet.sweep(forks_of(chosen, changed, options.repetitions), watch=view.show)
+    fleet = Fleet(place, workers=workers, budget=budget)
+    finished = fleet.sweep(forks_of(chosen, changed, repetitions), watch=view.show)
     view.end(finished.tally)
     tally = finished.tally
     say(f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed.")
