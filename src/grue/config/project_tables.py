@@ -3,7 +3,7 @@
 A setting that is in both is an error, because one of the two values would have no effect.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,6 @@ class ProjectTables(Struct, frozen=True):
         """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
-
-    def error(self, table: str, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return one error for wrong values of a table; the paths of the `problems` start at the table."""
-        return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
         """Return `problem` with a path from the top of the file. Its own path starts at the table."""
