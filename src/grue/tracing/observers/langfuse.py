@@ -133,7 +133,7 @@ def _new_client(warn: Warn) -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
 
-    from grue.tracing.observers.outbox import host_of, patient
+    from grue.tracing.observers.outbox import host_of, patient, session_of_exporter
 
     public, secret = (os.environ[name] for name in _KEYS)
     base_url = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or _CLOUD
@@ -147,6 +147,7 @@ def _new_client(warn: Warn) -> Any:
         },
         timeout=_EXPORT_TIMEOUT_S,
         compression=Compression.Gzip,
+        session=session_of_exporter(),
     )
     return Langfuse(
         base_url=base_url,

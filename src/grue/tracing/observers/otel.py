@@ -39,6 +39,7 @@ INSTALL = (
 )
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_SESSIONS = "_CREDENTIAL_PROVIDER"
 _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
@@ -154,12 +155,15 @@ def _own_provider(endpoint: str, warn: Warn) -> Any:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from grue.tracing.observers.outbox import patient
+    from grue.tracing.observers.outbox import patient, session_of_exporter
 
     resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "grue"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     backend = f"The OpenTelemetry collector at {host_of(endpoint)}"
-    provider.add_span_processor(BatchSpanProcessor(patient(OTLPSpanExporter(), backend=backend, warn=warn)))
+    # If a variable names a credential provider, the exporter needs the session of that provider.
+    others = any(name.endswith(_SESSIONS) for name in os.environ)
+    exporter = OTLPSpanExporter(session=None if others else session_of_exporter())
+    provider.add_span_processor(BatchSpanProcessor(patient(exporter, backend=backend, warn=warn)))
     return provider
 
 

@@ -25,6 +25,7 @@ from grue.runtime.trace.recorder import Envelope
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from requests import Response, Session
 
 
 BOUND = 10_000
@@ -224,6 +225,26 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
     logging.getLogger(_LOGGER).addFilter(_hold_back)
     # `_PatientExporter` is no subclass of `SpanExporter`, which would have to be imported from the SDK.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
+
+
+def session_of_exporter() -> "Session":
+    """Return the HTTP session for an exporter of OTLP. A redirect is an error in it, and no body is read.
+
+    The exporter takes a redirect for a success and does not follow it, so all spans would be lost without a
+    warning. It needs no body, and would wait for one that never ends, even at the end of the program.
+    """
+    import requests
+
+    session = requests.Session()
+    session.stream = True
+    session.hooks["response"].append(_refuse_redirect)
+    return session
+
+
+def _refuse_redirect(response: "Response", **_: Any) -> None:
+    response.close()
+    if 300 <= response.status_code < 400:
+        raise ValueError(f"status {response.status_code}, a redirect: give the address it leads to")
 
 
 def host_of(url: str) -> str:

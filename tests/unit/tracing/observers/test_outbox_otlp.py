@@ -1,12 +1,15 @@
 """A backend that takes nothing is told of once, and only this exporter's log is held back."""
 
 import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from promises import GUARD_S
 
-from grue.tracing.observers.outbox import host_of, patient
+from grue.tracing.observers.outbox import host_of, patient, session_of_exporter
 
 LOG = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
@@ -73,6 +76,26 @@ def test_what_others_log_passes(result: str, caplog: pytest.LogCaptureFixture) -
 )
 def test_a_backend_is_named_without_user_and_password(url: str, host: str) -> None:
     assert host_of(url) == host
+
+
+@pytest.mark.parametrize(
+    ("status", "result", "says"), [("200 OK", "SUCCESS", ""), ("308 Moved", "FAILURE", "308, a redirect")]
+)
+def test_a_redirect_is_a_failure_and_no_body_is_waited_for(status: str, result: str, says: str) -> None:
+    otlp = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter", reason="grue[otel]")
+    warnings: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
+        exporter = otlp.OTLPSpanExporter(url, session=session_of_exporter())
+        patiently = patient(exporter, backend="x", warn=warnings.append)
+        with ThreadPoolExecutor(1) as thread:
+            sent = thread.submit(patiently.export, [])
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(f"HTTP/1.1 {status}\r\nLocation: /\r\nContent-Length: 9\r\n\r\n".encode())
+                assert sent.result(GUARD_S).name == result
+    assert says in "".join(warnings)
 
 
 def test_the_exporter_inside_is_ended_and_flushed() -> None:
