@@ -341,15 +341,6 @@ def moves_on(failure: m.LlmFailure) -> bool:
     return failure.kind in _CANNOT_BE_ASKED
 
 
-def first_to_ask(breakers: Sequence[Breaker], now_s: float, usable: Collection[int]) -> int:
-    """Return the position of the first usable model whose breaker is not open.
-
-    If the breakers of all `usable` models are open, it is the first of these; if no model is usable, it is 0.
-    """
-    closed = (at for at in sorted(usable) if not breakers[at].is_open(now_s))
-    return next(closed, min(usable, default=0))
-
-
 def next_to_ask(
     breakers: Sequence[Breaker], now_s: float, tried: Collection[int], usable: Collection[int]
 ) -> int | None:

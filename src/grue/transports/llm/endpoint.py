@@ -48,7 +48,7 @@ from grue.protocol.chat_wire.profiles import (
     read_models,
 )
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.turn.completion_attempts import Breaker, first_to_ask, next_to_ask
+from grue.protocol.turn.completion_attempts import Breaker, next_to_ask
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
@@ -523,7 +523,7 @@ class LlmEndpoint:
         """
         if len(self.chain) == 1:
             return self
-        return self.chain[first_to_ask([each.breaker for each in self.chain], now_s, self._places(tools))]
+        return self.after((), now_s, tools=tools) or self
 
     def of_chain(self, asked: m.ModelAsked | None) -> "LlmEndpoint":
         """Return the first of this endpoint and its fallbacks that is the model `asked`, or else `self`."""
@@ -541,11 +541,9 @@ class LlmEndpoint:
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
         done = {at for at, each in enumerate(self.chain) if each in tried}
-        at = next_to_ask([each.breaker for each in self.chain], now_s, done, self._places(tools))
+        usable = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
+        at = next_to_ask([each.breaker for each in self.chain], now_s, done, usable)
         return None if at is None else self.chain[at]
-
-    def _places(self, tools: bool) -> set[int]:
-        return {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
 
     @property
     def takes_tools(self) -> bool:
