@@ -536,17 +536,14 @@ class _Calls:
         Raises:
             DamagedStream: The piece names another tool, but the arguments of `known` are not complete.
         """
-        if call_id and call_id == known.id:
-            same = name == known.name or not known.written.strip()
-        elif known.chunk == self.chunk:
-            return True
-        elif self._is_complete(known):
-            # Some gateways repeat the name in every piece of a call. After complete arguments, a piece with
-            # the same name and no arguments is therefore the call's last piece, not another call.
-            return name != known.name or bool(arguments)
-        else:
-            same = name == known.name or not known.written.strip()
-        if not same:
+        if not call_id or call_id != known.id:
+            if known.chunk == self.chunk:
+                return True
+            if self._is_complete(known):
+                # Some gateways repeat the name in every piece of a call. After complete arguments, a piece
+                # with the same name and no arguments is therefore the call's last piece, not another call.
+                return name != known.name or bool(arguments)
+        if name != known.name and known.written.strip():
             raise DamagedStream("names another tool before the arguments of a call are complete")
         return False
 

@@ -110,11 +110,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def opening(self) -> tuple[m.ConversationItem, ...]:
         """The turn's first items: the user text, after the system text if a conversation begins."""
-        history, user = (
-            self.run.history,
-            m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub),
-        )
-        if history is not None and history.length:
+        user = m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub)
+        if self.run.history is not None and self.run.history.length:
             return (user,)
         return m.SystemText(self.run.system), user
 

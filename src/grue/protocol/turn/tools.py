@@ -1,9 +1,7 @@
 """The part of the turn's state machine that follows a reply: its tool calls are judged, sent and settled.
 
-The rules for the calls of a reply:
+The rules for the calls of a reply, besides those in `tool_loop.py`:
 
-- All calls of the reply are judged before any of them is sent. Those that have to be approved are put to a
-  person together, and no call of the reply is sent before the person has decided on each of them.
 - What a decision means, and for which call it counts, is in `tools/policy.py`. A decision that does not
   count, or comes too late, is noted and ignored.
 - A call that is not made gets a note in the trace, recorded in the order of the reply's calls.
@@ -13,11 +11,9 @@ The rules for the calls of a reply:
 - If nobody answers now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 
-The rules for servers that start when they are called (`RunTurn.when_called`):
+The rules for servers that start when they are called (`RunTurn.when_called`), besides those:
 
-- Such a server is started by the first reply that has calls for it, after the policy and a person have
-  decided on all calls of that reply. Its calls are sent when it has started.
-- The tools that the server lists then replace those that the model was offered. If they are the same, the
+- The tools that such a server then lists replace those that the model was offered. If they are the same, the
   next request offers the same list, in the same order. If a tool has changed, the session does not send its
   calls (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
 - If the server does not start, its calls are answered with the reason, and the turn goes on without its
