@@ -7,7 +7,8 @@ leave this module: every failure is raised as one error, with its root cause in 
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -231,38 +232,36 @@ class McpClient:
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Wait for the result of an MCP task of an interrupted turn. Raises as `call` does."""
-        timeout_s = self._server.options.call_limit(timeout_s)
-        try:
-            with anyio.fail_after(timeout_s):
-                return await self._read(tool, await self._follow(task, at_once=True))
-        except TimeoutError as error:
-            raise ToolTimedOutError(tool, timeout_s) from error
+        with self._limited(tool, timeout_s):
+            return await self._read(tool, await self._follow(task, at_once=True))
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send any request, such as for prompts, and return the raw result. Raises as `call` does."""
-        timeout_s = self._server.options.call_limit(timeout_s)
-        try:
-            with anyio.fail_after(timeout_s):
-                answer = await self._request(method, params)
-        except TimeoutError as error:
-            raise ToolTimedOutError(method, timeout_s) from error
+        with self._limited(method, timeout_s):
+            answer = await self._request(method, params)
         return await _off_loop(json_object, answer)
 
     async def _call(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, m.JsonObject]:
-        timeout_s = self._server.options.call_limit(timeout_s)
         self._opened.stream.last_request_id = ""
         checked, self._checked = self._checked, None
+        with self._limited(tool, timeout_s) as limit_s:
+            refused = None if checked is arguments else await self.refusal(tool, arguments)
+            if refused is not None:
+                raise ToolRefusedError(refused, code=_INVALID_PARAMS)
+            answer = await self._answer(tool, arguments, limit_s)
+            return self._with_refusals(await self._read(tool, answer)), answer
+
+    @contextmanager
+    def _limited(self, name: str, timeout_s: float) -> Iterator[float]:
+        """Limit the time of a request, also by the server's own limit; raises `ToolTimedOutError`."""
+        limit_s = self._server.options.call_limit(timeout_s)
         try:
-            with anyio.fail_after(timeout_s):
-                refused = None if checked is arguments else await self.refusal(tool, arguments)
-                if refused is not None:
-                    raise ToolRefusedError(refused, code=_INVALID_PARAMS)
-                answer = await self._answer(tool, arguments, timeout_s)
-                return self._with_refusals(await self._read(tool, answer)), answer
+            with anyio.fail_after(limit_s):
+                yield limit_s
         except TimeoutError as error:
-            raise ToolTimedOutError(tool, timeout_s) from error
+            raise ToolTimedOutError(name, limit_s) from error
 
     def _with_refusals(self, result: m.ToolCallResult) -> m.ToolCallResult:
         """If the result is an error, add to its text what the server's sandbox has refused."""
