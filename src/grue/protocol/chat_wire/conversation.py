@@ -79,12 +79,9 @@ class EncodedMessages:
             else:
                 _append(self._between[-1], message)
         if len(self._marked) > self.room:
-            self._unmark_oldest()
-
-    def _unmark_oldest(self) -> None:
-        message = self._marked.pop(0).replace(MARK, b"")
-        for part in (message, *self._between.pop(1)):
-            _append(self._between[0], part)
+            unmarked = self._marked.pop(0).replace(MARK, b"")
+            for part in (unmarked, *self._between.pop(1)):
+                _append(self._between[0], part)
 
 
 def _append(parts: list[bytes], part: bytes) -> None:

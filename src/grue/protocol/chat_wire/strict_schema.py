@@ -85,10 +85,9 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
 def _nullable(schema: m.JsonObject) -> m.JsonObject:
     kind = schema.get("type")
     # With `enum` or `const`, "null" in `type` is not enough, because these would still refuse `null`.
-    if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
-        return schema if kind == "null" else {**schema, "type": [kind, "null"]}
-    if isinstance(kind, list) and "enum" not in schema and "const" not in schema:
-        return schema if "null" in kind else {**schema, "type": [*kind, "null"]}
+    kinds = [kind] if isinstance(kind, str) else kind
+    if isinstance(kinds, list) and "enum" not in schema and "const" not in schema:
+        return schema if "null" in kinds else {**schema, "type": [*kinds, "null"]}
     if "anyOf" in schema:
         choices = _list(schema["anyOf"])
         null = {"type": "null"}

@@ -35,32 +35,26 @@ from grue.protocol.turn.states import Commands, Transition, Turn, TurnState, wit
 def begin(run: m.RunTurn) -> Transition:
     """Start the turn: check the model or open the sessions. A turn without tools sends its only request."""
     if run.resumed is not None:
-        return _begin_again(run, run.resumed)
+        turn = tools.with_unstarted(_turn_after(run, run.resumed.parked))
+        return open_all(turn, run.resumed.new)
     turn = begun(run)
     if not run.servers or run.limits.max_tool_iterations < 1:
         return ask(turn, "only", turn.opening)
     turn = tools.with_unstarted(turn)
     if run.support_check == "before":
         return s.AwaitingSupport(turn), (m.CheckToolSupport(),)
-    return open_all(turn, asking=run.support_check == "beside")
+    return open_all(turn, turn.opening, asking=run.support_check == "beside")
 
 
-def open_all(turn: Turn, *, asking: bool) -> Transition:
-    """Open the sessions; with `asking`, check meanwhile that the model can call tools."""
+def open_all(turn: Turn, new: tuple[m.ConversationItem, ...], *, asking: bool = False) -> Transition:
+    """Open the sessions, and then send `new`; with `asking`, check meanwhile that the model calls tools."""
     opening = tools.servers_at_start(turn)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
-    state = s.AwaitingSessions(turn, opening, turn.opening, asking)
+    state = s.AwaitingSessions(turn, opening, new, asking)
     if asking:
         return state, (*commands, m.CheckToolSupport())
     following, more = when_all_reported(state)
     return following, (*commands, *more)
-
-
-def _begin_again(run: m.RunTurn, resumed: m.Resumption) -> Transition:
-    turn = tools.with_unstarted(_turn_after(run, resumed.parked))
-    opening = tools.servers_at_start(turn)
-    following, commands = when_all_reported(s.AwaitingSessions(turn, opening, resumed.new))
-    return following, (*(tools.open_session(run, server) for server in opening), *commands)
 
 
 def _turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
@@ -108,9 +102,9 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
     """Send the first request, unless a session is opening or the check for tool support is under way."""
     if state.pending or state.asking:
         return state, ()
-    turn, resumed = state.turn, state.turn.resuming
+    turn = state.turn
     notes = unmatched_notes(turn) if not (turn.requests or turn.reconnected) else ()
-    following, commands = _with_all_tools(state, resumed)
+    following, commands = _with_all_tools(state)
     return following, (*notes, *commands)
 
 
@@ -137,8 +131,8 @@ def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     )
 
 
-def _with_all_tools(state: s.AwaitingSessions, resumed: m.Resumption | None) -> Transition:
-    turn = state.turn
+def _with_all_tools(state: s.AwaitingSessions) -> Transition:
+    turn, resumed = state.turn, state.turn.resuming
     if resumed is not None and resumed.parked.calls:
         parked = resumed.parked
         return tools.call(
@@ -178,7 +172,7 @@ def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
     following: TurnState
     commands: Commands = ()
     if isinstance(state, s.AwaitingSupport):
-        following, commands = open_all(state.turn, asking=False)
+        following, commands = open_all(state.turn, state.turn.opening)
         if isinstance(following, s.AwaitingSessions):
             following = replace(following, presumed=state.presumed)
     else:
