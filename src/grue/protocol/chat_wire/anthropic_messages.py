@@ -117,7 +117,8 @@ class AnthropicAssembler:
             case "content_block_delta":
                 return self._add(said)
             case "content_block_stop":
-                self._end(said)
+                self._opened(said, "ends").open = False
+                self._open -= 1
             case "message_delta":
                 self._settle(said)
             case "message_stop":
@@ -185,10 +186,6 @@ class AnthropicAssembler:
             if name in ("text", "thinking"):
                 return (w.Delta(text, "content" if name == "text" else "reasoning"),)
         return ()
-
-    def _end(self, said: m.JsonObject) -> None:
-        self._opened(said, "ends").open = False
-        self._open -= 1
 
     def _settle(self, said: m.JsonObject) -> None:
         self._expect_message("ends the message")

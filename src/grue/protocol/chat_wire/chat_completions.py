@@ -199,10 +199,12 @@ def _read(
     }
     echo = {key: message[key] for key in _ECHOED if message.get(key)}
     content, refusal, *thoughts = (w.text_of(message.get(name)) for name in _TEXTS)
+    parts = [w.as_object(part) for part in w.listed(message.get("content"))]
+    refused = "".join(w.as_text(part.get("refusal")) or "" for part in parts)
     return w.Reply(
         content=content or None,
         tool_calls=calls,
-        refusal=refusal or _refusal_part(message.get("content")),
+        refusal=refusal or refused or None,
         reasoning=next(filter(None, thoughts), None),
         finish_reason=finish,
         cut=finish == "length",
@@ -222,13 +224,6 @@ def _call(call: m.JsonObject, ids: w.CallIds, names: WireNames) -> m.ToolCall:
 def _function(call: m.JsonObject) -> m.JsonObject:
     # Some local servers leave out the inner object `function`.
     return w.as_object(call.get("function")) or call
-
-
-def _refusal_part(content: object) -> str | None:
-    if not isinstance(content, list):
-        return None
-    refusals = (w.as_text(w.as_object(part).get("refusal")) for part in content)
-    return "".join(text for text in refusals if text) or None
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:

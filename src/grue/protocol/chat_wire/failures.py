@@ -513,7 +513,7 @@ def describe(
         endpoint=shown_endpoint(base_url),
         model=model,
         status=fault.status,
-        message=_shown(message),
+        message=printable(" ".join(message[: 4 * MAX_WORDS].split()), MAX_WORDS),
         overflow=overflow_of(fault.message) if reason == "too_long" else None,
         remedy=fault.remedy or _remedy(fault, reason, base_url, model, profile, key),
         reason=reason,
@@ -528,10 +528,6 @@ def reason_of_fault(fault: Fault) -> FailureReason:
     if fault.kind not in ("refused", "unavailable") or fault.status in (None, 200):
         return reason_of_kind(fault.kind)
     return reason_of(fault.status, fault.message)
-
-
-def _shown(text: str) -> str:
-    return printable(" ".join(text[: 4 * MAX_WORDS].split()), MAX_WORDS)
 
 
 def _remedy(

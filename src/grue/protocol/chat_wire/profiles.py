@@ -62,13 +62,9 @@ def provider_name(base_url: str, wire: str) -> str:
     further attributes a span may have.
     """
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
-    known = (name for suffix, name in _BY_HOST.items() if host == suffix or _ends(host, suffix))
-    return next(known, FORMATS[wire].provider)
-
-
-def _ends(host: str, suffix: str) -> bool:
     # Vertex AI puts the region and a dash before its host: europe-west4-aiplatform.googleapis.com.
-    return host.endswith((f".{suffix}", f"-{suffix}"))
+    known = (name for end, name in _BY_HOST.items() if host == end or host.endswith((f".{end}", f"-{end}")))
+    return next(known, FORMATS[wire].provider)
 
 
 _OPENAI_SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop"})

@@ -278,8 +278,7 @@ def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS
         return False
     if "default" in part:
         return True
-    found = [*map(_listed, (part.get("allOf"), part.get("anyOf"), part.get("oneOf")))]
-    inner = [each for several in found for each in several[:2]]
+    inner = [each for key in ("allOf", "anyOf", "oneOf") for each in _listed(part.get(key))[:2]]
     inner += [_referred(part["$ref"], whole_schema)] if "$ref" in part else []
     return any(_has_default(each, whole_schema, steps - 1) for each in inner)
 

@@ -324,16 +324,13 @@ def _unstructured(blocks: list[m.JsonObject]) -> object:
     if len(texts) != 1:
         return "\n".join(str(text) for text in texts)
     text = str(texts[0])
-    if text[:_LOOK_CHARS].lstrip().startswith(("{", "[")) and _is_readable(text):
+    looks_like_json = text[:_LOOK_CHARS].lstrip().startswith(("{", "["))
+    if looks_like_json and len(text) <= MAX_JSON_CHARS and count_of(text, "[{,") <= MAX_JSON_VALUES:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
             return text
     return text
-
-
-def _is_readable(text: str) -> bool:
-    return len(text) <= MAX_JSON_CHARS and count_of(text, "[{,") <= MAX_JSON_VALUES
 
 
 def _error_text(blocks: list[m.JsonObject]) -> str:

@@ -398,15 +398,6 @@ def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[ValidCall, ...]) -> t
     return tuple(sorted(judged, key=lambda each: place[each.call.call_id]))
 
 
-def _changed_before(tasks: Mapping[m.CallId, m.OpenTask]) -> dict[m.CallId, m.JsonObject]:
-    """Return the arguments that a person chose for calls that an earlier process has sent."""
-    return {
-        call_id: task.changed_arguments
-        for call_id, task in tasks.items()
-        if task.changed_arguments is not None
-    }
-
-
 def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tuple[ApprovalQuestion, ...]:
     return tuple(question for question in questions if question.call_id not in decided)
 
@@ -416,7 +407,9 @@ def _send(
 ) -> Transition:
     approved: list[ValidCall] = []
     denied: list[Unmade] = []
-    changed = _changed_before(turn.open_tasks)
+    # Calls that an earlier process has sent keep the arguments that a person chose then.
+    tasks = turn.open_tasks.items()
+    changed = {name: task.changed_arguments for name, task in tasks if task.changed_arguments is not None}
     for each in reply.open:
         outcome = _decided(each, decisions.get(each.call.call_id))
         if isinstance(outcome, Unmade):
