@@ -208,7 +208,8 @@ class BatchDesk:
             record = await self._submit(record, unsure=True)
             if record.state == "sending":
                 return []
-        state = await self._state(record.batch_id)
+        ask = partial(self._endpoint.call, "GET", f"{self._form.path}/{record.batch_id}")
+        state = await self._surely("a batch", self._state_in, ask)
         if state.state == "running":
             self._refuse_overdue(state, record)
             return []
@@ -280,10 +281,6 @@ class BatchDesk:
                 skipping = True
         if rest.strip() or skipping:
             yield b"" if skipping else bytes(rest)
-
-    async def _state(self, batch: str) -> BatchState:
-        ask = partial(self._endpoint.call, "GET", f"{self._form.path}/{batch}")
-        return await self._surely("a batch", self._state_in, ask)
 
     def _state_in(self, body: bytes) -> BatchState:
         return self._form.state(msgspec.json.decode(body, type=dict))

@@ -287,7 +287,8 @@ class _Connecting:
     def __init__(
         self, request: httpx.Request, limit_s: float | None, on_sent: Callable[[], None] | None
     ) -> None:
-        self.scope = anyio.CancelScope(deadline=_deadline(limit_s))
+        deadline = math.inf if limit_s is None else anyio.current_time() + limit_s
+        self.scope = anyio.CancelScope(deadline=deadline)
         self.opened: Any = None
         self._extensions, self._on_sent = request.extensions, on_sent
         self._extensions["trace"] = self._trace
@@ -433,10 +434,6 @@ def _innermost_text(error: BaseException) -> str:
         words = str(cause) or words
         cause = cause.__cause__
     return words or type(error).__name__
-
-
-def _deadline(limit_s: float | None) -> float:
-    return math.inf if limit_s is None else anyio.current_time() + limit_s
 
 
 @functools.cache

@@ -278,7 +278,10 @@ class HttpStream(MessageStream):
         """
         try:
             with library_logs_to(self.logged), self._scope:
-                await self._carry()
+                await self._carry_until_finished()
+                if self.declined is not None and not self._leaving:
+                    self.transport, self._finished = "sse", anyio.Event()
+                    await self._carry_until_finished()
         except Exception as error:  # noqa: BLE001 - any exception of the transports breaks the stream
             self.break_off(broken_by(error))
         finally:
@@ -347,12 +350,6 @@ class HttpStream(MessageStream):
         if self.broken is not None:
             raise anyio.BrokenResourceError
         self._outbound.send_nowait(item)
-
-    async def _carry(self) -> None:
-        await self._carry_until_finished()
-        if self.declined is not None and not self._leaving:
-            self.transport, self._finished = "sse", anyio.Event()
-            await self._carry_until_finished()
 
     async def _carry_until_finished(self) -> None:
         async with self._transport() as (read, write), anyio.create_task_group() as pumps:
