@@ -163,10 +163,8 @@ def log_in(
         )
 
     try:
-        with (
-            loopback,
-            library_logs_to(drop),
-        ):  # drop the libraries' log records, because they hold addresses with secrets
+        # Drop the libraries' log records, because they hold addresses with secrets.
+        with loopback, library_logs_to(drop):
             return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
     except AuthorizationRefused as refused:
         raise _refused("log in to", server, refused) from refused
@@ -194,8 +192,8 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
             # Some servers answer a handshake without a token, and refuse only the requests after it.
             if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
-                client.headers.update({**session, "mcp-protocol-version": "2025-11-25"})
-                response = await _answer(client, "POST", server.url, _SECOND)
+                headers = {**session, "mcp-protocol-version": "2025-11-25"}
+                response = await _answer(client, "POST", server.url, _SECOND, headers)
             elif not asks_for_token(response):
                 response = await _answer_without_handshake(client, server.url)
     except httpx2.RequestError as error:
@@ -221,7 +219,7 @@ async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> htt
 
 async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
     """Send a request in the form of MCP revision 2026-07-28, and return the head of the server's answer."""
-    client.headers.update({"mcp-protocol-version": _MODERN, "mcp-method": method})
+    headers = {"mcp-protocol-version": _MODERN, "mcp-method": method}
     named = {
         "protocolVersion": _MODERN,
         "clientInfo": {"name": "grue", "version": "1"},
@@ -229,17 +227,18 @@ async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> h
     }
     meta = {f"io.modelcontextprotocol/{name}": value for name, value in named.items()}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta}}
-    try:
-        return await _answer(client, "POST", url, message)
-    finally:
-        del client.headers["mcp-protocol-version"], client.headers["mcp-method"]
+    return await _answer(client, "POST", url, message, headers)
 
 
 async def _answer(
-    client: httpx2.AsyncClient, method: str, url: str, message: dict[str, object] | None = None
+    client: httpx2.AsyncClient,
+    method: str,
+    url: str,
+    message: dict[str, object] | None = None,
+    headers: dict[str, str] | None = None,
 ) -> httpx2.Response:
     """Send a request and return the status and headers of the response. Its body is not read."""
-    async with client.stream(method, url, json=message) as response:
+    async with client.stream(method, url, json=message, headers=headers) as response:
         return response
 
 
