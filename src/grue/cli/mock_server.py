@@ -37,12 +37,12 @@ def serve(
     """
     server = _server(target, options)
     if port is None:
-        from grue.testing.mock_server import run_stdio
+        import anyio
 
         if sys.stdin.isatty():
             say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
         quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
-        run_stdio(server)
+        anyio.run(server.serve_stdio)
         return
     try:
         with server.serve_http(port=port, transport=transport) as url:

@@ -27,8 +27,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
-import anyio
-
 from grue.errors import MissingDependencyError
 
 try:
@@ -336,11 +334,6 @@ class MockServer(MCPServer[Any]):
     async def _set_level(self, _: Any, params: types.SetLevelRequestParams) -> types.EmptyResult:
         self.log_level = params.level
         return types.EmptyResult()
-
-
-def run_stdio(server: MockServer) -> None:
-    """Serve one client over standard input and output, blocking, until the input ends."""
-    anyio.run(server.serve_stdio)
 
 
 @contextmanager
