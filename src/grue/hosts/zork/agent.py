@@ -8,6 +8,7 @@ and `MCPManager` only if a program has overridden them; otherwise it takes their
 Source: R10.4, R15.4
 """
 
+import functools
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ from grue.hosts.zork.client_actor import client_actor
 from grue.hosts.zork.games.commands import sanitise_command
 from grue.hosts.zork.look_alikes import is_overridden
 from grue.hosts.zork.manager import TURN_METHODS, MCPManager
-from grue.hosts.zork.manager_connection import connect_manager, connect_overridden
+from grue.hosts.zork.manager_connection import OverriddenManagerConnection, connect_manager
 from grue.policies import Keep, Start, starts_ahead
 from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
@@ -185,7 +186,8 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
         return m.ServerName(manager.name), manager
     ours = own_manager(manager)
     if ours is not None:
-        return ours.server_name, connect_overridden(ours) if route.manager_called else ours.tool_server
+        connect = functools.partial(OverriddenManagerConnection, ours)
+        return ours.server_name, connect if route.manager_called else ours.tool_server
     server = m.ServerName(getattr(manager, "server_name", None) or _UNNAMED)
     return server, connect_manager(manager, server)
 

@@ -1,7 +1,7 @@
 """The reasoning server that is part of grue, as a tool server for the Zork host."""
 
-import importlib.util
 import sys
+from pathlib import Path
 
 from grue import Sandbox, ServerOptions, StdioServer
 from grue.sandbox.launch import missing_for
@@ -16,14 +16,13 @@ def bundled_server() -> StdioServer:
     It needs neither files nor a network, so it runs in a box that allows neither, if this machine can enforce
     that.
     """
-    spec = importlib.util.find_spec("grue.hosts.servers.think")
-    assert spec is not None, "think.py is part of the package"
-    assert spec.origin is not None, "and a file"
+    # The module is not imported: no host imports another package of `grue.hosts`.
+    file = Path(__file__).parents[1] / "servers" / "think.py"
     place = "server_startup_timeout_seconds in the table [tool.grue.mcp] or [tool.zorkgpt.mcp]"
     return StdioServer(
         name=BUNDLED_NAME,
         command=sys.executable,
-        args=("-I", "-S", spec.origin),
+        args=("-I", "-S", str(file)),
         options=ServerOptions(startup_timeout_place=place),
         sandbox=None if missing_for(Sandbox()) else Sandbox(),
     )

@@ -303,8 +303,3 @@ class OverriddenManagerConnection(ManagerConnection):
         if isinstance(error, MCPServerStartupError) and known is not None:
             return ServerFailed(known)
         return super()._failure(error, started)
-
-
-def connect_overridden(manager: MCPManager) -> Connect:
-    """Return a tool server, for a `Runner`, whose connections call the manager's overridden methods."""
-    return lambda note: OverriddenManagerConnection(manager, note)
