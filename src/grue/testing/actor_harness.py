@@ -42,7 +42,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from os import PathLike
 from pathlib import Path
@@ -416,42 +416,33 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return [each for each in started if not _is_idle_worker(each)]
 
 
-class _JumpingSelector(selectors.BaseSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
         self._loop = loop
-        self._real = selectors.DefaultSelector()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         # Only the loop's own pipe, by which threads wake it, may be registered.
-        if self._real.get_map():
+        if self.get_map():
             raise RuntimeError(_REAL_TIME)
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
+        return super().register(fileobj, events, data)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = self._real.select(0)
+        found = super().select(0)
         if found or (timeout is not None and timeout <= 0):
             return found
         limit = time.monotonic() + _THREAD_LIMIT_S
         while threads := self._loop.threads_at_work():
-            if found := self._real.select(_LOOK_EVERY_S):
+            if found := super().select(_LOOK_EVERY_S):
                 return found
             if time.monotonic() > limit:
                 names = ", ".join(each.name for each in threads)
                 raise Deadlock(f"All tasks wait, and a thread works for {_THREAD_LIMIT_S:g} s: {names}.")
         # A thread may have woken the loop since the last `select`.
-        if found := self._real.select(0):
+        if found := super().select(0):
             return found
         self._loop.jump(timeout)
         return []
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
 
 
 def run_in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
