@@ -24,6 +24,7 @@ class HouseGame:
     """The embedded text adventure: a `Game` that sets every field of its observations."""
 
     name: Final = "The House"
+    fingerprint: Final = "house 1"
 
     def __init__(self) -> None:
         self._begin(0)
@@ -31,11 +32,6 @@ class HouseGame:
     def _begin(self, seed: int) -> None:
         self._state = rules.State(seed=seed)
         self._case = case_for(seed)
-
-    @property
-    def fingerprint(self) -> str:
-        """The version of the house."""
-        return "house 1"
 
     def reset(self, seed: int = 0) -> Observation:
         """Start a new game in the seed's variation of the house."""

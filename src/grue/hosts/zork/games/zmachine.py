@@ -155,6 +155,8 @@ class ZMachineGame:
             a thousand times what it needs, and 60 for fernz.
 
     Attributes:
+        name: The story file's name, without its suffix.
+        fingerprint: The SHA-256 of the story file.
         notice: Why the first installed interpreter is not used, or which words of the story are lost, as a
             sentence for people; empty if there is nothing to say.
 
@@ -167,6 +169,8 @@ class ZMachineGame:
         self, story: Path, *, interpreter: str | None = None, answer_within_s: float | None = None
     ) -> None:
         self._story = open_story(story)
+        self.name = self._story.path.stem
+        self.fingerprint = self._story.digest
         chosen = choose_interpreter(self._story.version, interpreter)
         self.notice = chosen.reason
         self._player = chosen.interpreter
@@ -181,16 +185,6 @@ class ZMachineGame:
         self._tells_score = True
         self._done = False
         self._repeated = ""
-
-    @property
-    def name(self) -> str:
-        """The story file's name, without its suffix."""
-        return self._story.path.stem
-
-    @property
-    def fingerprint(self) -> str:
-        """The SHA-256 of the story file."""
-        return self._story.digest
 
     def reset(self, seed: int = 0) -> Observation:
         """Start the story in a new interpreter; raises `GameError` if that is impossible."""
