@@ -45,8 +45,8 @@ from grue.testing.llm_replies import (
     tool_calls_reply,
 )
 from grue.testing.providers.batches import ScriptedBatches
-from grue.testing.providers.chat_rules import MALFORMED, Json, ProviderRules
-from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
+from grue.testing.providers.chat_rules import MALFORMED, Json, ProviderRules, Refusal
+from grue.testing.providers.dialects import CHAT, Dialect, DialectName, dialect_of
 
 if TYPE_CHECKING:
     from grue import LlmSettings
@@ -404,12 +404,8 @@ class ScriptedLlmServer:
         chat: Json = {}
         body, unreadable = _parse(raw)
         body |= dialect.told(path) or {}
-        turned_away = dialect.admission(headers) if dialect.admission else None
-        if turned_away is not None:
-            refusal: Refusal | None = Refusal(status=turned_away[0], words=turned_away[1])
-        elif unreadable is not None:
-            refusal = Refusal(words=unreadable)
-        else:
+        refusal = dialect.admission(headers) or unreadable
+        if refusal is None:
             with self._lock:
                 owed = dict(self._owed)
             chat, refusal = dialect.read(body, self._rules, owed)
@@ -494,12 +490,14 @@ def _streamed(said: LlmReply, dialect: Dialect, events: tuple[bytes, ...]) -> Ll
     return replace(said, headers=headers, events=events, after=None)
 
 
-def _parse(raw: bytes) -> tuple[dict[str, Any], str | None]:
+def _parse(raw: bytes) -> tuple[Json, Refusal | None]:
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return {}, f"We could not parse the JSON body of your request: {error}"
-    return (body, None) if isinstance(body, dict) else ({}, "The JSON body of a request is an object.")
+        return {}, Refusal(words=f"We could not parse the JSON body of your request: {error}")
+    if not isinstance(body, dict):
+        return {}, Refusal(words="The JSON body of a request is an object.")
+    return body, None
 
 
 def _refuse_constant(name: str) -> object:

@@ -124,7 +124,7 @@ class ScriptedBatches:
     ) -> LlmReply:
         anthropic = place.startswith("/messages/batches")
         if anthropic and (refused := messages_dialect.admission(headers)) is not None:
-            return _anthropic_error(refused[0], refused[1])
+            return _anthropic_error(refused.status, refused.words)
         _, kind, *rest = place.removeprefix("/messages").split("/")
         match method, kind, rest:
             case "POST", "files", []:

@@ -28,6 +28,13 @@ _SIGNED = "scripted-"
 _SEALED = "gAAAA"
 
 
+class Refusal(Struct, frozen=True, kw_only=True):
+    """The refusal of a request: the HTTP status and the error message."""
+
+    status: int = 400
+    words: str
+
+
 def words(text: str) -> frozenset[str]:
     """Return the set of the words in a text."""
     return frozenset(text.split())

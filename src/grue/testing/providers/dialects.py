@@ -18,6 +18,7 @@ from grue.testing.providers.chat_rules import (
     Json,
     Owed,
     ProviderRules,
+    Refusal,
     chat_error,
     chat_events,
     first_choice,
@@ -28,13 +29,6 @@ from grue.testing.providers.chat_rules import (
 DialectName: TypeAlias = Literal["chat", "responses", "messages"]
 
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
-
-
-class Refusal(Struct, frozen=True, kw_only=True):
-    """The refusal of a request: the HTTP status and the error message."""
-
-    status: int = 400
-    words: str
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
@@ -50,8 +44,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         owed: Takes a reply; returns its reasoning that later requests must repeat.
         events: Takes a reply and the request; yields the reply as the events of a stream.
         broken_off: Returns the event that reports an error in the middle of a stream.
-        admission: Takes the headers; returns status and message of a refusal, or `None`. If the field itself
-            is `None`, all headers are accepted.
+        admission: Takes the headers; returns a refusal, or `None`. By default all headers are accepted.
         stream_path: The end of the URL path of requests for a stream; empty: `path`.
     """
 
@@ -64,7 +57,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     owed: Callable[[Json], dict[str, list[Json]]]
     events: Callable[[Json, Json], Iterator[bytes]]
     broken_off: Callable[[], bytes]
-    admission: Callable[[Mapping[str, str]], tuple[int, str] | None] | None = None
+    admission: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None
     stream_path: str = ""
 
     def told(self, path: str) -> Json | None:
@@ -84,19 +77,14 @@ class Dialect(Struct, frozen=True, kw_only=True):
         """
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
+        words: str | None = None
         try:
             words = next(self.refusals(body, owed), None)
-            chat = self.to_chat(body) if words is None else self._as_far_as_readable(body)
+            chat = self.to_chat(body)
         except MALFORMED as error:
-            return {}, Refusal(words=f"Invalid request: a field has the wrong type ({error}).")
+            return {}, Refusal(words=words or f"Invalid request: a field has the wrong type ({error}).")
         words = words or refusal_of(chat, rules)
         return chat, None if words is None else Refusal(words=words)
-
-    def _as_far_as_readable(self, body: Json) -> Json:
-        try:
-            return self.to_chat(body)
-        except MALFORMED:
-            return {}
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
         """Translate a completion or an error to this format; return any other JSON object as it is.

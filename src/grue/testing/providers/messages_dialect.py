@@ -11,6 +11,7 @@ from grue.testing.providers.chat_rules import (
     BROKEN,
     Json,
     Owed,
+    Refusal,
     assistant_message,
     chat_call,
     chat_tool,
@@ -299,12 +300,13 @@ _ALLOWED = {
 }
 
 
-def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return status and message of a refusal if the API key or version header is missing, else `None`."""
+def admission(headers: Mapping[str, str]) -> Refusal | None:
+    """Return a refusal if the API key or version header is missing, else `None`."""
     if not headers.get("x-api-key") and not headers.get("authorization"):
-        return 401, "x-api-key header is required (the scripted endpoint takes any: api_key='test')"
+        needed = "x-api-key header is required (the scripted endpoint takes any: api_key='test')"
+        return Refusal(status=401, words=needed)
     if not headers.get("anthropic-version"):
-        return 400, "anthropic-version: header is required"
+        return Refusal(words="anthropic-version: header is required")
     return None
 
 
