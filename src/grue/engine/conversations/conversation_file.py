@@ -175,6 +175,8 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
+                # A reply that was no entry yet follows this line (`Ledger.add`): this one is an entry.
+                history.say(())
                 history.rewrite(line)
             case Dropped():
                 history.unread = None

@@ -24,11 +24,13 @@ from grue.messages import (
     CallId,
     Rewritten,
     Said,
+    Summarised,
     ToolCall,
     ToolMessage,
     UserText,
 )
 from grue.protocol.chat_wire.profiles import GENERIC, OPENROUTER
+from grue.protocol.context.history import History, Ledger
 
 HEADER = FileHeader(format=FORMAT, id="c1", system="s")
 CALL = ToolCall(call_id=CallId("a"), name="h.look", arguments="{}")
@@ -58,6 +60,31 @@ def test_a_file_is_read_by_the_steps_that_wrote_it(tmp_path: Path) -> None:
     assert saved.history.unread is None, "the reply that was dropped"
     assert saved.size == path.stat().st_size
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("reply_is_entry", [True, False])
+def test_a_history_that_was_summarised_after_a_reply_is_read_as_it_was(
+    tmp_path: Path, reply_is_entry: bool
+) -> None:
+    lines: list[bytes] = []
+    history = History(Ledger())
+    ledger = history.ledger
+    assert ledger is not None
+    ledger.save = lines.append
+    history.say((UserText("first"),))
+    history.keep(AssistantReply(content="answer"))
+    if reply_is_entry:
+        history.close(None)
+    history.change(Summarised((UserText("summary"),)))
+    history.say((UserText("second"),))
+    path = tmp_path / "talk.jsonl"
+    file = ConversationFile(path)
+    file.begin(HEADER, [line or msgspec.json.encode(Dropped()) for line in lines])
+    file.close()
+    read = read_conversation(path).history
+    assert read.entries == history.entries
+    assert read.ledger is not None
+    assert (read.ledger.length, read.ledger.digest) == (ledger.length, ledger.digest)
 
 
 def test_a_schema_that_was_asked_for_beside_tools_is_read_as_such(tmp_path: Path) -> None:
