@@ -10,7 +10,7 @@ import pytest
 
 from grue.cli.runs import holds, list_runs, traces_in
 from grue.errors import MCPConfigError
-from grue.tracing.reading import TRACE_FILE
+from grue.runtime.trace.format import TRACE_FILE
 
 
 @pytest.fixture
