@@ -7,6 +7,7 @@ turn by turn. The scores: `score` (1: the turn was answered), `same_answer` and 
 with the kind `ForkMissed`.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -210,12 +211,9 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
-        if _is_of_a_fork(path):
-            continue
-        try:
-            yield from _turns_of(path)
-        except TraceError:
-            continue  # the file is not a trace, or was cut short
+        with contextlib.suppress(TraceError):  # the file is not a trace, or was cut short
+            if not _is_of_a_fork(path):
+                yield from _turns_of(path)
 
 
 def _is_of_a_fork(trace: Path) -> bool:

@@ -156,13 +156,9 @@ def _begin(place: Place) -> None:
         link = BrokerLink(place.address, on_loss=_leave)
     except (ConnectionRefusedError, FileNotFoundError):
         _leave()  # the driver was killed while this process was starting
+    # If neither gate needs the link, the link's own thread keeps it alive.
     set_request_gate(link if place.limits.on_requests else None)
     set_server_gate(link if place.limits.servers.at_once is not None else None)
-    _links.append(link)
-
-
-_links: list[object] = []
-"""Holds the link to the broker, so that it is not garbage collected while this process runs."""
 
 
 def _leave() -> NoReturn:
