@@ -64,11 +64,9 @@ class LastExchange(Struct, frozen=True):
     answer: str = ""
 
 
-_REFUSED = ("ToolRejected", "ToolDenied")
-_FAILED = ("ToolTimedOut", "ServerDied")
 _READ = frozenset(
-    {*_REFUSED, *_FAILED, "ToolReturned", "ToolSkipped", "CompletionFailed", "TurnFailed", "TurnCompleted"}
-    | {"RunTurn", "TurnForked"}
+    {"RunTurn", "TurnForked", "TurnCompleted", "TurnFailed", "CompletionFailed", "ToolRejected", "ToolDenied"}
+    | {"ToolReturned", "ToolTimedOut", "ToolSkipped", "ServerDied"}
 )
 
 
