@@ -158,8 +158,7 @@ class _Lanes:
         self._shown = min(len(present), most)
         # If there is no room for all actors, the last ones share the last lifeline.
         self._lane = {name: min(number, most - 1) for number, name in enumerate(present)}
-        self._step = (width - _LEAST_LANE) // max(1, self._shown - 1) if self._shown > 1 else 0
-        self._step = min(self._step, 24)
+        self._step = min((width - _LEAST_LANE) // max(1, self._shown - 1), 24)
 
     def lines(self) -> Iterator[str]:
         yield self._heading()
