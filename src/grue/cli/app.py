@@ -205,8 +205,7 @@ def play(
     take_interrupts()
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     _refuse_both("--quiet", "--json", both=quiet and as_json)
-    if resume is not None:
-        _refuse_beside_resume(context)
+    _refuse_beside_resume(context, resume)
     options = PlayOptions(
         game=game,
         interpreter=interpreter,
@@ -249,7 +248,7 @@ _WITH_RESUME = (
 )
 
 
-def _refuse_beside_resume(context: typer.Context) -> None:
+def _refuse_beside_resume(context: typer.Context, run: Path | None) -> None:
     # Refuse further options, because a resumed run uses those of its first run.
     given = [
         str(parameter.metavar) if parameter.param_type_name == "argument" else parameter.opts[0]
@@ -257,7 +256,7 @@ def _refuse_beside_resume(context: typer.Context) -> None:
         if parameter.name not in _WITH_RESUME
         and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
     ]
-    if given:
+    if run is not None and given:
         raise MCPConfigError(f"--resume uses the options of the first run: remove {', '.join(given)}.")
 
 
@@ -470,8 +469,7 @@ def chat(
 
     take_interrupts()
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
-    if resume is not None:
-        _refuse_beside_resume(context)
+    _refuse_beside_resume(context, resume)
     options = ChatOptions(
         offline=offline,
         model=model,
@@ -544,8 +542,7 @@ def run(
 
     take_interrupts()
     _refuse_both("--quiet", "--json", both=quiet and as_json)
-    if resume is not None:
-        _refuse_beside_resume(context)
+    _refuse_beside_resume(context, resume)
     if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):
         agent, task = None, agent
     options = RunOptions(

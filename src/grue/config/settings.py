@@ -313,16 +313,13 @@ class GameConfiguration(_Table):
         Raises:
             MCPConfigError: `base_url` is not a URL. The text names the option `--base-url`.
         """
-        if (base_url or self.client_base_url, model or self.agent_model) == (
-            self.client_base_url,
-            self.agent_model,
-        ):
+        chosen = base_url or self.client_base_url, model or self.agent_model
+        if chosen == (self.client_base_url, self.agent_model):
             return
         try:
-            self.client_base_url = base_url or self.client_base_url
+            self.client_base_url, self.agent_model = chosen
         except MCPConfigError as error:
             raise MCPConfigError(str(error).replace("client_base_url", "--base-url", 1)) from error
-        self.agent_model = model or self.agent_model
         self.then = []
 
     @classmethod

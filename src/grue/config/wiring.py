@@ -194,13 +194,12 @@ def model_for(
     else:
         settings = recorded_llm(asked, base_url)
     given = {**changed, **({} if model is None else {"model": model})}
-    kept = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    unknown = [name for name in given if name not in kept or name in ("api_key", "profile")]
+    names = [name for name in settings.__struct_fields__ if name not in ("api_key", "profile")]
+    unknown = [name for name in given if name not in names]
     if unknown:
-        names = ", ".join(name for name in kept if name not in ("api_key", "profile"))
-        raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {names}.")
+        raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {', '.join(names)}.")
     try:
-        checked = msgspec.convert({name: given[name] for name in given}, _fields_of(given))
+        checked = msgspec.convert(given, _fields_of(given))
     except msgspec.ValidationError as error:
         raise MCPConfigError(f"--set llm.{fault_of(error)}.") from error
     settings = replace(settings, **{name: getattr(checked, name) for name in given})
