@@ -122,6 +122,13 @@ def dotted(keys: KeyPath) -> str:
     return ".".join(map(str, keys))
 
 
+def file_error(
+    path: Path, what: str, *, line: int | None = None, column: int | None = None
+) -> MCPConfigError:
+    """Return the error about a file: its name, and `what` is wrong with it."""
+    return MCPConfigError(f"{path} {what}", path=str(path), line=line, column=column)
+
+
 def read_config_text(path: Path, *, if_missing: str) -> str:
     """Return the text of a UTF-8 file, without its byte order mark.
 
@@ -140,22 +147,15 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
         cause = getattr(exc, "strerror", None) or str(exc)
         raise MCPConfigError(f"Cannot read {str(path)!r}: {cause}.", path=str(path)) from exc
     if len(content) > MAX_CONFIG_BYTES:
-        raise MCPConfigError(
-            f"{path} is longer than {MAX_CONFIG_BYTES // 2**20} MiB, the limit for a configuration file.",
-            path=str(path),
-        )
+        most = f"{MAX_CONFIG_BYTES // 2**20} MiB, the limit for a configuration file"
+        raise file_error(path, f"is longer than {most}.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         before = content[: exc.start]
         line, column = before.count(b"\n") + 1, exc.start - before.rfind(b"\n")
-        raise MCPConfigError(
-            f"{path} is not UTF-8 text: line {line}, column {column} has an invalid byte."
-            " Save the file as UTF-8.",
-            path=str(path),
-            line=line,
-            column=column,
-        ) from exc
+        where = f"line {line}, column {column} has an invalid byte. Save the file as UTF-8."
+        raise file_error(path, f"is not UTF-8 text: {where}", line=line, column=column) from exc
 
 
 def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -192,12 +192,10 @@ def parse_toml(text: str, path: Path) -> Document:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         line, column = _position(str(exc), text)
-        raise MCPConfigError(
-            f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
-        ) from exc
+        raise file_error(path, f"is not valid TOML: {exc}.", line=line, column=column) from exc
     # Raised if the document is nested too deeply, or a number or a date is out of range.
     except (RecursionError, ValueError) as exc:
-        raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
+        raise file_error(path, f"is not usable TOML: {exc}.") from exc
     return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
 
 
@@ -281,16 +279,12 @@ def parse_json(text: str, source: Path) -> Document:
             text, object_pairs_hook=_unique, parse_constant=_no_such_number, parse_float=_finite
         )
     except json.JSONDecodeError as exc:
-        raise MCPConfigError(
-            f"{source} is not valid JSON: line {exc.lineno}, column {exc.colno}: {exc.msg.rstrip(': ')}."
-            f"{_advice(text, exc.pos)}",
-            path=str(source),
-            line=exc.lineno,
-            column=exc.colno,
-        ) from exc
+        line, column = exc.lineno, exc.colno
+        where = f"line {line}, column {column}: {exc.msg.rstrip(': ')}.{_advice(text, exc.pos)}"
+        raise file_error(source, f"is not valid JSON: {where}", line=line, column=column) from exc
     except (RecursionError, ValueError) as exc:
         why = "it is nested too deeply" if isinstance(exc, RecursionError) else exc
-        raise MCPConfigError(f"{source} is not usable JSON: {why}.", path=str(source)) from exc
+        raise file_error(source, f"is not usable JSON: {why}.") from exc
     return Document(source, value, lambda: _json_lines(text))
 
 
@@ -335,10 +329,8 @@ def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
         return msgspec.convert(document.value, kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         # A key with half a surrogate pair raises UnicodeError.
-        raise MCPConfigError(
-            f"{document.path} is not {what}: {error}. Restore it, or remove it and {remedy}",
-            path=str(document.path),
-        ) from error
+        then = f"Restore it, or remove it and {remedy}"
+        raise file_error(document.path, f"is not {what}: {error}. {then}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -406,7 +398,7 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
             f"{path} is YAML, which needs the package pyyaml. Install it: pip install 'pyyaml>=6'"
         ) from None
     if len(text) > MAX_YAML_CHARS:
-        raise MCPConfigError(f"{path} is too long: at most 1 MiB of YAML is read.", path=str(path))
+        raise file_error(path, "is too long: at most 1 MiB of YAML is read.")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -417,11 +409,9 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
             f"{path}, line {line}: not valid YAML: {problem}.", path=str(path), line=line
         ) from error
     except yaml.YAMLError as error:
-        raise MCPConfigError(
-            f"{path} is not valid YAML: it has a character that YAML does not allow.", path=str(path)
-        ) from error
+        raise file_error(path, "is not valid YAML: it has a character that YAML does not allow.") from error
     except RecursionError as error:
-        raise MCPConfigError(f"{path} is not usable: it is nested too deeply.", path=str(path)) from error
+        raise file_error(path, "is not usable: it is nested too deeply.") from error
     reading = _Reading(path, first_line)
     value = None if root is None else reading.value(root, ())
     return YamlDocument(path, value, lambda: reading.lines)

@@ -37,6 +37,7 @@ from pydantic_core import ErrorDetails
 from grue.config.documents import (
     Document,
     KeyPath,
+    file_error,
     nearest,
     parse_json,
     read_config_text,
@@ -394,11 +395,8 @@ class MCPConfig(BaseModel):
             source=str(source),
         )
         if source.suffix in (".toml", ".yaml", ".yml"):
-            raise MCPConfigError(
-                f"{source} is not JSON. If it is another host's file: `grue init --from {source}` copies its"
-                " servers.",
-                path=str(source),
-            )
+            copies = f"`grue init --from {source}` copies its servers."
+            raise file_error(source, f"is not JSON. If it is another host's file: {copies}")
         document = parse_json(text, source)
         root = _root_key(document)
         return cls._checked(
@@ -650,24 +648,18 @@ def _root_key(document: Document) -> str:
     """Return which of `ROOT_KEYS` the file has; empty: none of them."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
-        raise MCPConfigError(
-            f"{source} should contain a JSON object with the key 'mcpServers'.", path=str(source)
-        )
+        raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")
     present = [key for key in ROOT_KEYS if key in value]
     if len(present) > 1:
         both = " and ".join(repr(key) for key in present)
-        raise MCPConfigError(
-            f"{source} has {both}: keep only one.", path=str(source), line=document.line((present[1],))
-        )
+        raise file_error(source, f"has {both}: keep only one.", line=document.line((present[1],)))
     if present:
         return present[0]
     likely = next((key for key in value if nearest(key, ROOT_KEYS, similarity=_MISSPELT_FROM)), None)
     if likely is not None:
-        raise MCPConfigError(
-            f"{source} has the unknown key {likely!r}. Did you mean {nearest(likely, ROOT_KEYS)!r}?",
-            path=str(source),
-            line=document.line((likely,)),
-        )
+        meant = f"Did you mean {nearest(likely, ROOT_KEYS)!r}?"
+        line = document.line((likely,))
+        raise file_error(source, f"has the unknown key {likely!r}. {meant}", line=line)
     return ""
 
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.config.documents import Document, converted, parse_json, read_config_text, replace_file
+from grue.config.documents import Document, converted, file_error, parse_json, read_config_text, replace_file
 from grue.errors import MCPConfigError
 from grue.protocol.tools.lock import ToolLock, ToolPin, lock_of, screen
 from grue.transports.mcp.listing import as_listed, read_tools
@@ -65,10 +65,8 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
     document = _parsed(path)
     version = document.value.get("version") if isinstance(document.value, dict) else None
     if isinstance(version, int) and version > _VERSION:
-        raise MCPConfigError(
-            f"{path} is a tool lock of version {version}; this grue reads version {_VERSION}. Upgrade grue.",
-            path=str(path),
-        )
+        known = f"this grue reads version {_VERSION}. Upgrade grue."
+        raise file_error(path, f"is a tool lock of version {version}; {known}")
     pins = converted(document, _LockFile, "a tool lock", f"approve the tools again with: {_COMMAND}").servers
     return ToolLock(pins, listings=read_listings(listing_path(path)))
 
