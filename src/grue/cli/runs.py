@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, say_page, shown_argument, shown_path
 from grue.errors import MCPConfigError, TraceError
-from grue.runtime.files import open_regular, read_regular
+from grue.runtime.files import open_regular, os_errors_as, read_regular
 from grue.runtime.trace.format import TRACE_FILE, trace_in
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RESULT_FILE
@@ -139,10 +139,8 @@ def traces_in(folder: Path) -> Iterator[Path]:
     """
     if not folder.is_dir():
         return
-    try:
+    with os_errors_as(MCPConfigError, f"read the folder {shown_path(folder)}"):
         paths = [path for path in folder.iterdir() if _is_trace(path)]
-    except OSError as error:
-        raise MCPConfigError(f"Cannot read the folder {shown_path(folder)}: {error.strerror}.") from error
     yield from sorted(paths, key=_written, reverse=True)
 
 

@@ -33,7 +33,7 @@ from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimit
 from grue.protocol.context.history import items_of
 from grue.protocol.tool_loop import AGENT
 from grue.protocol.tools.built_in import CALL_TOOL, find_tools
-from grue.runtime.files import write_whole
+from grue.runtime.files import os_errors_as, write_whole
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
@@ -85,12 +85,10 @@ def to_test(
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
     # Redact again, because the trace was redacted only with the secrets known when it was recorded.
     source = Redaction(secrets_in(os.environ)).redact_text(source)
-    try:
+    with os_errors_as(MCPConfigError, f"write {path}", path=str(path)):
         for number, image in enumerate(run.begun.images, start=1):
             _image(path, number).write_bytes(base64.b64decode(image.data))
         write_whole(path, source.encode())
-    except OSError as error:
-        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
     fault = _fault(path, run.begun.turn) if run_once else ""
     say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_argument(path)}")
     if fault:

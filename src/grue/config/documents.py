@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.runtime.files import write_whole
+from grue.runtime.files import os_errors_as, write_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_YAML_CHARS = 2**20
@@ -166,11 +166,9 @@ def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     Raises:
         MCPConfigError: The file cannot be written.
     """
-    try:
+    with os_errors_as(MCPConfigError, f"write {path}", path=str(path)):
         # A tool's name may contain a lone surrogate, which has no UTF-8 form.
         write_whole(path, text.encode("utf-8", "backslashreplace"), mode=mode)
-    except OSError as error:
-        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
 
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:

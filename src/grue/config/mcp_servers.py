@@ -53,6 +53,7 @@ from grue.config.server_auth import (
 )
 from grue.errors import MCPConfigError
 from grue.policies import StartWhen
+from grue.runtime.files import os_errors_as
 from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.server_specs import (
@@ -520,21 +521,18 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         MCPConfigError: The file is no JSON object of servers, or cannot be written.
     """
     path = path.resolve()  # change the file that a symbolic link points to
-    try:
-        with one_at_a_time(path.parent):
-            there = path.exists()
-            text = read_config_text(path, if_missing=f"{path} has just been removed.") if there else "{}"
-            document = parse_json(text, path)
-            root = _root_key(document) or ROOT_KEYS[0]
-            servers = document.value.setdefault(root, {})
-            if not isinstance(servers, dict):
-                raise MCPConfigError(f"{path}: {root!r} should be an object.", path=str(path))
-            edit(servers)
-            indent = re.search(r"\n([ \t]+)\"", text)
-            new = json.dumps(document.value, indent=indent[1] if indent else 2, ensure_ascii=False)
-            replace_file(path, f"{new}\n", mode=path.stat().st_mode & 0o777 if there else 0o666)
-    except OSError as error:
-        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
+    with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), one_at_a_time(path.parent):
+        there = path.exists()
+        text = read_config_text(path, if_missing=f"{path} has just been removed.") if there else "{}"
+        document = parse_json(text, path)
+        root = _root_key(document) or ROOT_KEYS[0]
+        servers = document.value.setdefault(root, {})
+        if not isinstance(servers, dict):
+            raise MCPConfigError(f"{path}: {root!r} should be an object.", path=str(path))
+        edit(servers)
+        indent = re.search(r"\n([ \t]+)\"", text)
+        new = json.dumps(document.value, indent=indent[1] if indent else 2, ensure_ascii=False)
+        replace_file(path, f"{new}\n", mode=path.stat().st_mode & 0o777 if there else 0o666)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -25,12 +25,12 @@ _CHUNK = 2**20
 
 
 @contextmanager
-def os_errors_as(kind: type[MCPError], doing: str) -> Iterator[None]:
+def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Iterator[None]:
     """Raise an `OSError` of the block as an error of the class `kind`: "Cannot DOING: CAUSE."."""
     try:
         yield
     except OSError as error:
-        raise kind(f"Cannot {doing}: {error.strerror}.") from error
+        raise kind(f"Cannot {doing}: {error.strerror}.", **about) from error
 
 
 def expanded(path: str) -> Path:
