@@ -13,6 +13,7 @@ the lines that the trace does not have.
 """
 
 import io
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -26,6 +27,7 @@ from grue.policies import ApprovalQuestion
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.context.history import History, Ledger
 from grue.runtime.files import LineFile, next_line, open_regular
+from grue.runtime.forks import here_and_in_children
 
 FORMAT = 1
 
@@ -193,10 +195,12 @@ class ConversationFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._owner = os.getpid()
         try:
             self._file = LineFile(path, "conversation file")
         except TraceError as error:
             raise ConversationError(str(error), path=str(path)) from error
+        here_and_in_children(self._leave_to_parent)
         if not path.is_file():
             # Writing to a pipe blocks as soon as it is full.
             self._file.close()
@@ -236,6 +240,8 @@ class ConversationFile:
     def append(self, lines: list[bytes]) -> None:
         """Append `lines`; for an empty line, a `Dropped` is written."""
         try:
+            if self._owner != os.getpid():
+                raise TraceError(f"{self.path} is written by the process that opened it, not by a fork.")
             self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))
         except (TraceError, OSError) as error:
@@ -247,6 +253,11 @@ class ConversationFile:
     def close(self) -> None:
         """Close the file and end its lock. A second call does nothing."""
         self._file.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, close the file: an open one would keep the parent's lock."""
+        if self._owner != os.getpid():
+            self._file.close()
 
 
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:

@@ -87,6 +87,33 @@ def test_a_history_that_was_summarised_after_a_reply_is_read_as_it_was(
     assert (read.ledger.length, read.ledger.digest) == (ledger.length, ledger.digest)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_writes_nothing_and_holds_no_lock(tmp_path: Path) -> None:
+    file = ConversationFile(tmp_path / "talk.jsonl")
+    file.begin(HEADER)
+    (told, tell), (over, end) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        try:
+            file.append([msgspec.json.encode(Said((UserText("u"),)))])
+        except ConversationError as error:
+            os.write(tell, str(error).encode())
+        os.close(tell)
+        os.read(over, 1)  # until the parent is done
+        os._exit(0)
+    os.close(tell)
+    said = os.read(told, 1000).decode()
+    file.close()
+    ConversationFile(tmp_path / "talk.jsonl").close()  # raises no error that it is in use
+    os.close(end)
+    os.waitpid(child, 0)
+    os.close(told)
+    os.close(over)
+    assert "is written by the process that opened it, not by a fork" in said
+    assert read_conversation(tmp_path / "talk.jsonl").history.entries == []
+
+
 def test_a_schema_that_was_asked_for_beside_tools_is_read_as_such(tmp_path: Path) -> None:
     said = Said((UserText("u"),), AnswerSchema("number", {"type": "integer"}), beside_tools=True)
     assert read_conversation(written(tmp_path / "talk.jsonl", HEADER, said)).history.entries == [said]
