@@ -23,7 +23,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +31,6 @@ from msgspec import Struct
 from grue import AnswerSpec, ToolAnnotations
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.hosting import ConfinedFolder
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
 
 AGENT = "agent"
@@ -297,15 +296,6 @@ def _shape(schema: m.JsonObject) -> str:
 # --- Actions on the files of a folder ---
 
 
-class HasWorkspace(Protocol):
-    """The context that `FILE_ACTIONS` need."""
-
-    @property
-    def workspace(self) -> ConfinedFolder:
-        """The folder that file actions work in."""
-        ...
-
-
 # No docstrings here: they would become descriptions in the model's schema.
 class FilePath(Struct):  # noqa: D101
     path: str
@@ -320,15 +310,15 @@ class WriteFile(Struct):  # noqa: D101
     content: str
 
 
-def _list_files(params: FolderPath, context: HasWorkspace) -> str:
+def _list_files(params: FolderPath, context: Any) -> str:
     return "\n".join(context.workspace.entries(params.path)) or "The folder is empty."
 
 
-def _read_file(params: FilePath, context: HasWorkspace) -> str:
-    return context.workspace.read(params.path)
+def _read_file(params: FilePath, context: Any) -> str:
+    return str(context.workspace.read(params.path))
 
 
-def _write_file(params: WriteFile, context: HasWorkspace) -> str:
+def _write_file(params: WriteFile, context: Any) -> str:
     return f"{context.workspace.write(params.path, params.content)} bytes written to {params.path}"
 
 
@@ -342,4 +332,4 @@ FILE_ACTIONS = (
         "write_file", WriteFile, _write_file, "Write or replace a text file of the workspace.", _WRITES
     ),
 )
-"""`list_files`, `read_file` and `write_file`, for a context that has a `workspace`."""
+"""`list_files`, `read_file` and `write_file`, for a context whose `workspace` is a `ConfinedFolder`."""

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, TypeGuard
+from typing import Literal, TypeGuard
 
 from msgspec import Struct
 
@@ -258,32 +258,19 @@ class Skills:
         return skill.text + (f"\n\nFiles of this skill: {', '.join(beside)}" if beside else "")
 
 
-class HasSkills(Protocol):
-    """The context that `USE_SKILL` needs."""
-
-    @property
-    def skills(self) -> Skills:
-        """The skills."""
-        ...
-
-
 class UseSkill(Struct):  # noqa: D101 - a docstring would be a description in the schema
     name: str
     file: str = ""
 
 
-def _use_skill(params: UseSkill, context: HasSkills) -> str:
-    return context.skills.text(params.name, params.file)
-
-
 USE_SKILL = ActionType(
     "use_skill",
     UseSkill,
-    _use_skill,
+    lambda params, context: str(context.skills.text(params.name, params.file)),
     "Read a skill of SKILLS before you do what it is about; or a file of it, by its path.",
     ToolAnnotations(read_only=True, open_world=False),
 )
-"""An action that reads a skill, for a context that has `skills`."""
+"""An action that reads a skill, for a context whose `skills` is a `Skills`."""
 
 
 def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_OTHERS) -> Grant:
