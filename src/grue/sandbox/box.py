@@ -204,16 +204,14 @@ def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
     for part, key in (("filesystem", "denyWrite"), ("network", "deniedDomains")):
         if parts.get(part, {}).get(key):
             raise ValueError(f"has '{part}.{key}', which grue cannot enforce: list what is allowed instead")
-    try:
-        return Sandbox(
-            preset="pure",
-            read=files.get("allowRead") or ("/",),
-            write=files.get("allowWrite", ()),
-            hide=files.get("denyRead", ()),
-            network=network.get("allowedDomains", ()) or False,
-        )
-    except MCPConfigError as error:
-        raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
+    return _of_table(
+        {
+            "read": files.get("allowRead") or ("/",),
+            "write": files.get("allowWrite", ()),
+            "hide": files.get("denyRead", ()),
+            "network": network.get("allowedDomains", ()) or False,
+        }
+    )
 
 
 def in_words(box: Sandbox) -> str:
