@@ -255,14 +255,25 @@ class MCPManager:
         Raises:
             TimeoutError: The server did not answer in time. A cancellation has been sent to it.
         """
-        refused = self._refusal(tool_name, arguments)
-        if refused is not None:
-            return refused
-        assert self._session is not None, "a refusal otherwise"
-        timeout_s = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        _, tool = self._parse_tool_name(tool_name)
         try:
-            return await self._session.call(tool, json_object(arguments), timeout_s)
+            _, tool = self._parse_tool_name(tool_name)
+        except ValueError as error:
+            return tool_results.failure(str(error))
+        session = self._session
+        if session is None or not session.alive:
+            return tool_results.call_failed(self._not_connected())
+        names = [each.name for each in session.tools]
+        if tool_name not in names:
+            return tool_results.failure(
+                f"Unknown MCP tool: {tool_name}. Available tools: {', '.join(names) or 'none'}"
+            )
+        given: object = arguments  # a program may pass anything
+        if not isinstance(given, Mapping):
+            kind = type(given).__name__
+            return tool_results.call_failed(f"the arguments must be a JSON object, not {kind}")
+        timeout_s = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        try:
+            return await session.call(tool, json_object(given), timeout_s)
         except MCPError as error:
             return tool_results.call_failed(str(error))
 
@@ -281,23 +292,6 @@ class MCPManager:
     def kill_leftovers(self) -> None:
         """Kill the processes of sessions whose event loop ended before `disconnect_session` was called."""
         self._registry.kill_leftovers(loop_running=True)
-
-    def _refusal(self, tool_name: str, arguments: object) -> m.ToolCallResult | None:
-        try:
-            self._parse_tool_name(tool_name)
-        except ValueError as error:
-            return tool_results.failure(str(error))
-        if self._session is None or not self._session.alive:
-            return tool_results.call_failed(self._not_connected())
-        names = [tool.name for tool in self._session.tools]
-        if tool_name not in names:
-            return tool_results.failure(
-                f"Unknown MCP tool: {tool_name}. Available tools: {', '.join(names) or 'none'}"
-            )
-        if not isinstance(arguments, Mapping):
-            kind = type(arguments).__name__
-            return tool_results.call_failed(f"the arguments must be a JSON object, not {kind}")
-        return None
 
     def _translate_schema(self, mcp_tool: object, server_name: str) -> m.JsonObject:
         """Convert a tool to OpenAI's format. `mcp_tool` is a dict from MCP, or an object of any MCP SDK.
