@@ -64,7 +64,6 @@ class MockMCPManager:
         self.connect_error: Exception | None = None
         self.tool_results: dict[str, object] = {}
         self._schemas: dict[str, dict[str, Any]] = {}
-        self._timeouts: set[str] = set()
         self.add_tool(f"{server_name}.think", "Structured reasoning", _THOUGHT)
 
     @property
@@ -87,7 +86,6 @@ class MockMCPManager:
         """Make a tool return `result`: a `ToolCallResult`, or its content."""
         if tool_name not in self._schemas:
             self.add_tool(tool_name)
-        self._timeouts.discard(tool_name)
         self.tool_results[tool_name] = result
 
     def set_tool_error(self, tool_name: str, message: str, content: object = None) -> None:
@@ -96,8 +94,7 @@ class MockMCPManager:
 
     def set_timeout(self, tool_name: str) -> None:
         """Make a tool raise a timeout immediately, without waiting."""
-        self.set_tool_result(tool_name, None)
-        self._timeouts.add(tool_name)
+        self.set_tool_result(tool_name, TimeoutError())
 
     async def connect_session(self) -> None:
         """Open a session, or raise `connect_error`."""
@@ -124,9 +121,9 @@ class MockMCPManager:
         """
         self.calls.append((tool_name, dict(arguments)))
         await asyncio.sleep(0)
-        if tool_name in self._timeouts:
-            raise TimeoutError(f"Tool call timed out after {timeout_seconds}s")
         result = self.tool_results.get(tool_name, {"default": "result"})
+        if isinstance(result, TimeoutError):
+            raise TimeoutError(f"Tool call timed out after {timeout_seconds}s")
         return result if isinstance(result, m.ToolCallResult) else tool_results.success(result)
 
 
