@@ -114,7 +114,7 @@ class Gate:
             RuntimeError: No further thread can be started.
         """
         self._listener = listener
-        thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
+        thread = threading.Thread(target=self._wait, args=(listener,), name="grue-gate", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -153,9 +153,7 @@ class Gate:
         if listener is not None:
             os.close(listener)
 
-    def _wait(self) -> None:
-        listener = self._listener
-        assert listener is not None, "`serve` has set it"
+    def _wait(self, listener: int) -> None:
         poll = select.poll()
         for fd in (self._wake, self._server.fileno(), listener):
             poll.register(fd, select.POLLIN)

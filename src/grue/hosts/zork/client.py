@@ -318,21 +318,20 @@ class _InThreads(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         response = await call_in_daemon_thread(lambda: self._transport.handle_request(request))
-        if not isinstance(response.stream, httpx.AsyncByteStream):
-            response.stream = _ReadInThreads(response)
+        stream = response.stream
+        if isinstance(stream, httpx.SyncByteStream) and not isinstance(stream, httpx.AsyncByteStream):
+            response.stream = _ReadInThreads(stream)
         return response
 
 
 class _ReadInThreads(httpx.AsyncByteStream):
-    def __init__(self, response: httpx.Response) -> None:
-        self._stream = response.stream
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        assert isinstance(self._stream, httpx.SyncByteStream)
         chunks: Iterator[bytes] = iter(self._stream)
         while (chunk := await call_in_daemon_thread(lambda: next(chunks, None))) is not None:
             yield chunk
 
     async def aclose(self) -> None:
-        assert isinstance(self._stream, httpx.SyncByteStream)
         await call_in_daemon_thread(self._stream.close)
