@@ -15,7 +15,7 @@ from grue.engine.runner import Runner, TurnOutcome, TurnRequest
 from grue.engine.turn import BatchItem
 from grue.errors import MCPConfigError
 from grue.fleet.compare import in_columns
-from grue.fleet.statistics import SELDOM, sign_test
+from grue.fleet.statistics import SELDOM, mean_of, sign_test
 from grue.fleet.work import contains, finite
 from grue.runtime.safe_text import printable
 
@@ -244,7 +244,7 @@ def _scored(item: BatchItem[TurnOutcome[Any]], expected: object, score: Score) -
 def _sums(items: Sequence[BatchItem[TurnOutcome[Any]]], answers: Sequence[PromptAnswer]) -> PromptRow:
     outcomes = [item.outcome for item in items if item.outcome is not None]
     return PromptRow(
-        score=sum(each.score for each in answers) / len(answers),
+        score=mean_of([each.score for each in answers]),
         passed=sum(each.score >= 1 for each in answers),
         failed=sum(bool(each.error) for each in answers),
         tokens=sum(each.usage.input_tokens + each.usage.output_tokens for each in outcomes),

@@ -271,12 +271,13 @@ def _from_file(path: Path) -> Any:
 def contains(answer: str, expected: str | float) -> bool:
     """Return whether an answer contains the expected text, ignoring case, or the expected number.
 
-    A number counts as a whole: 17 is not in 117, 17.5 or -17.
+    A number counts as a whole: 17 is not in 117, 17.5 or -17. 17.0 may also be written as 17.
     """
     said = str(expected).strip().casefold()
     if isinstance(expected, str):
         return said in answer.casefold()
-    return re.search(rf"(?<![\d.-]){re.escape(said)}(?!\d|\.\d)", answer.casefold()) is not None
+    written = re.escape(said.removesuffix(".0")) + r"(\.0)?" if said.endswith(".0") else re.escape(said)
+    return re.search(rf"(?<![\d.-]){written}(?!\d|\.\d)", answer.casefold()) is not None
 
 
 def plain_text(text: str, most: int = 200) -> str:

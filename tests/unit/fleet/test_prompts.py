@@ -101,6 +101,8 @@ def test_what_cannot_be_compared_is_refused(prompts: Any, cases: Any, says: str)
 
 
 def test_a_score_is_a_number() -> None:
+    large = compare_prompts(runner(), PROMPTS, MAILS, score=lambda *_: 1e308)
+    assert large.prompts["plain"].score == 1e308
     with pytest.raises(MCPConfigError, match="score= returned 'good'"):
         compare_prompts(runner(), PROMPTS, MAILS, score=lambda *_: "good")  # type: ignore[arg-type,return-value]  # the mistake
 

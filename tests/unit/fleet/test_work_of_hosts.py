@@ -205,6 +205,9 @@ def test_what_cannot_be_played_is_said_before_anything_starts(
         ("It is 17.", 17, True),
         ("-17", -17, True),
         ("-17", 17, False),
+        ("It is 17.", 34 / 2, True),
+        ("17.0", 34 / 2, True),
+        ("117.0 or 17.5", 34 / 2, False),
         ("2.50 euros", 2.5, False),
     ],
 )
