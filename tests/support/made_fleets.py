@@ -49,10 +49,11 @@ def add_episode(
     repetition: int,
     end: float | AttemptEnd,
     trace: bytes = b"",
+    version: str = "1",
 ) -> None:
     """Add one episode. One that was not played to its end gets no commit."""
     completed = {**planned, "model": "m", "project": f"hash of {planned['prompt']}"}
-    case = CaseFile(work="m:ask", version="1", settings=completed, planned=planned, repetition=repetition)
+    case = CaseFile(work="m:ask", version=version, settings=completed, planned=planned, repetition=repetition)
     attempt = folder.begin(case)
     if trace:
         (attempt / TRACE).write_bytes(trace)

@@ -131,7 +131,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
         whole: Whether `cases` returns exactly the cases of a sweep's file.
             `True`: `latest.txt` lists their episodes, and reports treat all other episodes of the folder as
-            earlier sweeps. `False`: `latest.txt` is removed, and reports use all episodes.
+            earlier sweeps. `False`: `latest.txt` is removed, and reports use all episodes of the version.
     """
 
     work: KnownWork

@@ -46,6 +46,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         id: The episode's id.
         outcome: Says whether the episode has a result, and if not, why.
         work: Name of the work that played the episode.
+        version: Version of this work; empty: unknown.
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Counts the episodes with equal settings, from 0.
@@ -60,6 +61,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     outcome: ResultOutcome
     work: str = ""
+    version: str = ""
     settings: m.JsonObject = {}
     planned: m.JsonObject = {}
     repetition: int = 0
@@ -141,6 +143,7 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
+    If `Fleet.map` was called last, the latest sweep is all episodes of the version of the work that it named.
     If none of `found` belongs to it, all are returned: the caller has chosen earlier episodes on purpose.
     """
     ours = _latest_of(fleet, found)
@@ -148,15 +151,22 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 
 
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
-    """Return the latest sweep's episodes (all if no sweep is known), and the number of other episodes."""
+    """Return the latest sweep's episodes, as in `of_latest_sweep`, and the number of other episodes."""
     found = list(results(fleet))
     ours = _latest_of(fleet, found)
     return ours, len(found) - len(ours)
 
 
 def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
-    latest = FleetFolder(fleet).latest()
-    return found if latest is None else [each for each in found if each.id in latest]
+    folder = FleetFolder(fleet)
+    latest = folder.latest()
+    if latest is not None:
+        return [each for each in found if each.id in latest]
+    try:
+        version = folder.read_manifest().version
+    except FleetError:  # the manifest is damaged
+        return found
+    return [each for each in found if each.version in ("", version)]
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
@@ -203,6 +213,7 @@ def _read_result(episode: EpisodeFolder) -> Result:
         result = replace(
             result,
             work=case.work,
+            version=case.version,
             settings=case.settings,
             planned=case.settings if case.planned is None else case.planned,
             repetition=case.repetition,

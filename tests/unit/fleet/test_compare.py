@@ -232,6 +232,17 @@ def test_episodes_that_the_latest_sweep_has_not_are_left_out_and_counted(tmp_pat
     assert by_prompt(tmp_path).cases == 32
 
 
+def test_a_version_of_the_work_before_the_latest_is_left_out_and_counted(tmp_path: Path) -> None:
+    """The score was computed wrong, and `Fleet.map` was called again with `version="2"`."""
+    fleet = make_fleet(tmp_path, planted(0), questions=2, repetitions=1)
+    for number, prompt in enumerate(("short", "long")):
+        case = {"prompt": prompt, "question": "Question 0"}
+        add_episode(fleet.episode(f"{number:024x}"), case, 0, ended(5.0), version="2")
+    fleet.write_manifest(Manifest(work="m:ask", version="2"))
+    found = by_prompt(tmp_path)
+    assert (found.cases, found.measures[0].a, found.a.missing) == (1, 5.0, {"earlier": 2})
+
+
 def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, planted(0), questions=0)
     chance = random.Random(1)
