@@ -380,7 +380,7 @@ def test_a_running_turn_is_not_resumed(job: Job) -> None:
 def test_what_was_said_before_and_after_the_park_is_one_conversation(job: Job, stage: Stage) -> None:
     stage.do(job)
     stage.do(replace(job, action="resume"))
-    entries = [type(entry).__name__ for entry in resume_conversation(job.folder).kept.history.entries]
+    entries = [type(entry).__name__ for entry in resume_conversation(job.folder)[0].history.entries]
     assert entries == ["Said", "AssistantReply"] * 3
 
 

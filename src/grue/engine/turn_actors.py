@@ -16,7 +16,7 @@ from grue import messages as m
 from grue.actors.agent import AgentActor
 from grue.actors.approval import ApprovalActor
 from grue.actors.built_in import AnswersCall, BuiltInTools
-from grue.actors.llm import EndpointActors, LlmFactory
+from grue.actors.llm import EndpointActors
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.engine.answers import AnswerCheck
@@ -278,7 +278,9 @@ class TurnActors:
             agent = supervisor.mailbox("agent")
             llm = supervisor.mailbox("llm")
             shown = self._on_delta if early is None else early.show
-            factory = self._llm(early)
+            factory = self._wiring.llm
+            if early is not None and isinstance(factory, EndpointActors):
+                factory = replace(factory, on_sent=early.sent)
             supervisor.start(factory(llm, agent, partial(_note_and_show, supervisor.note, shown)))
             self._sampling.sampler = self._start_sampler(supervisor, agent)
             self._agent = AgentActor(
@@ -396,12 +398,6 @@ class TurnActors:
 
     def _tools(self) -> tuple[m.ToolDefinition, ...]:
         return () if self._agent is None else self._agent.tools
-
-    def _llm(self, early: EarlyRequest | None) -> LlmFactory:
-        llm = self._wiring.llm
-        if early is not None and isinstance(llm, EndpointActors):
-            return replace(llm, on_sent=early.sent)
-        return llm
 
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command

@@ -130,12 +130,12 @@ class Conversation(Closing):
         # imported here, because few programs need it
         from grue.engine.conversations import recorded_conversation
 
-        resumed = recorded_conversation.resume_conversation(path, name)
+        kept, listings = recorded_conversation.resume_conversation(path, name)
         remember = getattr(runner, "remember", None)  # the host's own class of runner may lack this method
         if remember is not None:
-            for server, listing in resumed.listings.items():
+            for server, listing in listings.items():
                 remember(server, None, listing)
-        return cls(runner, resumed.kept)
+        return cls(runner, kept)
 
     @property
     def id(self) -> str:

@@ -33,6 +33,7 @@ from grue.engine.conversations.conversation_file import (
     ConversationFile,
     FileHeader,
     Learned,
+    Line,
     SavedConversation,
     TurnMark,
     TurnRecorded,
@@ -368,7 +369,7 @@ class KeptConversation:
                 self._require_not_parked()
             lent = self._lent(lender, endpoint)
             llm = lender.lending(lent)
-            self._note_trace(number, recorded)
+            self._append(self.results.begin(number, recorded, self.id))
             self._begin(number, trace, parked)
             self.history.plain = plain
             past = TurnPast(
@@ -578,16 +579,14 @@ class KeptConversation:
         if self.open_turn is not None:
             self._write_now()
 
-    def _note_trace(self, number: int, recorded: Path | None) -> None:
-        noted = self.results.begin(number, recorded, self.id)
-        if noted is not None and self._file is not None:
-            self._unwritten.append(msgspec.json.encode(noted))
-
     def _mark(self, mark: TurnMark | None) -> None:
         before, self.open_turn = self.open_turn, mark
-        written = mark or (before and TurnMark(turn=before.turn, trace="", began="", state="over"))
-        if self._file is not None and written is not None:
-            self._unwritten.append(msgspec.json.encode(written))
+        self._append(mark or (before and TurnMark(turn=before.turn, trace="", began="", state="over")))
+
+    def _append(self, line: Line | None) -> None:
+        """Have the next write append `line` to the file, if there is one."""
+        if line is not None and self._file is not None:
+            self._unwritten.append(msgspec.json.encode(line))
 
     def _close(self, end: m.TurnEnd | None) -> None:
         if self._encoded is None:
@@ -684,8 +683,7 @@ class KeptConversation:
         )
         if learned != self._learned:
             self._learned = learned
-            if self._file is not None:
-                self._unwritten.append(msgspec.json.encode(learned))
+            self._append(learned)
 
 
 def _tells_handles(entries: Iterable[m.Said | m.AssistantReply]) -> bool:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -80,15 +80,10 @@ class Talk(Struct):
         return ledger.length, ledger.digest
 
 
-class ResumedConversation(NamedTuple):
-    """A conversation read from a trace, and each server's last listing in that trace."""
-
-    kept: KeptConversation
-    listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]]
-
-
-def resume_conversation(path: str | PathLike[str], name: str | None = None) -> ResumedConversation:
-    """Return a conversation that a trace holds.
+def resume_conversation(
+    path: str | PathLike[str], name: str | None = None
+) -> tuple[KeptConversation, dict[m.ServerName, tuple[m.ToolDefinition, ...]]]:
+    """Return a conversation that a trace holds, and each server's last listing in that trace.
 
     `name` is the conversation's id; `None`: the one that was continued last. A turn that was not part of a
     conversation counts as one, with the id `turn-N`. Raises `ConversationError` if the trace lacks a part
@@ -120,7 +115,7 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
         open_turn=mark,
         results=talk.results(trace_in(Path(path)).absolute()),
     )
-    return ResumedConversation(kept, {**forks.listings, **reader.listings})
+    return kept, {**forks.listings, **reader.listings}
 
 
 def said_before(

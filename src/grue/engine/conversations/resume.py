@@ -278,7 +278,7 @@ def conversation_of(
 
 def _found(began: m.HistoryReference, number: int, trace: str | PathLike[str]) -> KeptConversation:
     if not began.file:
-        return resume_conversation(trace, began.conversation).kept
+        return resume_conversation(trace, began.conversation)[0]
     try:
         return KeptConversation.load(Path(began.file))
     except ConversationError as error:
