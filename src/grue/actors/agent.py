@@ -13,7 +13,6 @@ import anyio
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import TurnLimits
 from grue.protocol.tool_loop import step
 from grue.protocol.turn.states import (
     AwaitingClose,
@@ -221,7 +220,9 @@ class AgentActor(Actor[m.TurnEvent]):
     async def _wind_up(self) -> None:
         if self._asked is None or not isinstance(self._asked.body, m.RunTurn):
             return
-        bound = anyio.current_time() + _closing_s(self._asked.body.limits)
+        limits = self._asked.body.limits
+        kept_s = limits.teardown_s if limits.turn_timeout_s is None else None
+        bound = anyio.current_time() + (_CLOSING_S if kept_s is None else kept_s)
         with anyio.CancelScope(shield=True, deadline=bound):
             if anyio.current_time() < self._deadline:
                 interrupted = m.TurnInterrupted(reason="cancelled")
@@ -287,9 +288,3 @@ class AgentActor(Actor[m.TurnEvent]):
         assert isinstance(self._asked.body, m.RunTurn), "only RunTurn is asked"
         limits = self._asked.body.limits
         return m.DeadlinePassed(limit_s=limits.turn_timeout_s or 0.0, kept_s=limits.teardown_s or 0.0)
-
-
-def _closing_s(limits: TurnLimits) -> float:
-    if limits.turn_timeout_s is None and limits.teardown_s is not None:
-        return limits.teardown_s
-    return _CLOSING_S

@@ -198,11 +198,12 @@ class Asking:
             self._thoughts = ThoughtSplitter()
         body = await self._body(settings, stream=stream)
         # Make a `Streamed` for every request: some gateways stream the reply even if no stream is asked for.
-        show = self._show if shown else _unshown
+        show = self._show if shown else lambda _: None
         streamed = Streamed(self._conversation.format.assembler(), show, asked=stream and profile.streams)
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
-            return self._refused(permit, profile)
+            fault = not_sent(permit)
+            return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
         per_token = self._conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
         limit = profile.limit(settings)
         before = self._cut + self._lost
@@ -254,10 +255,6 @@ class Asking:
             return None  # the request is only stored now; a provider's batch sends it later
         model = self._endpoint.settings.model
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
-
-    def _refused(self, why: str, profile: WireProfile) -> RequestFailed:
-        fault = not_sent(why)
-        return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
         """Send the request and read the reply. Report the outcome to `permit`, whatever happens."""
@@ -316,10 +313,6 @@ class Asking:
     def _say_delta(self, text: str, part: Part) -> None:
         self._shown = True
         self.say(m.TextDelta(request=self._command.request, text=text, part=part))
-
-
-def _unshown(_: Delta) -> None:
-    """Ignore a piece of a streamed reply."""
 
 
 _Outcome: TypeAlias = (

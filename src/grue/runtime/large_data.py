@@ -12,6 +12,7 @@ so two busy threads could delay each callback by 50 ms. That is why each step en
 import re
 from collections.abc import Iterator
 from time import sleep
+from typing import Any
 
 STEP = 2**18
 """How many bytes or characters one step handles."""
@@ -44,14 +45,10 @@ def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
 
 def count_of(data: str | bytes, marks: str) -> int:
     """Return how many characters of `data` occur in `marks`, which has only ASCII characters."""
-    if isinstance(data, str):
-        if len(data) <= STEP:
-            return sum(map(data.count, marks))
-        return sum([data.count(mark, at, at + STEP) for at in steps(0, len(data)) for mark in marks])
-    codes = marks.encode()
+    each: Any = marks if isinstance(data, str) else marks.encode()
     if len(data) <= STEP:
-        return sum(map(data.count, codes))
-    return sum([data.count(code, at, at + STEP) for at in steps(0, len(data)) for code in codes])
+        return sum(map(data.count, each))
+    return sum([data.count(mark, at, at + STEP) for at in steps(0, len(data)) for mark in each])
 
 
 ENDS_BYTES = 4096

@@ -51,11 +51,8 @@ _DEEPEST = 20
 _REF = "#/$defs/{name}"
 
 
-class _Omitted:
-    """Class of `_OMITTED`, which marks a parameter that pydantic reads and that was given no argument."""
-
-
-_OMITTED = _Omitted()
+_OMITTED = object()
+"""Marks a parameter that pydantic reads and that was given no argument."""
 
 
 class Parameters:

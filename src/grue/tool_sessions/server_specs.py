@@ -293,17 +293,13 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
                 msgspec.structs.force_setattr(self, name, given[name])
             check_settings(self, only=("name", "env", "inherit_env"))
             msgspec.structs.force_setattr(self, "name", self.name or PurePath(self.command).name)
-            self._read_sandbox()
+            try:
+                msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
+            except ValueError as error:
+                raise MCPConfigError(f"StdioServer(name={self.name!r}): sandbox {error}.") from None
             return
         # The error does not show the values, because an argument may be a secret.
         raise MCPConfigError(f"StdioServer(name={self.name!r}): write {form}.")
-
-    def _read_sandbox(self) -> None:
-        """Replace the name of a preset in the field `sandbox` by the preset, a `Sandbox`."""
-        try:
-            msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
-        except ValueError as error:
-            raise MCPConfigError(f"StdioServer(name={self.name!r}): sandbox {error}.") from None
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return the fields with secrets redacted; rich shows them in tracebacks."""

@@ -145,10 +145,13 @@ def warn_if_blocking(twin: str) -> bool:
     # No warning in a notebook: each cell blocks its event loop, as the user expects.
     if twin not in _warned and not in_notebook():
         _warned.add(twin)
+        level, frame = 0, inspect.currentframe()
+        while frame is not None and is_ours(frame):
+            level, frame = level + 1, frame.f_back
         warnings.warn(
             f"An event loop is already running here, and this call blocks it. Use {twin} instead.",
             BlockingInsideEventLoopWarning,
-            stacklevel=_public_call(),
+            stacklevel=level + 1,
         )
     return True
 
@@ -158,13 +161,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
-
-
-def _public_call() -> int:
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and is_ours(frame):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def loop_is_running() -> bool:

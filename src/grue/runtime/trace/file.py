@@ -87,13 +87,8 @@ class LineQueue:
         _OPEN.add(self)
 
     def put(self, line: bytes) -> None:
-        """Queue a line.
-
-        Raises:
-            TraceError: Writing failed, or the queue is closed.
-        """
-        if self._refusal is not None:
-            raise self._refused()
+        """Queue a line. Raises `TraceError` if writing failed, or the queue is closed."""
+        self._require_whole()
         self._queue.put(line)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
@@ -102,14 +97,12 @@ class LineQueue:
         Raises:
             TraceError: Writing failed, or the queue is closed.
         """
-        if self._refusal is not None:
-            raise self._refused()
+        self._require_whole()
         written = threading.Event()
         self._queue.put(written)
         self._hurry.set()
         in_time = written.wait(min(within_s, threading.TIMEOUT_MAX))
-        if self._refusal is not None:
-            raise self._refused()
+        self._require_whole()
         return in_time
 
     def close(self) -> None:
@@ -129,7 +122,7 @@ class LineQueue:
         if self._refusal is None:
             self._refusal = f"The {self._file.what} {self._file.path} is closed."
         elif not self._told:
-            raise self._refused()
+            self._require_whole()
 
     def _run(self) -> None:
         block_signals()
@@ -165,9 +158,11 @@ class LineQueue:
             written.set()
         return None not in entries
 
-    def _refused(self) -> TraceError:
-        self._told = True
-        return TraceError(self._refusal)
+    def _require_whole(self) -> None:
+        """Raise `TraceError` if writing failed, or the queue is closed."""
+        if self._refusal is not None:
+            self._told = True
+            raise TraceError(self._refusal)
 
     def _leave_to_parent(self) -> None:
         self._closed = True
