@@ -56,7 +56,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -159,59 +159,54 @@ class Interruptible:
             wait_for(self._ended, timeout_s)
 
 
-class MainThreadWork(Generic[T]):
-    """Runs a coroutine function in an event loop of the main thread. Ctrl-C cancels it, at an `await`.
+def run_in_main_thread(
+    function: Callable[[], Awaitable[T]],
+    force_kill: Callable[[], object],
+    run_loop: Callable[[Callable[[], Awaitable[None]]], object],
+) -> T:
+    """Run a coroutine function in the loop that `run_loop` runs. Ctrl-C cancels it, at an `await`.
 
-    Use this class only if `may_handle_interrupts()` is true. The second Ctrl-C calls `force_kill`, which
-    kills the processes that the clean-up waits for.
+    Use this function only if `may_handle_interrupts()` is true. The second Ctrl-C calls `force_kill`, which
+    kills the processes that the clean-up waits for. The SIGINT handler is set before the loop starts, because
+    asyncio then sets none of its own. Asyncio's would cancel the main task even while the loop starts or
+    ends.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
+        WorkInterrupted: The function has raised it.
     """
+    work, presses = Interruptible(), 0
+    result: list[T] = []
 
-    def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:
-        self._function = function
-        self._force_kill = force_kill
-        self._presses = 0
-        self._work = Interruptible()
-        self._result: list[T] = []
+    async def run() -> None:
+        with contextlib.suppress(WorkInterrupted):  # raised below
+            result.append(await work.run(function))
 
-    async def run(self) -> None:
-        """Run the function and keep its result."""
-        with contextlib.suppress(WorkInterrupted):  # `run_within` will raise
-            self._result.append(await self._work.run(self._function))
-
-    def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
-        """Run the work in the loop that `run_loop` runs, and return its result.
-
-        The SIGINT handler is set before the loop starts, because asyncio then sets none of its own. Asyncio's
-        would cancel the main task even while the loop starts or ends.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
-            WorkInterrupted: The function has raised it.
-        """
-        before = signal.signal(signal.SIGINT, self._press)
-        try:
-            run_loop(self.run)
-        except Exception as error:
-            if self._presses:
-                raise KeyboardInterrupt from error
-            raise
-        finally:
-            signal.signal(signal.SIGINT, before)
-        if self._presses:
-            raise KeyboardInterrupt
-        if not self._result:
-            raise WorkInterrupted
-        return self._result[0]
-
-    def _press(self, signum: int, frame: FrameType | None) -> None:
+    def press(signum: int, frame: FrameType | None) -> None:
         # Take no lock that the interrupted code may hold, except the reentrant lock of `Interruptible`.
-        self._presses += 1
-        if self._presses == 1:
-            self._work.interrupt()
-        elif self._presses == 2:
-            self._force_kill()
+        nonlocal presses
+        presses += 1
+        if presses == 1:
+            work.interrupt()
+        elif presses == 2:
+            force_kill()
         else:
             signal.default_int_handler(signum, frame)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        run_loop(run)
+    except Exception as error:
+        if presses:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if presses:
+        raise KeyboardInterrupt
+    if not result:
+        raise WorkInterrupted
+    return result[0]
 
 
 class _PressCounter:

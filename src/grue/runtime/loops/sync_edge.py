@@ -28,11 +28,11 @@ from grue.runtime.loops.interrupts import (
     INTERRUPT_GRACE_S,
     Interruptible,
     InterruptWatch,
-    MainThreadWork,
     is_ours,
     may_handle_interrupts,
     refuse_reentry,
     restore_interrupt,
+    run_in_main_thread,
     wait_for,
 )
 
@@ -74,7 +74,7 @@ def run_blocking(
                 raise MCPError(WAITS_FOR_ITSELF.format(instead=twin))
             return _run_in_thread(function)
         if may_handle_interrupts():
-            return MainThreadWork(function, force_kill).run_within(run_loop)
+            return run_in_main_thread(function, force_kill, run_loop)
         return run_loop(function)
     finally:
         on_exit()

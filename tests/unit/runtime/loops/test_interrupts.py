@@ -15,7 +15,12 @@ import pytest
 from promises import GUARD_S
 
 import grue
-from grue.runtime.loops.interrupts import InterruptWatch, MainThreadWork, defer_interrupts, restore_interrupt
+from grue.runtime.loops.interrupts import (
+    InterruptWatch,
+    defer_interrupts,
+    restore_interrupt,
+    run_in_main_thread,
+)
 from grue.runtime.loops.sync_edge import run_loop
 
 PROGRAM = Path(__file__).resolve().parents[3] / "support" / "interrupted_edge.py"
@@ -84,7 +89,7 @@ def test_presses_in_the_main_thread_cancel_the_work_then_kill_then_raise() -> No
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        MainThreadWork(work, lambda: seen.append("killed")).run_within(run_loop)
+        run_in_main_thread(work, lambda: seen.append("killed"), run_loop)
     assert seen == ["clean-up", "killed", "still cleaning up", "raised"]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -165,7 +170,7 @@ def test_a_press_while_the_loop_starts_cancels_the_work_when_it_begins() -> None
         run_loop(function)
 
     with pytest.raises(KeyboardInterrupt):
-        MainThreadWork(work, lambda: None).run_within(press_and_run)
+        run_in_main_thread(work, lambda: None, press_and_run)
     assert reached == ["begun"]
 
 
@@ -181,6 +186,6 @@ def test_a_press_while_the_loop_ends_is_raised_after_its_end() -> None:
         reached.append("the loop has ended")
 
     with pytest.raises(KeyboardInterrupt):
-        MainThreadWork(work, lambda: None).run_within(run_and_press)
+        run_in_main_thread(work, lambda: None, run_and_press)
     assert reached == ["the loop has ended"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
