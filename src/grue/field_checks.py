@@ -106,7 +106,7 @@ def check_settings(
         value = getattr(settings, name)
         if value is default or (only and name not in only):
             continue
-        fault = _fault(settings, name, value, above_0, any_number)
+        fault = _fault(settings, name, value, None if name in any_number else name in above_0)
         if fault:
             raise MCPConfigError.of_value(kind.__name__, (name,), f"{name}{fault}.")
 
@@ -136,12 +136,10 @@ def _is_struct(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
 
 
-def _fault(
-    settings: Struct, name: str, value: object, above_0: Collection[str], any_number: Collection[str]
-) -> str:
+def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> str:
     declared, plain = _types(type(settings))[name]
     if type(value) in plain:
-        return _number_fault(name, value, declared, above_0, any_number)
+        return _number_fault(value, declared, above_0)
     try:
         # msgspec refuses values of a subclass of float, such as `numpy.float64`.
         read = msgspec.convert(float(value) if isinstance(value, float) else value, declared)
@@ -163,16 +161,14 @@ def _fault(
             if isinstance(converted, Struct) and converted is not given:
                 return f"= wants {type(converted).__name__}(...) as its values, not {type(given).__name__}"
     numbers = value.values() if isinstance(value, Mapping) else (value,)
-    faults = (_number_fault(name, number, declared, above_0, any_number) for number in numbers)
-    return next(filter(None, faults), "")
+    return next(filter(None, (_number_fault(number, declared, above_0) for number in numbers)), "")
 
 
-def _number_fault(
-    name: str, value: object, declared: Any, above_0: Collection[str], any_number: Collection[str]
-) -> str:
-    if not isinstance(value, int | float) or name in any_number or is_usable(value, above_0=name in above_0):
+def _number_fault(value: object, declared: Any, above_0: bool | None) -> str:
+    """Return what is wrong with a number; empty: nothing is. `above_0` is `None` if any number will do."""
+    if not isinstance(value, int | float) or above_0 is None or is_usable(value, above_0=above_0):
         return ""
-    limit = " above 0" if name in above_0 else ", 0 or more"
+    limit = " above 0" if above_0 else ", 0 or more"
     or_none = ", or None" if NoneType in _members(declared) else ""
     if _MOST <= value < math.inf:
         return f" is {shown(value)}; it must be less than 2**63{or_none}"
