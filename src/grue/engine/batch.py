@@ -45,17 +45,6 @@ _Asked: TypeAlias = tuple[int, bytes]
 """The key of a turn: its number, and a digest of its request and of its conversation's state before it."""
 
 
-class RecalledTurn(Struct, frozen=True):
-    """A turn that an earlier run has completed.
-
-    Attributes:
-        said: The turn's messages that have to be added to its conversation; empty if it has them already.
-    """
-
-    outcome: TurnOutcome[Any]
-    said: tuple[SaidStep, ...] = ()
-
-
 class _Begun(Struct):
     """A turn whose start has been read from the trace, but not its end.
 
@@ -138,23 +127,25 @@ class CompletedTurns:
         if after is not None:
             self._known[_asked(begun.run, after)] = _Completed(end, took_s)
 
-    def recall(self, command: m.RunTurn, answer: AnswerSpec[Any]) -> RecalledTurn | None:
-        """Return the turn of an earlier run that completed the same request; `None`: there is no such turn.
+    def recall(
+        self, command: m.RunTurn, answer: AnswerSpec[Any]
+    ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
+        """Return the outcome of the turn that completed the same request in an earlier run, and what it said.
 
+        What it said is empty if the turn's conversation has it already. `None`: there is no such turn.
         `command` is the message that would start the turn now. `answer` has to accept the earlier answer.
         """
-        known = self._known.get(_asked(command, command.history))
+        known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
         if known is None:
             return None
-        if known.end.kind == "fallback":
-            fallback = answer.fallback
-            return None if fallback is None else _recalled(known, fallback)
-        check = AnswerCheck(answer)
-        return _recalled(known, check.accepted) if _accepts(check, known.end) else None
-
-
-def _recalled(known: _Completed, response: Any) -> RecalledTurn:
-    return RecalledTurn(outcome_of(known.end, response, known.took_s), known.said)
+        response = answer.fallback
+        if known.end.kind != "fallback":
+            if not _accepts(check, known.end):
+                return None
+            response = check.accepted
+        elif response is None:
+            return None
+        return outcome_of(known.end, response, known.took_s), known.said
 
 
 def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
@@ -252,15 +243,14 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
     if earlier is None:
         return None
     talk = turn.conversation
-    if talk is None:
-        found = earlier.recall(turn.recalled_command(number), turn.answer)
-        return None if found is None else found.outcome
-    with talk.between_turns() as free:
+    with contextlib.nullcontext(True) if talk is None else talk.between_turns() as free:
         found = earlier.recall(turn.recalled_command(number), turn.answer) if free else None
         if found is None:
             return None
-        talk.add(found.said)
-        return found.outcome
+        outcome, said = found
+        if talk is not None:
+            talk.add(said)
+        return outcome
 
 
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:

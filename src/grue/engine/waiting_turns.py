@@ -183,7 +183,7 @@ class _Turns(Generic[T]):
         if isinstance(end, m.TurnCompleted):
             found = CompletedTurns(path).recall(command, turn.answer)
             if found is not None:
-                return found.outcome
+                return found[0]
             if asks_the_same(part.run, command):
                 # Its answer is not accepted any more, or a secret was removed from it. The turn is run again,
                 # with the replies that are in the folder.

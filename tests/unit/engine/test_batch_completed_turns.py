@@ -61,7 +61,7 @@ def recorded(tmp_path: Path, *bodies: RunTurn | TurnCompleted, secret: str = "")
 
 def found(completed: CompletedTurns, command: RunTurn, answer: AnswerSpec[Any]) -> TurnOutcome[Any] | None:
     recalled = completed.recall(command, answer)
-    return None if recalled is None else recalled.outcome
+    return None if recalled is None else recalled[0]
 
 
 def test_the_same_question_has_its_outcome(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_reply_that_the_turn_has_dropped_is_not_said_in_the_recalled_turn(tmp_
     recalled = CompletedTurns(path).recall(command, TEXT)
     assert recalled is not None
     history = History()
-    for step in recalled.said:
+    for step in recalled[1]:
         take_step(history, step)
     assert [entry.content for entry in history.entries if isinstance(entry, AssistantReply)] == ["north"]
 
