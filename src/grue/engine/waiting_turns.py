@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.engine.approval import Parking
 from grue.engine.batch import Batch, CompletedTurns, as_ours, asks_the_same, end_turns
-from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
+from grue.engine.conversations.recorded_conversation import RecordedTurn, read_turns
 from grue.engine.conversations.resume import ResumeRequest, resumed_turn
 from grue.engine.turn import (
     BatchItem,
@@ -247,27 +247,32 @@ class _Turns(Generic[T]):
         part = read_turns(trace)[request.turn or 0]
         waited = part.waiting(trace)
         if waited is not None:
-            return await self._going_on(request, part, waited, settings).run(resources)
+            return await self._going_on(request, part, *waited, settings).run(resources)
         asked = ResumeRequest(trace=trace, turn=request.turn, answer=request.answer)
         with resumed_turn(asked, writer, settings, EpisodeMemory()) as turn:
             return await turn.run(resources)
 
     def _going_on(
-        self, request: TurnRequest[T], part: RecordedTurn, waited: Waited, settings: TurnSettings
+        self,
+        request: TurnRequest[T],
+        part: RecordedTurn,
+        history: History,
+        unrecorded: m.RequestCompletion | None,
+        settings: TurnSettings,
     ) -> HostTurn[T]:
         """Return a turn that goes on by reading the reply to its last request."""
         wiring = settings.wiring
         asked: Envelope[Any] | None = part.asked
-        if waited.unrecorded is not None:
+        if unrecorded is not None:
             asked = wiring.recorder.record(
-                waited.unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
+                unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
             )
         assert asked is not None, "a turn that waits has asked"
-        lent = wiring.lent(part.run.conversation, waited.history, part.tools)
+        lent = wiring.lent(part.run.conversation, history, part.tools)
         wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
         turn = HostTurn(request, replace(settings, wiring=wiring), EpisodeMemory())
         noted = m.WaitEnded(turn=part.run.turn, request=asked.body.request)
-        turn.record = TurnsPast(noted=noted, begun=part.begun, events=waited.events)
+        turn.record = TurnsPast(noted=noted, begun=part.begun, events=tuple(part.events))
         if part.said_before:
             turn.begun = History()
             for step in (part.run, *part.said_before):

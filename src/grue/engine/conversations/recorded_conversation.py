@@ -351,6 +351,7 @@ class RecordedTurn:
         listings: The tools that each server listed last, in any turn of the trace.
         last_seq: Number of the turn's last envelope.
         last_event: Number of the last envelope that went to the agent.
+        events: The events that the agent got in the last part.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork: its tool calls got the results recorded in another turn.
         said: The messages that add to a conversation, from all parts. If a part sends the last request again,
@@ -368,7 +369,7 @@ class RecordedTurn:
         self.last_seq = begun.seq
         self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._began_s = self._last_s = begun.t
-        self._events: list[m.TurnEvent] = [run]
+        self.events: list[m.TurnEvent] = [run]
         self._called: dict[m.CallId, m.ToolCalled] = {}
         self._tasks: dict[m.CallId, m.OpenTask] = {}
         self._aside: set[int] = set()
@@ -387,7 +388,7 @@ class RecordedTurn:
         self.last_seq, self._last_s = envelope.seq, envelope.t
         self.redacted = self.redacted or envelope.redacted
         if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
-            self._events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
+            self.events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
             self.last_event = envelope.seq
         if isinstance(body, m.TurnForked):
             self.forked = True
@@ -468,8 +469,8 @@ class RecordedTurn:
         if isinstance(self.end, m.TurnParked):
             return m.Resumption(parked=self.end, tasks=tasks_of(self.run, self.end))
         if isinstance(self.end, m.TurnFailed) and isinstance(self.end.failure, m.Interrupted):
-            kinds = [type(each) for each in self._events]
-            del self._events[kinds.index(m.TurnInterrupted) :]
+            kinds = [type(each) for each in self.events]
+            del self.events[kinds.index(m.TurnInterrupted) :]
         elif self.end is not None and self.run.resumed is not None:
             return replace(self.run.resumed, decisions=())
         state, commands = self._state(path)
@@ -491,10 +492,11 @@ class RecordedTurn:
             return replace(where, new=asked.new)
         return where
 
-    def waiting(self, path: str | PathLike[str]) -> "Waited | None":
-        """Return what another process needs to go on with this turn after the model's reply has come.
+    def waiting(self, path: str | PathLike[str]) -> tuple[History, m.RequestCompletion | None] | None:
+        """Return the history before the request for whose reply the turn waits, and the request itself.
 
-        `None`: the turn does not wait for a reply, or a secret was redacted.
+        The request is `None` if it is recorded: then it is `asked`. Otherwise the process was killed before
+        it recorded the request. `None` alone: the turn waits for no reply, or a secret was redacted.
         """
         if self.end is not None or self.redacted:
             return None
@@ -512,7 +514,7 @@ class RecordedTurn:
         history = History()
         for each in (self.run, *said):
             take_step(history, each)
-        return Waited(events=tuple(self._events), history=history, unrecorded=unrecorded)
+        return history, unrecorded
 
     @property
     def _asked_request(self) -> int:
@@ -554,7 +556,7 @@ class RecordedTurn:
         state: TurnState = Idle()
         commands: Commands = ()
         try:
-            for event in self._events:
+            for event in self.events:
                 state, commands = step(state, event)
         except IllegalEvent as error:
             raise TraceError(f"Turn {self.run.turn} of {path} cannot be resumed: {error}") from error
@@ -572,20 +574,6 @@ class RecordedTurn:
             request = self.said[at] if at >= 0 else None
             if isinstance(request, m.RequestCompletion) and request.new == resumed.new:
                 del self.said[at:]
-
-
-class Waited(Struct, frozen=True, kw_only=True):
-    """What a turn that waits for a reply needs to go on.
-
-    Attributes:
-        events: The events that the agent got, from the last `RunTurn` on.
-        history: The history before the request whose reply the turn waits for.
-        unrecorded: That request, if the process was killed before it recorded the request.
-    """
-
-    events: tuple[m.TurnEvent, ...]
-    history: History
-    unrecorded: m.RequestCompletion | None = None
 
 
 def asks_again(resumed: m.Resumption) -> bool:
