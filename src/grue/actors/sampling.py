@@ -35,7 +35,7 @@ class CurrentSampler:
         async def sample(request: SamplingRequest) -> Sampled | Declined:
             if self.sampler is None or self.sampler is beside:
                 return Declined("no turn is running that allows it")
-            return await self.sampler.on_behalf_of(server)(request)
+            return await self.sampler.sample(server, request)
 
         return sample
 
@@ -60,28 +60,24 @@ class Sampler:
         self._spent = spent
         self._asked = self._ended = 0
 
-    def on_behalf_of(self, server: m.ServerName) -> Sample:
-        """Return the function that answers the sampling requests of one server."""
-
-        async def sample(request: SamplingRequest) -> Sampled | Declined:
-            most, under_way = self._limits.max_samplings, self._asked - self._ended
-            if self._asked >= most:
-                return Declined(f"this turn allows {most} sampling requests, and they are used up")
-            if self._spent().plus(under_way + 1, m.Usage()).reached(self._limits.budget):
-                return Declined("the budget of this turn is spent")
-            self._asked += 1
-            reply = await self._llm.ask(self._command(request), sender=server)
-            self._ended += 1
-            ended = m.ServerSampled(server=server, usage=reply.usage)
-            # The agent gets this before the server's result, so the turn's next request is within the budget.
-            await self._agent.send(ended, sender=self._llm.name)
-            if not isinstance(reply, m.CompletionReceived):
-                return Declined(f"the model gave no completion: {reply.failure.message}")
-            if reply.stopped:
-                return Declined(f"the provider stopped the reply before its end ({reply.stopped})")
-            return Sampled(reply.content or "", reply.model)
-
-        return sample
+    async def sample(self, server: m.ServerName, request: SamplingRequest) -> Sampled | Declined:
+        """Answer a sampling request of a server."""
+        most, under_way = self._limits.max_samplings, self._asked - self._ended
+        if self._asked >= most:
+            return Declined(f"this turn allows {most} sampling requests, and they are used up")
+        if self._spent().plus(under_way + 1, m.Usage()).reached(self._limits.budget):
+            return Declined("the budget of this turn is spent")
+        self._asked += 1
+        reply = await self._llm.ask(self._command(request), sender=server)
+        self._ended += 1
+        ended = m.ServerSampled(server=server, usage=reply.usage)
+        # The agent gets this before the server's result, so the turn's next request is within the budget.
+        await self._agent.send(ended, sender=self._llm.name)
+        if not isinstance(reply, m.CompletionReceived):
+            return Declined(f"the model gave no completion: {reply.failure.message}")
+        if reply.stopped:
+            return Declined(f"the provider stopped the reply before its end ({reply.stopped})")
+        return Sampled(reply.content or "", reply.model)
 
     def _command(self, request: SamplingRequest) -> m.RequestCompletion:
         said: list[m.ConversationItem] = [m.SystemText(request.system)]

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -63,7 +64,7 @@ async def counted(
 async def test_each_request_is_a_conversation_of_its_own() -> None:
     with ScriptedLlmServer([text_reply("Four."), text_reply("Five.")]) as server:
         async with sampler(server, 2) as one:
-            sample = one.on_behalf_of(ServerName("a"))
+            sample = partial(one.sample, ServerName("a"))
             assert await sample(QUESTION) == Sampled("Four.", "scripted")
             assert await sample(SamplingRequest("", (("user", "Again?"),))) == Sampled("Five.", "scripted")
         first, second = (request.body["messages"] for request in server.requests)
@@ -79,8 +80,8 @@ async def test_each_request_is_a_conversation_of_its_own() -> None:
 async def test_the_limit_is_the_turns_whoever_asks() -> None:
     with ScriptedLlmServer([text_reply("Four.")]) as server:
         async with sampler(server, 1) as one:
-            await one.on_behalf_of(ServerName("a"))(QUESTION)
-            answer = await one.on_behalf_of(ServerName("b"))(QUESTION)
+            await one.sample(ServerName("a"), QUESTION)
+            answer = await one.sample(ServerName("b"), QUESTION)
     assert answer == Declined("this turn allows 1 sampling requests, and they are used up")
 
 
@@ -88,7 +89,7 @@ async def test_the_limit_is_the_turns_whoever_asks() -> None:
 async def test_the_agent_is_told_of_each_request_and_none_is_made_beyond_the_budget(budget: Budget) -> None:
     with ScriptedLlmServer([text_reply("Four.")]) as server:
         async with counted(server, 5, budget) as (one, agent):
-            sample = one.on_behalf_of(ServerName("a"))
+            sample = partial(one.sample, ServerName("a"))
             assert await sample(QUESTION) == Sampled("Four.", "scripted")
             await anyio.wait_all_tasks_blocked()
             assert agent.told == [ServerSampled(server="a", usage=Usage(input_tokens=10, output_tokens=5))]
@@ -99,7 +100,7 @@ async def test_the_agent_is_told_of_each_request_and_none_is_made_beyond_the_bud
 async def test_requests_at_the_same_time_leave_one_for_the_answer() -> None:
     with ScriptedLlmServer([text_reply("Four.")]) as server:
         async with counted(server, 5, Budget(requests=3)) as (one, _), anyio.create_task_group() as tasks:
-            sample, answers = one.on_behalf_of(ServerName("a")), []
+            sample, answers = partial(one.sample, ServerName("a")), []
 
             async def ask() -> None:
                 answers.append(await sample(QUESTION))
@@ -112,7 +113,7 @@ async def test_requests_at_the_same_time_leave_one_for_the_answer() -> None:
 async def test_a_model_that_fails_is_told_to_the_server() -> None:
     with ScriptedLlmServer([error_reply(500, "out of order")]) as server:
         async with sampler(server, 1) as one:
-            answer = await one.on_behalf_of(ServerName("a"))(QUESTION)
+            answer = await one.sample(ServerName("a"), QUESTION)
     assert isinstance(answer, Declined)
     assert "out of order" in answer.reason
 
@@ -120,7 +121,7 @@ async def test_a_model_that_fails_is_told_to_the_server() -> None:
 async def test_half_a_reply_is_no_answer_to_a_server() -> None:
     with ScriptedLlmServer([text_reply("You are", finish_reason="content_filter")]) as server:
         async with sampler(server, 1) as one:
-            answer = await one.on_behalf_of(ServerName("a"))(QUESTION)
+            answer = await one.sample(ServerName("a"), QUESTION)
     assert answer == Declined("the provider stopped the reply before its end (content_filter)")
 
 
