@@ -122,7 +122,7 @@ def shown_whole(value: object) -> list[str] | None:
         return None
     if len(text) > _MOST_READ:
         return None
-    text = "".join(char if _is_seen(char) else _escaped(char) for char in text)
+    text = "".join(char if char.isprintable() and not _BLANK.match(char) else _escaped(char) for char in text)
     pieces = list(_folded(_UNIT.findall(text)))
     if sum(map(len, pieces)) > _MOST_SHOWN:
         return None
@@ -133,10 +133,6 @@ def shown_whole(value: object) -> list[str] | None:
             rows.append("")
         rows[-1] += piece
     return rows
-
-
-def _is_seen(char: str) -> bool:
-    return char.isprintable() and not _BLANK.match(char)
 
 
 def _escaped(char: str) -> str:

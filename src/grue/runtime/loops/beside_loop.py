@@ -106,12 +106,9 @@ Ts = TypeVarTuple("Ts")
 
 
 async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
-    """Run `work(*args)` in a new thread and return its result.
+    """Run `work(*args)` in a new thread and return its result, or raise its exception.
 
     A cancellation is raised at once; the thread finishes its work, and the result is dropped.
-
-    Raises:
-        Exception: `work` raised it.
     """
     return await asyncio.wrap_future(start_in_daemon_thread(partial(work, *args)))
 

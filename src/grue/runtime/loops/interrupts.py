@@ -123,11 +123,7 @@ class Interruptible:
         self._ended: Future[None] = Future()
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function`.
-
-        Raises:
-            WorkInterrupted: `interrupt` was called.
-        """
+        """Run `function`. Raises `WorkInterrupted` if `interrupt` was called."""
         loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
         with anyio.CancelScope() as scope:

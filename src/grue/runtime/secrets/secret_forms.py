@@ -81,12 +81,13 @@ def _spelled(char: str) -> tuple[str, ...]:
 def forms_of(secret: str) -> SecretForms:
     """Return the patterns and byte strings by which a secret is found in texts."""
     source = _escaped(secret)
-    patterns = [SecretPattern(_longest_run(secret), source, 64 + 2 * len(source))]
+    probe = max(_NEVER_ESCAPED.findall(secret), key=len, default="").encode()
+    patterns = [SecretPattern(probe, source, 64 + 2 * len(source))]
     data = secret.encode()
     literals = _written_out(secret)
     if len(data) >= SHORTEST_ENCODED:
         for core in _base64_cores(data):
-            probe = max(re.findall("[A-Za-z0-9]+", core), key=len, default="").encode()
+            probe = max(_NEVER_ESCAPED.findall(core), key=len, default="").encode()
             patterns.append(SecretPattern(probe, _base64(core), 16 * len(core)))
             literals += [core, core.replace("+", "-").replace("/", "_"), quote(core, safe="")]
         for digits in (data.hex(), data.hex().upper()):
@@ -106,10 +107,6 @@ _NEVER_ESCAPED = re.compile("[A-Za-z0-9]+")
 _IN_HTML_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _IN_HTML_ATTRIBUTE = {**_IN_HTML_TEXT, **str.maketrans({'"': "&quot;", "'": "&#x27;"})}
 _CONTROLS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
-
-
-def _longest_run(secret: str) -> bytes:
-    return max(_NEVER_ESCAPED.findall(secret), key=len, default="").encode()
 
 
 def _escaped(secret: str) -> bytes:
@@ -220,13 +217,9 @@ def _written_out(secret: str) -> list[str]:
         secret.replace("'", r"'\''"),
         re.sub(r"([^\w@%+=:,./-])", r"\\\1", secret),
     ]
-    forms += [re.sub(r"(?a)([^\W_]|[^\x00-\x7f])|(.)", _after_backslash, secret, flags=re.DOTALL)]
+    forms += [re.sub(r"[^A-Za-z0-9\x80-\U0010ffff]", r"\\\g<0>", secret)]
     forms += [repr(secret)[1:-1], repr(secret.encode())[2:-1], secret.replace("/", r"\/")]
     return list(dict.fromkeys(forms))
-
-
-def _after_backslash(char: re.Match[str]) -> str:
-    return char[1] or f"\\{char[2]}"
 
 
 def _in_html(text: str) -> str:

@@ -76,11 +76,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
         return tag
 
     def envelope(self) -> Envelope[B]:
-        """Return the envelope with its body.
-
-        Raises:
-            TraceError: The body is damaged, or is a message that this version does not know.
-        """
+        """Return the envelope with its body. Raises `TraceError` as `TraceReader.decoded` does."""
         return self.reader.decoded(self.number, self.line)
 
 

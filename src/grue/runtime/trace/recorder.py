@@ -317,8 +317,11 @@ class Recorder:
                 self._show(envelope if shown is body else replace(envelope, body=shown), written)
         if body.__class__ in self._watched:
             self._watched[body.__class__](body)
-        if self._late and self._backlog.busy and not _in_event_loop():
-            self._backlog.wait()
+        if self._late and self._backlog.busy:
+            from grue.runtime.loops.sync_edge import loop_is_running
+
+            if not loop_is_running():
+                self._backlog.wait()
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
@@ -421,9 +424,3 @@ class _Text(Struct):
 
     pieces: TextPieces
     last: Envelope[Any]
-
-
-def _in_event_loop() -> bool:
-    from grue.runtime.loops.sync_edge import loop_is_running
-
-    return loop_is_running()
