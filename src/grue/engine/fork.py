@@ -451,7 +451,7 @@ def _wiring(
     wiring = replace(wiring, servers=servers, approval=approval, presumed=None)
     if not talk.history.entries:
         return wiring
-    return wiring.lending(wiring.lent(run.conversation, talk.history, talk.tools))
+    return wiring.lending(run.conversation, talk.history, talk.tools)
 
 
 def _nothing(note: Note) -> ToolConnection:

@@ -553,20 +553,19 @@ class Runner(AsyncToolAccess, Closing):
             self._batches.add(episode)
             return episode
 
-        plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency)
+        if batch is not None and resume_from is not None:
+            raise ValueError("batch= goes on by its folder: leave resume_from= out")
+        earlier = None if resume_from is None else CompletedTurns(resume_from)
+        plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency, resume_from=earlier)
         items: Iterator[BatchItem[TurnOutcome[T]]]
-        if batch is not None:
+        if batch is None:
+            items = run_batch(requests, plan)
+        else:
             # imported here, because few programs need it
             from grue.engine.waiting_turns import run_waiting
 
-            if resume_from is not None:
-                raise ValueError("batch= goes on by its folder: leave resume_from= out")
             batching = batch if isinstance(batch, Batching) else Batching(folder=str(batch))
             items = run_waiting(requests, plan, batching)
-        elif resume_from is not None:
-            items = run_batch(requests, replace(plan, resume_from=CompletedTurns(resume_from)))
-        else:
-            items = run_batch(requests, plan)
         return with_bar(items, requests, total) if progress else items
 
     def warm_up(self) -> None:

@@ -268,8 +268,7 @@ class _Turns(Generic[T]):
                 unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
             )
         assert asked is not None, "a turn that waits has asked"
-        lent = wiring.lent(part.run.conversation, history, part.tools)
-        wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
+        wiring = wiring.lending(part.run.conversation, history, part.tools, first=asked)
         turn = HostTurn(request, replace(settings, wiring=wiring), EpisodeMemory())
         noted = m.WaitEnded(turn=part.run.turn, request=asked.body.request)
         turn.record = TurnsPast(noted=noted, begun=part.begun, events=tuple(part.events))

@@ -113,28 +113,26 @@ class Wiring(Struct, frozen=True, kw_only=True):
     under_way: TurnsUnderWay = field(default_factory=TurnsUnderWay)
     presumed: PresumedListings | None = None
 
-    def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> LlmFactory:
-        """Return the factory of an LLM actor that starts with `first`, a request that is recorded already.
+    def lending(
+        self,
+        name: m.ConversationId,
+        history: History,
+        tools: tuple[m.ToolDefinition, ...],
+        first: Envelope[m.LlmCommand] | None = None,
+    ) -> "Wiring":
+        """Return a wiring whose LLM actors continue the conversation `name`.
 
-        Raises `ConversationError` if the runner was given an LLM factory in place of `LlmSettings`.
+        `tools` are those that its last request offered. `first` is a request that is recorded already: the
+        actor of an endpoint starts with it.
         """
-        lender = self.lender
-        if not isinstance(lender, EndpointActors):
-            raise ConversationError("Only an endpoint's actors can go on with a request. Use LlmSettings.")
-        return replace(lender, lent=lent, first=first)
-
-    def lent(
-        self, name: m.ConversationId, history: History, tools: tuple[m.ToolDefinition, ...]
-    ) -> LentConversation:
-        """Return the conversation `name` for one turn. `tools` are those that its last request offered."""
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
         encoded.offer(tools)
-        return LentConversation(name, encoded)
-
-    def lending(self, lent: LentConversation) -> "Wiring":
-        """Return a wiring whose LLM actors continue the conversation `lent`."""
-        return replace(self, llm=self.lender.lending(lent))
+        llm = lender.lending(LentConversation(name, encoded))
+        if first is not None:
+            assert isinstance(llm, EndpointActors), "only a model at an endpoint is asked in batches"
+            llm = replace(llm, first=first)
+        return replace(self, llm=llm)
 
     def beginning_with(self, endpoint: LlmEndpoint) -> "Wiring":
         """Return a wiring whose LLM actors first ask `endpoint`, which belongs to the chain."""

@@ -196,8 +196,8 @@ def _going_on(
     )
     if kept is None:
         # The turn belongs to no `Conversation`. Its trace holds its entries, so no other file is written.
-        lent = settings.wiring.lent(command.conversation, history, part.tools)
-        settings = replace(settings, wiring=settings.wiring.lending(lent))
+        wiring = settings.wiring.lending(command.conversation, history, part.tools)
+        settings = replace(settings, wiring=wiring)
     turn: HostTurn[Any] = HostTurn(request, settings, memory)
     turn.is_resumed = True
     turn.begun = begun
