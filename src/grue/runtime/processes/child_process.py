@@ -173,10 +173,7 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each access that the process's box is known to have refused.
-
-        `text` is what the process has written. `died`: the process itself has failed, not only a tool call.
-        """
+        """Return what `ProcessGroup.refusals` returns."""
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:

@@ -239,10 +239,7 @@ class Redaction:
         return tuple(secret.value for secret in self._index.secrets)
 
     def hide(self, name: str, value: str) -> None:
-        """Replace `value` by a placeholder with `name` from now on.
-
-        An empty value is ignored. Lone surrogates count as U+FFFD, which stands for them in messages.
-        """
+        """Replace `value` by a placeholder with `name` from now on, as `Recorder.hide` says."""
         value = well_formed(value)
         if not value or value in self.secrets:
             return
