@@ -190,7 +190,7 @@ def _in_a_batch_that_takes_its_time(make: Make) -> None:
 def _closing(make: Make) -> None:
     one = make()
     play(one)
-    one._episode._episode._loop._work.interrupt = _told(one._episode._episode._loop._work.interrupt)  # type: ignore[method-assign, union-attr]
+    one._episode._episode.loop._work.interrupt = _told(one._episode._episode.loop._work.interrupt)  # type: ignore[method-assign, union-attr]
     one.close()
 
 

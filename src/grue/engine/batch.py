@@ -282,7 +282,7 @@ def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
             cancel_and_wait(calls)
             raise
         finally:
-            episode.close()
+            episode.loop.close()
 
 
 def with_bar(

@@ -58,6 +58,7 @@ class Episode:
         expects_turns: Whether further turns may be submitted. If not, sessions are prewarmed only for turns
             that are waiting already.
         users: Number of calls that use the episode now. `CurrentEpisode` counts them.
+        loop: The event loop. Closing it cancels the turns and ends the sessions.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Episode:
         self._sessions = sessions
         self._at_once = at_once
         self._free_turns: anyio.CapacityLimiter
-        self._loop = EpisodeLoop(
+        self.loop = EpisodeLoop(
             self._open,
             on_exit=self._registry.kill_leftovers,
             force_kill=self._registry.kill_now,
@@ -90,7 +91,7 @@ class Episode:
 
         Raises `MCPError` if the caller is a turn of the same episode, which would wait for itself.
         """
-        self._loop.loop_thread.refuse_waiting()
+        self.loop.loop_thread.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
         with defer_interrupts():
             return self.submit(work).wait(force_kill=self._registry.kill_now)
@@ -100,10 +101,11 @@ class Episode:
 
         Cancellation cancels the turn and waits for its clean-up, for at most `INTERRUPT_GRACE_S`.
         """
-        self._loop.loop_thread.refuse_waiting()
-        return await self._result(self.submit(work))
+        return await self._result(lambda: self._in_turn(work))
 
-    async def _result(self, call: Call[T]) -> T:
+    async def _result(self, function: Callable[[], Awaitable[T]]) -> T:
+        self.loop.loop_thread.refuse_waiting()
+        call = self.loop.submit(function)
         try:
             await self._watch(call)
         except RuntimeError as error:
@@ -125,31 +127,17 @@ class Episode:
 
     def submit(self, work: Work[T]) -> Call[T]:
         """Submit a turn and return at once. It starts when a slot is free."""
-        return self._loop.submit(lambda: self._in_turn(work))
+        return self.loop.submit(lambda: self._in_turn(work))
 
     def beside(self, work: Work[T]) -> T:
         """Run work that is not a turn, at once, even if no slot is free. Blocks; Ctrl-C cancels the work."""
-        self._loop.loop_thread.refuse_waiting()
+        self.loop.loop_thread.refuse_waiting()
         with defer_interrupts():
-            return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
+            return self.loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
 
     async def beside_async(self, work: Work[T]) -> T:
         """Do the same as `beside`, without blocking the caller's event loop."""
-        self._loop.loop_thread.refuse_waiting()
-        return await self._result(self._loop.submit(lambda: work(self.resources)))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the episode accepts no further turn: it is closed or has failed."""
-        return self._loop.is_over
-
-    def close(self) -> None:
-        """Cancel the turns and end the sessions and the loop, within seconds. May be called twice."""
-        self._loop.close()
-
-    def abandon(self) -> None:
-        """Close without waiting, for finalizers."""
-        self._loop.end()
+        return await self._result(lambda: work(self.resources))
 
     async def _in_turn(self, work: Work[T]) -> T:
         async with self._free_turns:
@@ -356,7 +344,7 @@ class CurrentEpisode:
         for each in alone:
             each.interrupt()
         if episode is not None:
-            episode.close()
+            episode.loop.close()
         deadline = time.monotonic() + INTERRUPT_GRACE_S
         with defer_interrupts():
             for each in alone:
@@ -384,10 +372,10 @@ class CurrentEpisode:
         refuse_reentry()
         with self._lock:
             episode = self._episode
-            if episode is None or episode.is_over:
+            if episode is None or episode.loop.is_over:
                 self._detach()
                 episode = Episode(self._endpoint, self._recorder, self._sessions)
-                self._lost = weakref.finalize(self, episode.abandon)
+                self._lost = weakref.finalize(self, episode.loop.end)
                 self._episode = episode
             episode.users += users
             return episode
@@ -398,7 +386,7 @@ class CurrentEpisode:
             if episode.users or self.lasting or self._episode is not episode:
                 return
             self._detach()
-        episode.close()
+        episode.loop.close()
 
     def _detach(self) -> Episode | None:
         episode, self._episode = self._episode, None

@@ -233,7 +233,7 @@ class Runner(AsyncToolAccess, Closing):
         `trace`, a later turn raises `TraceError`, because the trace is closed.
         """
         for batch in list(self._batches):
-            batch.close()
+            batch.loop.close()
         self._episode.close()
         while self._traces:
             self._traces.pop().close()
