@@ -45,24 +45,22 @@ _Sweep = Annotated[
         "compare.",
     ),
 ]
-_Place = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir",
-        metavar="DIR",
-        help="The fleet's folder, for the episodes.",
-        show_default="runs/SWEEP for SWEEP.toml",
-    ),
-]
-_Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="How many episodes run at the same time.",
-        show_default="workers in SWEEP.toml, else one per core",
-    ),
-]
+
+
+def _place(what: str, default: str) -> Any:
+    return typer.Option(
+        "--dir", metavar="DIR", help=f"The fleet's folder, for the {what}.", show_default=default
+    )
+
+
+def _workers(what: str, default: str) -> Any:
+    return typer.Option(
+        min=1, metavar="N", help=f"How many {what} run at the same time.", show_default=default
+    )
+
+
+_Place = Annotated[Path | None, _place("episodes", "runs/SWEEP for SWEEP.toml")]
+_Workers = Annotated[int | None, _workers("episodes", "workers in SWEEP.toml, else one per core")]
 _Engine = Annotated[
     Literal["local", "ray"],
     typer.Option(metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."),
@@ -209,20 +207,12 @@ def fork(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            metavar="DIR",
-            help="The fleet's folder, for the forks.",
-            show_default="runs/NAME-forks, where NAME is the name of TRACES, or of the folder of this "
-            "trace.jsonl",
+        _place(
+            "forks",
+            "runs/NAME-forks, where NAME is the name of TRACES, or of the folder of this trace.jsonl",
         ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="How many forks run at the same time.", show_default="one per core"
-        ),
-    ] = None,
+    workers: Annotated[int | None, _workers("forks", "one per core")] = None,
 ) -> bool:
     """Fork many recorded turns, with the same change in each. After a stop, the same command continues.
 
