@@ -312,7 +312,7 @@ class ScriptedLlmServer:
         one = _reply(script)
         self._script = [one] if one else script if callable(script) else _replies(script)
         self._served = 0
-        self._owed: dict[str, list[Json]] = {}
+        self._owed: dict[DialectName, dict[str, list[Json]]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._connections: set[socket.socket] = set()
@@ -385,7 +385,7 @@ class ScriptedLlmServer:
             said = self._scripted(request)
         reply, wants_back = _rendered(said, dialect, request.body)
         with self._lock:
-            self._owed |= wants_back
+            self._owed.setdefault(dialect.name, {}).update(wants_back)
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
@@ -407,7 +407,7 @@ class ScriptedLlmServer:
         refusal = dialect.admission(headers) or unreadable
         if refusal is None:
             with self._lock:
-                owed = dict(self._owed)
+                owed = dict(self._owed.get(dialect.name, {}))
             chat, refusal = dialect.read(body, self._rules, owed)
         request = LlmRequest(
             path=path,

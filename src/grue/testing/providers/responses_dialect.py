@@ -441,8 +441,7 @@ def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
 
     With `kept`, the endpoint stores its replies, so a request may repeat just the id of an item.
     """
-    # Reasoning from replies in the other two formats has no ids.
-    sent = {item["id"]: item for group in owed.values() for item in group if "id" in item}
+    sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
     for item, following in zip(items, [*items[1:], {}], strict=False):
         kind = item.get("type")

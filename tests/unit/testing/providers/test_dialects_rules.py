@@ -269,6 +269,24 @@ def test_some_providers_of_chat_completions_want_it_back(echo: bool) -> None:
     assert refusals == [None, None, wanted]
 
 
+def test_reasoning_is_wanted_back_only_in_the_format_in_which_it_was_sent() -> None:
+    """A conversation that goes on in another format is sent without it."""
+    tools = [{"type": "function", "function": {"name": "t", "parameters": SCHEMA}}]
+    user = {"role": "user", "content": "hi"}
+    with ScriptedLlmServer(reasoned) as server:
+        asked = {"model": "m", "messages": [user], "tools": tools}
+        said = post(server, "/chat/completions", asked).json()["choices"][0]["message"]
+        called = said["tool_calls"][0]["id"]
+        call = {"type": "function_call", "call_id": called, "name": "t", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": called, "output": "1"}
+        post(server, "/responses", {**OPENAI, "input": [user, call, output]})
+        use = {"type": "tool_use", "id": called, "name": "t", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": called, "content": "1"}
+        turns = [user, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        post(server, "/messages", {**ANTHROPIC, "messages": turns})
+    assert [request.refused for request in server.requests] == [None, None, None]
+
+
 def test_a_script_sees_one_conversation_whatever_the_format() -> None:
     with ScriptedLlmServer(lambda request: text_reply(request.messages[-1]["content"])) as server:
         post(server, "/messages", ANTHROPIC)
