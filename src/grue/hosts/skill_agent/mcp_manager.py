@@ -268,12 +268,10 @@ class McpManager:
     def _refuse_or_skip(self, server: str, failure: m.ServerFailure, others: tuple[str, ...]) -> None:
         error = error_for(m.TurnFailed(turn=0, failure=failure))
         self._absent[m.ServerName(server)] = failure.cause
-        if server in self._optional:
-            self._note(McpServerAbsent(server_name=server, error=str(error), goes_on_with=others))
-        elif self.on_connect_failure == "raise":
+        if server not in self._optional and self.on_connect_failure == "raise":
             raise error
-        else:
-            self._note(McpConnectionFailed(server_name=server, error=str(error), goes_on_with=others))
+        kind = McpServerAbsent if server in self._optional else McpConnectionFailed
+        self._note(kind(server_name=server, error=str(error), goes_on_with=others))
 
     def _note(self, fact: Fact) -> None:
         self._recorder.record(fact, sender="host")
