@@ -227,6 +227,7 @@ class ZorkAgent:
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
+        server: Name of the tool server; `None` if MCP is off.
         turn: Number of the last turn; the next turn gets one more. A host may set it.
         last_outcome: The complete outcome of the last turn; `None` before the first.
 
@@ -274,16 +275,11 @@ class ZorkAgent:
         self._start = with_default(start, config.mcp_start)
         self._keep: Keep = "loop" if starts_ahead(self._start) else "nothing"
         self._approve = approve
-        self._server: m.ServerName | None = None
+        self.server: m.ServerName | None = None
         self._langfuse: LangfuseObserver | None = None
         self._langfuse_keeps_up = True
         self._route = route_of(mcp_manager, self.client)
         self._runner = self._wire(recorder or Recorder())
-
-    @property
-    def server(self) -> str | None:
-        """Name of the tool server; `None` if MCP is off."""
-        return self._server
 
     @property
     def recorder(self) -> Recorder:
@@ -418,8 +414,8 @@ class ZorkAgent:
         servers: dict[str, ToolServer] = {}
         manager = own_manager(self.mcp_manager) if self.mcp_enabled else None
         if self.mcp_enabled:
-            self._server, server = tool_server_of(self.mcp_manager, self._route)
-            servers = {self._server: server}
+            self.server, server = tool_server_of(self.mcp_manager, self._route)
+            servers = {self.server: server}
         heard = (self.logger, manager.logger if manager else None)
         add_loggers(recorder, *heard, episode_id=self.episode_id)
         if manager is not None:
@@ -452,7 +448,7 @@ class ZorkAgent:
         if route == self._route:
             return
         same_manager = route.manager == self._route.manager
-        self._route, before, server = route, self._runner, self._server
+        self._route, before, server = route, self._runner, self.server
         self._runner = self._wire(before.recorder)
         self._runner.spent = before.spent
         if same_manager and server is not None:
@@ -476,15 +472,15 @@ class ZorkAgent:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 
     def _before_turn(self) -> None:
-        if self._server is None or not getattr(self.mcp_manager, "is_disabled", False):
+        if self.server is None or not getattr(self.mcp_manager, "is_disabled", False):
             return
-        if not isinstance(self._runner.connection(self._server), Disabled):
-            self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
+        if not isinstance(self._runner.connection(self.server), Disabled):
+            self._runner.remember(self.server, Disabled("the MCP manager is disabled"))
 
     def _after_turn(self) -> None:
         manager = own_manager(self.mcp_manager)
-        if manager is not None and self._server is not None:
-            manager.connection = self._runner.connection(self._server)
+        if manager is not None and self.server is not None:
+            manager.connection = self._runner.connection(self.server)
 
 
 def _sampling_of(config: GameConfiguration, **given: float | None) -> Sampling:
