@@ -110,23 +110,10 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
     """
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
     # Begin with the loggers that are lowest in the hierarchy: their parents get the records by propagation.
-    for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
+    for logger in sorted(filter(None, loggers), key=lambda each: len([*_targets(each)]), reverse=True):
         if not any(logger is target for each in observed for target in _targets(each)):
             recorder.add(LoggerObserver(logger, episode_id=episode_id))
             observed.append(logger)
-
-
-def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
-    """Add an observer for a Langfuse client, and return it; the caller has to close it.
-
-    `None`: there is no client, or it has an observer already. Without a `session_id`, one is generated.
-    """
-    observed = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
-    if client is None or any(each.client is client for each in observed):
-        return None
-    observer = LangfuseObserver(client, session_id=session_id)
-    recorder.add(observer)
-    return observer
 
 
 def _targets(logger: Any) -> Iterator[Any]:
@@ -134,10 +121,6 @@ def _targets(logger: Any) -> Iterator[Any]:
     while isinstance(logger, logging.Logger) and logger.propagate and logger.parent is not None:
         logger = logger.parent
         yield logger
-
-
-def _depth(logger: Any) -> int:
-    return sum(1 for _ in _targets(logger))
 
 
 _UNNAMED = "mcp"
@@ -456,12 +439,15 @@ class ZorkAgent:
         before.close()
 
     def _tell_langfuse(self, recorder: Recorder, client: Any) -> None:
+        """Add an observer for a Langfuse client, unless there is no client, or it has an observer already."""
+        observed = [each for each in recorder.observers if isinstance(each, LangfuseObserver)]
+        if client is None or any(each.client is client and not each.closed for each in observed):
+            return
         session_id = None if self.episode_id == _UNKNOWN else self.episode_id
-        observer = add_langfuse(recorder, client, session_id=session_id)
-        if observer is not None:
-            self._langfuse = observer
-            # If the agent is dropped without `close`, the remaining events are sent in the background.
-            weakref.finalize(self, observer.close, timeout_s=0)
+        self._langfuse = LangfuseObserver(client, session_id=session_id)
+        recorder.add(self._langfuse)
+        # If the agent is dropped without `close`, the remaining events are sent in the background.
+        weakref.finalize(self, self._langfuse.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
         """Wait until the Langfuse client has the turn's events, so that a call of its `flush` sends them all.
