@@ -599,7 +599,7 @@ def _measures(
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),
-        *_passes(sides, keys, scores, options),
+        *(passes := _passes(sides, keys, scores, options)),
         *((name, [side.means(keys, of) for side in sides]) for name, of in _BESIDE),
     ]
     known = [
@@ -614,14 +614,14 @@ def _measures(
         differences = [Interval(mean_of(each), nan, nan, nan, count) for each in between]
     else:
         differences = mean_intervals(between, groups)
-    score = differences[0]
-    if not score.error and not score.mean:
-        least, most = range_of([*scores, options.failed_as or 0.0])
-        differences[0] = with_unseen(score, least - most, most - least)
-    return [
-        Measure(name=name, a=mean_of(a), b=mean_of(b), difference=each)
-        for (name, a, b), each in zip(known, differences, strict=True)
-    ]
+    least, most = range_of([*scores, options.failed_as or 0.0])
+    spans = {"score": most - least} | dict.fromkeys((name for name, _ in passes), 1.0)
+    measures = []
+    for (name, a, b), each in zip(known, differences, strict=True):
+        equal = not each.error and not each.mean
+        found = with_unseen(each, -spans[name], spans[name]) if equal and name in spans else each
+        measures.append(Measure(name=name, a=mean_of(a), b=mean_of(b), difference=found))
+    return measures
 
 
 _BESIDE: tuple[tuple[str, Callable[[Result], float | None]], ...] = (

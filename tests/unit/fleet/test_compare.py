@@ -118,7 +118,8 @@ def test_cases_that_are_all_equal_are_not_called_equal(tmp_path: Path) -> None:
     make_fleet(tmp_path, planted(0, base=2.0))
     found = by_prompt(tmp_path)
     assert found.verdict == "cannot be told"
-    assert found.measures[0].difference.high == pytest.approx(0.1)
+    for measure in found.measures[:3]:
+        assert measure.difference.high == pytest.approx(0.1), "and so for pass@5 and pass^5"
     assert found.is_worse(0.05) is None
     assert found.is_worse(0.2) is False
 
