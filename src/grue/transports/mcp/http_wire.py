@@ -20,7 +20,6 @@ from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
 
 if TYPE_CHECKING:
-    from grue.transports.mcp.authorization import Authorization
     from grue.transports.mcp.message_stream import MessageStream
     from grue.transports.mcp.sdk_http import HttpStream
 
@@ -71,16 +70,14 @@ class HttpWire:
         """Connect in the background, and return the stream of messages; imports the SDK."""
         from grue.transports.mcp.sdk_http import HttpStream
 
-        self._stream = HttpStream(self._server, self._limits, notify, self._authorization())
+        authorization = None
+        if self._server.auth is not None:
+            from grue.transports.mcp.authorization import Authorization
+
+            authorization = Authorization(self._server, self._hide)
+        self._stream = HttpStream(self._server, self._limits, notify, authorization)
         self._tasks.start(self._stream.carry)
         return self._stream
-
-    def _authorization(self) -> "Authorization | None":
-        if self._server.auth is None:
-            return None
-        from grue.transports.mcp.authorization import Authorization
-
-        return Authorization(self._server, self._hide)
 
     def _hide(self, name: str, value: str) -> None:
         """Keep a token out of errors, notices and the trace."""
