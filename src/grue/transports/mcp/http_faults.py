@@ -195,9 +195,6 @@ class AuthorizationRefused(Exception):  # noqa: N818 - named as the event it rep
         self.fault = fault
 
 
-_AGAIN = "Try again later; the authorization server's own log says more."
-
-
 def login_fault(
     server: str, status: int, *, scope: str | None, had_token: bool, challenge: str = ""
 ) -> WireFault:
@@ -222,56 +219,51 @@ def login_fault(
     return WireFault(f"{cause} (HTTP {status})", ends_session=True, remedy=remedy, needs_login=True)
 
 
-def oauth_fault(words: str) -> WireFault:
-    """Return the fault for a failed authorisation. `words` are the reason, from the SDK or the server."""
-    return WireFault(
-        f"the authorisation failed: {words}",
-        ends_session=True,
-        remedy="Check `auth` in the server's configuration: client_id, its secret or key, issuer, scope.",
-    )
+def _refused(cause: str, remedy: str) -> AuthorizationRefused:
+    return AuthorizationRefused(WireFault(cause, ends_session=True, remedy=remedy))
 
 
-def unavailable_fault(status: int | None, host: str = "") -> WireFault:
-    """Return the fault of an authorization server that does not answer, or fails."""
+def authorization_failed(words: str) -> AuthorizationRefused:
+    """Return the error for a failed authorisation. `words` are the reason, from the SDK or the server."""
+    remedy = "Check `auth` in the server's configuration: client_id, its secret or key, issuer, scope."
+    return _refused(f"the authorisation failed: {words}", remedy)
+
+
+def server_unavailable(status: int | None, host: str = "") -> AuthorizationRefused:
+    """Return the error for an authorization server that does not answer, or fails."""
     named = f" {host}" if host else ""
     how = "does not answer" if status is None else f"failed (HTTP {status})"
-    return WireFault(f"the authorization server{named} {how}", ends_session=True, remedy=_AGAIN)
+    remedy = "Try again later; the authorization server's own log says more."
+    return _refused(f"the authorization server{named} {how}", remedy)
 
 
-def insecure_fault(host: str) -> WireFault:
-    """Return the fault for an authorization server to which credentials would be sent unencrypted."""
-    return WireFault(
+def insecure_server(host: str) -> AuthorizationRefused:
+    """Return the error for an authorization server to which credentials would be sent unencrypted."""
+    return _refused(
         f"the authorization server {host} is named with http://, and nothing is sent there in the clear",
-        ends_session=True,
-        remedy="The server's metadata has to name its authorization server with https://.",
+        "The server's metadata has to name its authorization server with https://.",
     )
 
 
-def identity_fault(words: str) -> WireFault:
-    """Return the fault of an identity token that cannot be exchanged. `words` say why, without a token."""
-    return WireFault(
+def identity_unusable(words: str) -> AuthorizationRefused:
+    """Return the error for an identity token that cannot be exchanged. `words` say why, without a token."""
+    return _refused(
         words,
-        ends_session=True,
-        remedy="Get a new identity token from the identity provider, and check identity_provider, "
-        "identity_client_id and issuer under `auth` in the server's configuration.",
+        "Get a new identity token from the identity provider, and check identity_provider,"
+        " identity_client_id and issuer under `auth` in the server's configuration.",
     )
 
 
-def token_file_fault(folder: Path, why: str) -> WireFault:
-    """Return the fault for a folder in which no tokens can be stored."""
-    return WireFault(
-        f"the tokens cannot be kept in {folder}: {why}",
-        ends_session=True,
-        remedy="Make that folder writable, or name another one in the environment variable GRUE_TOKENS.",
-    )
+def tokens_not_kept(folder: Path, why: str) -> AuthorizationRefused:
+    """Return the error for a folder in which no tokens can be stored."""
+    remedy = "Make that folder writable, or name another one in the environment variable GRUE_TOKENS."
+    return _refused(f"the tokens cannot be kept in {folder}: {why}", remedy)
 
 
-def keyring_fault(server: str, words: str | None) -> WireFault:
-    """Return the fault of a keyring that cannot be used. `words`: why; `None`: the package is missing."""
+def keyring_unusable(server: str, words: str | None) -> AuthorizationRefused:
+    """Return the error for a keyring that cannot be used. `words`: why; `None`: the package is missing."""
     if words is None:
         cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"
-        return WireFault(cause, ends_session=True, remedy="Install it: pip install 'keyring>=25.5,<26'")
+        return _refused(cause, "Install it: pip install 'keyring>=25.5,<26'")
     remedy = f'To keep the tokens in a file instead, set "keep_tokens_in": "file" under `auth` of {server!r}'
-    return WireFault(
-        f"the system's keyring {words}", ends_session=True, remedy=f"{remedy}, and log in again."
-    )
+    return _refused(f"the system's keyring {words}", f"{remedy}, and log in again.")

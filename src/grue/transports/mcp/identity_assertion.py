@@ -18,10 +18,9 @@ from grue.runtime.loops.beside_loop import aside
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
 from grue.transports.mcp.http_faults import (
-    AuthorizationRefused,
-    identity_fault,
-    insecure_fault,
-    unavailable_fault,
+    identity_unusable,
+    insecure_server,
+    server_unavailable,
 )
 from grue.transports.mcp.token_store import identity_token
 
@@ -93,7 +92,7 @@ class IdentityProvider:
         for url in build_oauth_authorization_server_metadata_discovery_urls(self._issuer, self._issuer):
             answer = await self._sent(httpx2.Request("GET", url, headers={"accept": "application/json"}))
             if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-                raise AuthorizationRefused(unavailable_fault(answer.status_code, answer.request.url.host))
+                raise server_unavailable(answer.status_code, answer.request.url.host)
             if not answer.is_success:
                 continue
             try:
@@ -101,11 +100,9 @@ class IdentityProvider:
             except ValueError:
                 continue
             if found.issuer.rstrip("/") != self._issuer.rstrip("/"):
-                raise AuthorizationRefused(
-                    identity_fault("the metadata of the identity provider names another issuer")
-                )
+                raise identity_unusable("the metadata of the identity provider names another issuer")
             return found
-        raise AuthorizationRefused(identity_fault("the identity provider publishes no metadata"))
+        raise identity_unusable("the identity provider publishes no metadata")
 
     def _credentials(self, metadata: _Metadata) -> tuple[dict[str, str], dict[str, str]]:
         """Return the fields and the headers that authenticate this client at the identity provider."""
@@ -121,25 +118,21 @@ class IdentityProvider:
     def _issued(self, answer: httpx2.Response) -> str:
         host, status = answer.request.url.host, answer.status_code
         if status == httpx2.codes.TOO_MANY_REQUESTS or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
-            raise AuthorizationRefused(unavailable_fault(status, host))
+            raise server_unavailable(status, host)
         if not answer.is_success:
             how = f"HTTP {status}{_words(answer)}"
-            raise AuthorizationRefused(
-                identity_fault(f"the identity provider {host} refuses the identity token ({how})")
-            )
+            raise identity_unusable(f"the identity provider {host} refuses the identity token ({how})")
         try:
             issued = msgspec.json.decode(answer.content, type=_Issued)
         except ValueError:
             issued = _Issued("", "")
         if issued.issued_token_type != _ID_JAG or not issued.access_token:
-            raise AuthorizationRefused(
-                identity_fault(f"the identity provider {host} issued no identity assertion")
-            )
+            raise identity_unusable(f"the identity provider {host} issued no identity assertion")
         return issued.access_token
 
     async def _sent(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.scheme != "https" and request.url.host not in LOOPBACK:
-            raise AuthorizationRefused(insecure_fault(request.url.host))
+            raise insecure_server(request.url.host)
         return await self._exchange(request)
 
 

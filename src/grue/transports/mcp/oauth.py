@@ -47,10 +47,10 @@ from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.http_faults import (
     AuthorizationRefused,
-    insecure_fault,
+    authorization_failed,
+    insecure_server,
     login_fault,
-    oauth_fault,
-    unavailable_fault,
+    server_unavailable,
 )
 from grue.transports.mcp.library_logs import drop, library_logs_to
 from grue.transports.mcp.token_store import TokenRecord, TokenStore
@@ -87,7 +87,7 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
         async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) > _MAX_BODY_BYTES:
-                raise AuthorizationRefused(oauth_fault(f"an answer of {request.url.host} is too long"))
+                raise authorization_failed(f"an answer of {request.url.host} is too long")
         await response.aclose()
     return _with_body(response, bytes(body))
 
@@ -246,7 +246,7 @@ class Authorizer:
         """Raise `AuthorizationRefused`, because the server refuses even a token that was just issued."""
         if self._auth.grant != "authorization_code":
             what = "the token's scope" if refusal.status_code == httpx2.codes.FORBIDDEN else "a new token"
-            raise AuthorizationRefused(oauth_fault(f"the server refuses {what} (HTTP {refusal.status_code})"))
+            raise authorization_failed(f"the server refuses {what} (HTTP {refusal.status_code})")
         raise AuthorizationRefused(self._login_fault(refusal, self._record))
 
     async def login(self, refusal: httpx2.Response, person: Person, scope: str | None) -> TokenRecord:
@@ -322,7 +322,7 @@ class Authorizer:
         )
         await self._drive(provider, refusal)
         if storage.issued is None:
-            raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
+            raise authorization_failed("the authorization server issued no token")
         record = _record(url, storage.issued, auth.issuer or "")
         # Drop the refresh token, so that the identity provider is asked for each new token: it decides
         # whether the person still has access.
@@ -347,7 +347,7 @@ class Authorizer:
             return (await self._keep(provider)).access_token
         status = self._last_status
         if needed and (status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500):
-            raise AuthorizationRefused(unavailable_fault(status))
+            raise server_unavailable(status)
         # Any other answer than these may come from a proxy, so the refresh token is kept for another try.
         if status in _REFUSED:
             # Remove the tokens only: the next login needs the client's registration.
@@ -387,7 +387,7 @@ class Authorizer:
         """Store the tokens, the client's registration and the metadata that the provider has obtained."""
         context, tokens = provider.context, provider.context.current_tokens
         if tokens is None:
-            raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
+            raise authorization_failed("the authorization server issued no token")
         registered = self._auth.grant == "authorization_code" and context.client_info is not None
         issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata else ""
         record = _record(self._server.url, tokens, issuer)
@@ -420,7 +420,7 @@ class Authorizer:
             with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):
                 return self._made_provider(record, person, scope)
         except ValueError as error:
-            raise AuthorizationRefused(oauth_fault(words_of(error))) from error
+            raise authorization_failed(words_of(error)) from error
 
     def _made_provider(
         self, record: TokenRecord | None, person: Person | None, scope: str | None
@@ -481,13 +481,13 @@ class Authorizer:
                     else:
                         return
                     asked = await flow.asend(answer)
-                raise AuthorizationRefused(oauth_fault("the authorization takes too many requests"))
+                raise authorization_failed("the authorization takes too many requests")
             except StopAsyncIteration:
                 return
             except _SDK_ERRORS as error:
                 words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
                 # `from None`, because the SDK's errors quote the answer, which may contain a token.
-                raise AuthorizationRefused(oauth_fault(beginning(words, _ERROR_CHARS))) from None
+                raise authorization_failed(beginning(words, _ERROR_CHARS)) from None
             finally:
                 await flow.aclose()
 
@@ -500,12 +500,12 @@ class Authorizer:
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
         host = request.url.host
         if request.url.scheme != "https" and host not in LOOPBACK and self._server.url.startswith("https"):
-            raise AuthorizationRefused(insecure_fault(host))
+            raise insecure_server(host)
         try:
             with anyio.fail_after(EXCHANGE_S):
                 answer = await sent(request)
         except (TimeoutError, httpx2.RequestError) as error:
-            raise AuthorizationRefused(unavailable_fault(None, host)) from error
+            raise server_unavailable(None, host) from error
         if request.method == "POST":
             self._last_status = answer.status_code
             for name, value in secrets_of(request, answer):

@@ -32,9 +32,9 @@ from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.http_faults import (
     AuthorizationRefused,
-    identity_fault,
-    keyring_fault,
-    token_file_fault,
+    identity_unusable,
+    keyring_unusable,
+    tokens_not_kept,
 )
 
 
@@ -51,9 +51,9 @@ def identity_token(auth: OAuth) -> str:
         token = expanded(auth.identity_token_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it holds no token"
-        raise AuthorizationRefused(identity_fault(f"identity_token_file cannot be read: {reason}")) from error
+        raise identity_unusable(f"identity_token_file cannot be read: {reason}") from error
     if not token:
-        raise AuthorizationRefused(identity_fault("identity_token_file is empty"))
+        raise identity_unusable("identity_token_file is empty")
     return token
 
 
@@ -202,8 +202,8 @@ class TokenStore:
         try:
             yield
         except OSError as error:
-            fault = token_file_fault(self.file.parent, error.strerror or type(error).__name__)
-            raise AuthorizationRefused(fault) from error
+            why = error.strerror or type(error).__name__
+            raise tokens_not_kept(self.file.parent, why) from error
 
 
 def tokens_folder() -> Path:
@@ -262,7 +262,7 @@ class KeyringStore(TokenStore):
             return bool(ring.get_password(SERVICE, self._entry) == text)
 
         if not self._asked(kept):  # keyring's backend `null` stores nothing, and raises no error
-            raise AuthorizationRefused(keyring_fault(self._name, "does not keep what is stored in it"))
+            raise keyring_unusable(self._name, "does not keep what is stored in it")
         super().remove()
 
     def remove(self) -> bool:
@@ -300,7 +300,7 @@ class KeyringStore(TokenStore):
         asked = start_in_daemon_thread(work)
         if not wait([asked], _WAIT_S).done:
             words = f"did not answer within {_WAIT_S:g} s; perhaps it waits to be unlocked"
-            raise AuthorizationRefused(keyring_fault(self._name, words))
+            raise keyring_unusable(self._name, words)
         error = asked.exception()
         if error is not None:
             self._refuse(error)
@@ -308,19 +308,19 @@ class KeyringStore(TokenStore):
 
     def _refuse(self, error: BaseException) -> NoReturn:
         if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
-            raise AuthorizationRefused(keyring_fault(self._name, None)) from error
+            raise keyring_unusable(self._name, None) from error
         with contextlib.suppress(ImportError):
             from keyring.errors import KeyringError, KeyringLocked, NoKeyringError
 
             if isinstance(error, NoKeyringError):
                 words = "is missing: no backend of the package keyring works here"
-                raise AuthorizationRefused(keyring_fault(self._name, words)) from error
+                raise keyring_unusable(self._name, words) from error
             if isinstance(error, KeyringLocked):
-                raise AuthorizationRefused(keyring_fault(self._name, "is locked")) from error
+                raise keyring_unusable(self._name, "is locked") from error
             if isinstance(error, KeyringError | ImportError | AttributeError | OSError | RuntimeError):
                 # Leave out the error's text: it may contain the tokens that the backend was to store.
                 words = f"cannot be used ({type(error).__name__})"
-                raise AuthorizationRefused(keyring_fault(self._name, words)) from error
+                raise keyring_unusable(self._name, words) from error
         raise error
 
 
