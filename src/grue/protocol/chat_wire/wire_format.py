@@ -289,24 +289,9 @@ def tokens(value: object) -> int:
     return int(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else 0
 
 
-def usage_of(
-    *,
-    input_tokens: object,
-    output_tokens: object,
-    cached_tokens: object,
-    cache_write_tokens: object,
-    reasoning_tokens: object,
-    cost_usd: object,
-) -> m.Usage:
-    """Return the usage of a reply, from values of any type."""
-    return m.Usage(
-        input_tokens=tokens(input_tokens),
-        output_tokens=tokens(output_tokens),
-        cached_tokens=tokens(cached_tokens),
-        cache_write_tokens=tokens(cache_write_tokens),
-        reasoning_tokens=tokens(reasoning_tokens),
-        cost_usd=cost(cost_usd),
-    )
+def usage_of(*, cost_usd: object, **counts: object) -> m.Usage:
+    """Return the usage of a reply, from values of any type. `counts` have the names of `Usage`'s fields."""
+    return m.Usage(**{name: tokens(count) for name, count in counts.items()}, cost_usd=cost(cost_usd))
 
 
 def cost(value: object) -> float | None:
