@@ -216,7 +216,9 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
 Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
 """Returns the adapted profile, or `None` if the text gives no reason to change it."""
 
-_BLAMES_CONTENT = frozenset({400, 413, 415, 422})
+MAY_BLAME_ATTACHMENTS = frozenset({400, 413, 415, 422})
+"""Statuses of refusals with no known cause that may be due to images or files in the request."""
+
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
 
 _LENGTH = r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length ([1-9]\d{1,5})"
@@ -305,11 +307,6 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
         return None
     adapted = (adapt(profile, words) for adapt in _OF_STATUS.get(status, _ADAPTATIONS))
     return next((new for new in adapted if new is not None and new != profile), None)
-
-
-def may_blame_attachments(status: int | None) -> bool:
-    """Return whether a refusal with no known cause may be due to images or files in the request."""
-    return status in _BLAMES_CONTENT
 
 
 def _other_wire(profile: WireProfile, words: str) -> WireProfile | None:

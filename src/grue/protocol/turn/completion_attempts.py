@@ -49,7 +49,7 @@ from grue import messages as m
 from grue.policies import ContextOverflow, FailureKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.profiles import adapt_profile, may_blame_attachments
+from grue.protocol.chat_wire.profiles import MAY_BLAME_ATTACHMENTS, adapt_profile
 from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
@@ -294,7 +294,7 @@ def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, .
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)
-    if event.attachments and may_blame_attachments(event.fault.status):
+    if event.attachments and event.fault.status in MAY_BLAME_ATTACHMENTS:
         return (DropAttachments(),)
     return ()
 
