@@ -181,6 +181,8 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
     for counter, piece in zip(values, fixed[1:], strict=True):
         shown = [shortened(value, _MOST_VALUE) for value, _ in counter.most_common(_MOST_VALUES)]
         said += ["|".join([*shown, "…"] if len(counter) > _MOST_VALUES else shown), piece]
+    if "".join(fixed) != "".join(_VARIES.split(_line(texts[0]))):
+        said.append("…")
     return shortened("".join(said), 2 * _MOST_TEXT)
 
 

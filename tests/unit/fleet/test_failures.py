@@ -97,6 +97,12 @@ def test_the_line_of_a_group_shows_the_value_that_all_have_and_each_one_that_dif
     }
 
 
+def test_a_cut_text_of_failures_that_differ_says_so(tmp_path: Path) -> None:
+    make_fleet(tmp_path, lambda _, __, n: failed("E", f"Turn {n}: {'word ' * 40}"), repetitions=1)
+    (group,) = group_failures(results(tmp_path), "score", Passing())
+    assert group.text.endswith(" wo…")
+
+
 def test_a_long_failure_keeps_its_end_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", SECRET)
     text = f"E: {'word ' * 100}{SECRET}"
