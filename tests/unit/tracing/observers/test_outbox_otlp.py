@@ -82,7 +82,9 @@ def test_a_backend_is_named_without_user_and_password(url: str, host: str) -> No
     ("status", "result", "says"), [("200 OK", "SUCCESS", ""), ("308 Moved", "FAILURE", "308, a redirect")]
 )
 def test_a_redirect_is_a_failure_and_no_body_is_waited_for(status: str, result: str, says: str) -> None:
-    otlp = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter", reason="grue[otel]")
+    otlp = pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter", reason="pip install 'grue[otel]'"
+    )
     warnings: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
