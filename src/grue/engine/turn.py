@@ -342,13 +342,34 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
         raise MCPError(f"{what} cannot be read: {error.strerror or error}.") from error
 
 
+class ProgressSource:
+    """Reports what a turn is doing, even before its actors exist and after they are gone."""
+
+    def __init__(self) -> None:
+        self._actors: TurnActors | None = None
+        self._last = TurnProgress(doing="waiting for its turn")
+
+    def enter(self, actors: TurnActors) -> None:
+        """Report the progress of these actors until `leave`."""
+        self._actors = actors
+
+    def leave(self) -> None:
+        """Keep the last progress, and drop the actors so that they can be garbage collected."""
+        self._last, self._actors = self.progress, None
+
+    @property
+    def progress(self) -> TurnProgress:
+        """The turn's progress."""
+        return self._last if self._actors is None else self._actors.progress
+
+
 class TurnHandle(Generic[R]):
     """A turn that `Runner.start_turn` has started. Only `result` can block.
 
     Thread-safe. The turn goes on if its handle is dropped.
     """
 
-    def __init__(self, call: Call[R], progress: Callable[[], TurnProgress]) -> None:
+    def __init__(self, call: Call[R], progress: ProgressSource) -> None:
         self._call = call
         self._progress = progress
         self._started = call.submitted_at  # the loop may have begun the turn before this line runs
@@ -392,7 +413,7 @@ class TurnHandle(Generic[R]):
         """Return the turn's progress. After the turn's end its phase is `done`, with the final counts."""
         # Read `done` first, so that the progress of an ended turn is final.
         over = self._call.done()
-        seen = self._progress()
+        seen = self._progress.progress
         until = time.monotonic() if self._call.ended_at is None else self._call.ended_at
         return replace(seen, doing="done" if over else seen.doing, elapsed_s=until - self._started)
 
@@ -544,6 +565,7 @@ class HostTurn(Generic[T]):
     """One turn of an episode; `memory` holds the episode's state. Call `run` once.
 
     Attributes:
+        progress: What the turn is doing. Readable from any thread.
         is_resumed: The turn was parked or killed, and goes on now.
         record: The recorded events to repeat first, if the turn is a fork or has waited for a batch.
         waits: The turn's requests wait for the provider's batches.
@@ -561,19 +583,10 @@ class HostTurn(Generic[T]):
 
     def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
         self.answer: AnswerSpec[Any] = request.answer_spec
-        self._actors: TurnActors | None = None
-        self._last = TurnProgress(doing="waiting for its turn")
+        self.progress = ProgressSource()
         self._request = request
         self._settings = settings
         self._memory = memory
-
-    def progress(self) -> TurnProgress:
-        """Return what the turn is doing, also before its actors exist and after they are gone.
-
-        Any thread may call this.
-        """
-        actors = self._actors
-        return self._last if actors is None else actors.progress
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
         """Run the turn. Raises as `Runner.run_turn` does; cancellation ends the turn."""
@@ -604,12 +617,11 @@ class HostTurn(Generic[T]):
             actors = past.actors = TurnActors(
                 wiring, resources, command, check, on_delta, past.results or self.earlier, self.record
             )
-            self._actors = actors
+            self.progress.enter(actors)
             try:
                 end = await actors.run(memory.connections)
             finally:
-                # Drop the actors, so that they can be garbage collected.
-                self._last, self._actors = actors.progress, None
+                self.progress.leave()
                 # Store the states after a failure or a cancellation too, because the next turn has to know
                 # which servers were connected or disabled in this one.
                 memory.learn(actors.connections)
