@@ -467,7 +467,7 @@ def test_every_kind_has_a_section_with_what_is_printed_and_what_to_do() -> None:
     kinds = {
         name
         for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, errors.MCPError)
+        if isinstance(value, type) and issubclass(value, errors.MCPError) and not name.startswith("_")
     }
     assert kinds == SECTIONS.keys() == SHOWN.keys()
     form = r"- \*\*Raised by\*\* .+\n- \*\*Why:\*\* .+\n- \*\*What to do:\*\* .+\n\n```text\n(?:.+\n)+```\n+"

@@ -343,7 +343,10 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 
 
 class ProgressSource:
-    """Reports what a turn is doing, even before its actors exist and after they are gone."""
+    """Reports what a turn is doing, even before its actors exist and after they are gone.
+
+    It is apart from the turn, so that the handle of an ended turn does not keep the turn and its runner.
+    """
 
     def __init__(self) -> None:
         self._actors: TurnActors | None = None
@@ -360,7 +363,8 @@ class ProgressSource:
     @property
     def progress(self) -> TurnProgress:
         """The turn's progress."""
-        return self._last if self._actors is None else self._actors.progress
+        actors = self._actors  # read once: the turn may end meanwhile
+        return self._last if actors is None else actors.progress
 
 
 class TurnHandle(Generic[R]):
