@@ -137,9 +137,10 @@ class Parameters:
         try:
             return PydanticParameter(parameter.name, kind, parameter.default)
         except TypeError as error:
+            why = str(fault or error).splitlines()[-1]  # above it, msgspec advises hooks
             raise MCPConfigError(
-                f"The tool '{self._tool}' has a parameter that cannot be offered to a model:"
-                f" {fault or error}. Annotate it with a type that JSON can express."
+                f"The tool '{self._tool}' has the parameter '{parameter.name}', which cannot be offered to a"
+                f" model: {why.rstrip('.')}. Annotate it with a type that JSON can express."
             ) from error
 
     def _schema(self, texts: Mapping[str, str]) -> m.JsonObject:

@@ -146,6 +146,15 @@ def test_what_cannot_be_offered_to_a_model_is_refused_at_once_and_named(function
         FunctionTools({"odd": function})
 
 
+def test_a_parameter_that_cannot_be_offered_is_named_with_the_type_only() -> None:
+    with pytest.raises(MCPConfigError) as refused:
+        FunctionTools([opaque])
+    assert str(refused.value) == (
+        f"The tool 'opaque' has the parameter 'thing', which cannot be offered to a model: type {Opaque}"
+        " is not supported. Annotate it with a type that JSON can express."
+    )
+
+
 def yields() -> Iterator[int]:
     yield 1
 
