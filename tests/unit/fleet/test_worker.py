@@ -37,6 +37,7 @@ def test_without_proc_the_first_descriptors_are_compared(monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "iterdir", not_mounted)
     before = _descriptors()
     os.close(reading)
-    left = before - _descriptors()
+    left = {number for number, _, _ in before - _descriptors()}
     os.close(writing)
-    assert [number for number, _, _ in left] == [reading]
+    assert reading in left, "beside those that threads of other tests may close meanwhile"
+    assert writing not in left
