@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import FleetError
 from grue.fleet.course import Course
-from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, require_fleet
+from grue.fleet.folder import CASE, COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, require_fleet
 from grue.runtime.files import next_line, open_regular
 from grue.tracing.marks import SCORES, Mark, read_marks
 
@@ -143,7 +143,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
-    If `Fleet.map` was called last, the latest sweep is all episodes of the version of the work that it named.
+    If `Fleet.map` was called last, the latest sweep is all episodes of the version of the work that it named,
+    except those that were played again because the content of a file had changed.
     If none of `found` belongs to it, all are returned: the caller has chosen earlier episodes on purpose.
     """
     ours = _latest_of(fleet, found)
@@ -166,7 +167,26 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
         version = folder.read_manifest().version
     except FleetError:  # the manifest is damaged
         return found
-    return [each for each in found if each.version in ("", version)]
+    return _without_replaced(fleet, [each for each in found if each.version in ("", version)])
+
+
+def _without_replaced(fleet: Path, found: list[Result]) -> list[Result]:
+    """Leave out an episode if a later one has the same case: a file that the case names has changed."""
+    newest: dict[bytes, Result] = {}
+    for each in found:
+        case = [each.settings, each.repetition] if each.work else each.id  # its case may be unreadable
+        key = msgspec.json.encode(case, order="deterministic")
+        before = newest.setdefault(key, each)
+        if before is not each and _begun(fleet, each) > _begun(fleet, before):
+            newest[key] = each
+    kept = {each.id for each in newest.values()}
+    return [each for each in found if each.id in kept]
+
+
+def _begun(fleet: Path, result: Result) -> int:
+    """Return the time at which the first attempt of an episode began, to compare it with others."""
+    case = _status(f"{result.folder(fleet)}/{CASE}")
+    return 0 if case is None else case.st_mtime_ns
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:

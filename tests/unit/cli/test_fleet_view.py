@@ -298,7 +298,7 @@ def test_failures_come_with_question_and_answer_and_say_how_many_are_not_shown(
     for number in range(5):
         folder = fleet.episode(f"{number:024x}")
         case = {"question": "What is 17 + 25?", "expected": "42"}
-        attempt = folder.begin(CaseFile(work="m:f", version="1", settings=case))
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings=case, repetition=number))
         (attempt / TRACE).write_bytes(played.read_bytes() if number else b"{")
         folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"score": 0.0}), version="1")
     print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import random
 import re
 import sys
@@ -242,6 +243,18 @@ def test_a_version_of_the_work_before_the_latest_is_left_out_and_counted(tmp_pat
     fleet.write_manifest(Manifest(work="m:ask", version="2"))
     found = by_prompt(tmp_path)
     assert (found.cases, found.measures[0].a, found.a.missing) == (1, 5.0, {"earlier": 2})
+
+
+def test_an_episode_that_was_played_again_because_a_file_has_changed_is_left_out(tmp_path: Path) -> None:
+    """The content of a file that a case names is in the episode's id, and not in its settings."""
+    fleet = make_fleet(tmp_path, planted(0), questions=0)
+    for number, (prompt, score) in enumerate((("short", 2.0), ("long", 1.0), ("long", 5.0), ("long", 3.0))):
+        folder = fleet.episode(f"{number:024x}")
+        add_episode(folder, {"prompt": prompt, "question": "Question 0"}, 0, ended(score))
+        os.utime(folder.path / "case.json", (0, 1 if score == 5.0 else 0))
+    found = by_prompt(tmp_path)
+    assert (found.a.episodes, found.b.episodes, found.b.missing) == (1, 1, {"earlier": 2})
+    assert found.measures[0].b == 5.0
 
 
 def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> None:
