@@ -4,6 +4,8 @@ A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong 
 written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, which explains a wrong keyword.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps

@@ -5,6 +5,8 @@ returns, and handles deadlines and cancellation. Both reach the state machine as
 the sessions and the trace says why the turn ended.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TypeAlias, assert_never

@@ -5,6 +5,8 @@ decodes replies, and `protocol/turn/completion_attempts.py` decides what follows
 ask a model in your own way, write an `LlmFactory`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
@@ -775,7 +777,7 @@ class EndpointActors(Struct, frozen=True):
         """The model's name, as it is sent to the endpoint."""
         return self.endpoint.settings.model
 
-    def lending(self, lent: LentConversation) -> "EndpointActors":
+    def lending(self, lent: LentConversation) -> EndpointActors:
         """Return a factory whose actor continues the conversation `lent`."""
         return replace(self, lent=lent)
 

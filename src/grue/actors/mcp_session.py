@@ -6,6 +6,8 @@ a failed connect, `protocol/tools/calls.py` which calls of a batch are made. The
 `ToolConnection` (`tool_sessions/connection.py`).
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager

@@ -4,6 +4,8 @@ Each request has its own conversation and goes to a separate LLM actor, so that 
 the server that asked for it. Sampling is off if `TurnLimits.max_samplings` is 0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 from grue import messages as m
@@ -25,7 +27,7 @@ class CurrentSampler:
     def __init__(self) -> None:
         self.sampler: Sampler | None = None
 
-    def on_behalf_of(self, server: m.ServerName, *, beside: "Sampler | None" = None) -> Sample:
+    def on_behalf_of(self, server: m.ServerName, *, beside: Sampler | None = None) -> Sample:
         """Return the function that answers the sampling requests of one server.
 
         If the session is opened ahead, for the next turn, `beside` is the running turn's sampler. Until the

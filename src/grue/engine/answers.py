@@ -1,5 +1,7 @@
 """`AnswerSpec`: a host's description of a valid answer, with its schema, its check and its fallback."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +74,7 @@ class AnswerSpec(Generic[T]):
         self.fallback = fallback
 
     @classmethod
-    def text(cls) -> "AnswerSpec[str]":
+    def text(cls) -> AnswerSpec[str]:
         """Accept any text."""
         return AnswerSpec(str)
 
@@ -84,7 +86,7 @@ class AnswerSpec(Generic[T]):
         check: Callable[[Model], Model] | None = None,
         fallback: Model | None = None,
         told: bool = False,
-    ) -> "AnswerSpec[Model]":
+    ) -> AnswerSpec[Model]:
         """Expect an instance of a pydantic model, as plain JSON, in a code fence, or within prose.
 
         Args:
@@ -112,7 +114,7 @@ class AnswerSpec(Generic[T]):
         check: Callable[[V], V] | None = None,
         fallback: V | None = None,
         told: bool = False,
-    ) -> "AnswerSpec[V]": ...
+    ) -> AnswerSpec[V]: ...
     @overload
     @classmethod
     def of(
@@ -122,7 +124,7 @@ class AnswerSpec(Generic[T]):
         check: Callable[[Any], Any] | None = None,
         fallback: Any = None,
         told: bool = False,
-    ) -> "AnswerSpec[Any]": ...
+    ) -> AnswerSpec[Any]: ...
     @classmethod
     def of(
         cls,
@@ -131,7 +133,7 @@ class AnswerSpec(Generic[T]):
         check: Callable[[Any], Any] | None = None,
         fallback: Any = None,
         told: bool = False,
-    ) -> "AnswerSpec[Any]":
+    ) -> AnswerSpec[Any]:
         """Expect a value of any type that JSON can express, as `TurnRequest(answer=...)` does.
 
         A type whose JSON is not an object (`int`, `list[int]`, `Literal`, an enum) is requested as an object
@@ -149,7 +151,7 @@ class AnswerSpec(Generic[T]):
         return _reader(type_).spec(check, fallback, told=told)
 
 
-def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
+def spec_of(answer: AnswerSpec[T] | type[T] | None) -> AnswerSpec[T]:
     """Return the `AnswerSpec` for the `answer` of a request."""
     if isinstance(answer, AnswerSpec):
         return answer

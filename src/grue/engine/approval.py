@@ -4,6 +4,8 @@
 that a person watches.
 """
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import sys

@@ -1,5 +1,7 @@
 """Choose the event loop in which a runner's turns and calls run: a new one, the caller's or the episode's."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import threading
@@ -65,7 +67,7 @@ class Episode:
         self,
         endpoint: LlmEndpoint | None,
         recorder: Recorder,
-        sessions: "Sessions" = "fresh",
+        sessions: Sessions = "fresh",
         *,
         at_once: int = 1,
     ) -> None:
@@ -147,7 +149,7 @@ class Episode:
             finally:
                 self._slots.append(slot)
 
-    def _expects_turn(self, pool: "SessionPool") -> bool:
+    def _expects_turn(self, pool: SessionPool) -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
         If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
@@ -180,7 +182,7 @@ class Episode:
         return replace(self.resources, pool=pool, sampling=CurrentSampler())
 
 
-def starts_of(keep: Keep, start: Start) -> "tuple[Sessions, StartWhen]":
+def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
     """Return where a turn's sessions come from, and when a server without an open session is started.
 
     Raises `MCPConfigError` if the arguments are invalid or contradict each other.
@@ -255,7 +257,7 @@ class CurrentEpisode:
     """
 
     def __init__(
-        self, endpoint: LlmEndpoint | None, recorder: Recorder, sessions: "Sessions", *, lasting: bool
+        self, endpoint: LlmEndpoint | None, recorder: Recorder, sessions: Sessions, *, lasting: bool
     ) -> None:
         self.lasting = lasting
         self._endpoint = endpoint if lasting else None
@@ -395,7 +397,7 @@ class CurrentEpisode:
         return episode
 
 
-def _leave_if_there(lost: "weakref.ref[CurrentEpisode]", episode: Episode) -> None:
+def _leave_if_there(lost: weakref.ref[CurrentEpisode], episode: Episode) -> None:
     # If the `CurrentEpisode` was garbage collected, its finalizer has ended the loop.
     current = lost()
     if current is not None:

@@ -4,6 +4,8 @@ Between turns a runner keeps plain data only, unless `keep` says otherwise: the 
 of each server, and what was spent.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -581,13 +583,13 @@ class Runner(AsyncToolAccess, Closing):
         load_sessions(self._wiring.servers.values())
         self._episode.run_beside(self._prepare_endpoint)
 
-    def _outside_turns(self, work: "SessionWork[V]") -> V:
+    def _outside_turns(self, work: SessionWork[V]) -> V:
         with importing():  # imported here, because few runners need it
             from grue.engine.outside_turns.server_sessions import outside_turns
 
         return self._episode.run_outside_turns(outside_turns(self._settings(), work))
 
-    async def _outside_turns_async(self, work: "SessionWork[V]") -> V:
+    async def _outside_turns_async(self, work: SessionWork[V]) -> V:
         with importing():
             from grue.engine.outside_turns.server_sessions import outside_turns
 

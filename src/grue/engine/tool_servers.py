@@ -4,6 +4,8 @@ A turn may send its first request before its servers have started, with the tool
 `docs/decisions/035-presumed-listings.md` says why.
 """
 
+from __future__ import annotations
+
 import inspect
 import os
 import re

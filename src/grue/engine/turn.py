@@ -4,6 +4,8 @@ A `Runner` makes a `HostTurn` for each request. An `EpisodeMemory` keeps what la
 is a running turn, for programs whose own loop must not block.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import contextvars

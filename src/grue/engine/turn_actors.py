@@ -3,6 +3,8 @@
 The turn's decisions are made in `protocol/tool_loop.py`, not here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -60,7 +62,7 @@ class TurnResources(Struct, frozen=True, kw_only=True):
     """
 
     registry: ProcessRegistry
-    pool: "SessionPool | None" = None
+    pool: SessionPool | None = None
     sampling: CurrentSampler
 
 
@@ -341,7 +343,7 @@ class TurnActors:
         recalled_end: Any = await expected.wait()
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
-    def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> "_Mailboxes":
+    def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> _Mailboxes:
         start = partial(self._start_session, supervisor, agent)
         mailboxes = _Mailboxes(start)
         waiting = {listing.server for listing in self._command.when_called}

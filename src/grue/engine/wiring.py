@@ -1,5 +1,7 @@
 """Put together what all turns of a runner share: the LLM actor's factory, the tool servers, the recorder."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os
@@ -119,7 +121,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         history: History,
         tools: tuple[m.ToolDefinition, ...],
         first: Envelope[m.LlmCommand] | None = None,
-    ) -> "Wiring":
+    ) -> Wiring:
         """Return a wiring whose LLM actors continue the conversation `name`.
 
         `tools` are those that its last request offered. `first` is a request that is recorded already: the
@@ -134,7 +136,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
             llm = replace(llm, first=first)
         return replace(self, llm=llm)
 
-    def beginning_with(self, endpoint: LlmEndpoint) -> "Wiring":
+    def beginning_with(self, endpoint: LlmEndpoint) -> Wiring:
         """Return a wiring whose LLM actors first ask `endpoint`, which belongs to the chain."""
         if endpoint is self.endpoint or not isinstance(self.llm, EndpointActors):
             return self

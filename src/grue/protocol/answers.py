@@ -4,6 +4,8 @@ Some endpoints accept a schema and ignore it, so the model never sees the wanted
 this from the names of required members. Whether the text is accepted is decided by the host's own check.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Encode and decode JSON, and what is not quite JSON: NaN, lone surrogates, bytes, Python objects."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import json

@@ -3,6 +3,8 @@
 `chat_wire/failures.py` says what kind of failure a refusal is.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping

@@ -4,6 +4,8 @@ An actor shares nothing with other actors except messages. It does not log. It c
 can recover from; the supervisor handles all others.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import traceback
@@ -147,7 +149,7 @@ class Mailbox(Generic[M]):
         self._held += 1
         self._entrance.send_nowait(envelope)
 
-    def expect_reply(self, sender: str) -> "ReplyChannel":
+    def expect_reply(self, sender: str) -> ReplyChannel:
         """Return the channel for the reply to a question, which the caller then sends with `put_recorded`."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)

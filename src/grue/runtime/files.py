@@ -4,6 +4,8 @@ The functions raise `OSError`, which the caller translates into its own error, f
 `os_errors_as`; `LineFile` and `cut_half_line` raise `TraceError`.
 """
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os

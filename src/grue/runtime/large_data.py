@@ -9,6 +9,8 @@ another thread may be quicker to get it. An event loop releases the GIL several 
 so two busy threads could delay each callback by 50 ms. That is why each step ends with `let_others_run`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from time import sleep

@@ -5,6 +5,8 @@ cursor, and marks that reverse the writing direction. `printable` and `written_o
 drop none. They do not escape backslashes, so they can be applied twice, and JSON text stays valid.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import unicodedata

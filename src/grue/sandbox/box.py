@@ -3,6 +3,8 @@
 Nothing here looks at the file system: `places.py` does.
 """
 
+from __future__ import annotations
+
 import ipaddress
 import re
 from collections.abc import Mapping

@@ -3,6 +3,8 @@
 To add a kind of tool server, implement `ToolConnection`.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable
 from types import TracebackType

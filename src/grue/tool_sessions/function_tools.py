@@ -8,6 +8,8 @@ A plain function runs in a daemon thread, so that a slow one does not block the 
 a thread: at its time limit the call fails and the thread is abandoned.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import copy
@@ -130,7 +132,7 @@ class Parameters:
 
     def _pydantic(
         self, parameter: inspect.Parameter, kind: Any, fault: TypeError | None
-    ) -> "PydanticParameter":
+    ) -> PydanticParameter:
         # imported here, because importing pydantic takes a tenth of a second
         from grue.tool_sessions.pydantic_parameters import PydanticParameter
 
@@ -609,7 +611,7 @@ class FunctionTools(HostFunctions):
         server: m.ServerName,
         before_calls: Callable[[], Awaitable[object]] | None = None,
         note: Note | None = None,
-    ) -> "FunctionConnection":
+    ) -> FunctionConnection:
         """Make the connection for one session.
 
         `before_calls` is awaited at the start of each batch. Without `note`, the reports of `ToolContext` are

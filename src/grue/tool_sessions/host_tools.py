@@ -3,6 +3,8 @@
 The engine uses them to recognise `FunctionTools` and `ShellTool` without importing their modules.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias
 

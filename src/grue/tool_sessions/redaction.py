@@ -3,6 +3,8 @@
 A secret is known by its name (`API_KEY`, `--api-key KEY`), its place (the password in a URL) or its form.
 """
 
+from __future__ import annotations
+
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

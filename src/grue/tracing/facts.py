@@ -21,6 +21,8 @@ A program that has not imported the host can read its facts too: it shows the na
 fields.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 

@@ -8,6 +8,8 @@ Log lines and spans that depend on earlier messages are in `observers/events.py`
 Source: R7.1-3, P31
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, get_args
 

@@ -1,5 +1,7 @@
 """`Conversation`: turns of one runner that follow each other; each begins with the history so far."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -295,7 +297,7 @@ class Conversation(Closing):
         """
         return self._kept.dumps()
 
-    def branch(self) -> "Conversation":
+    def branch(self) -> Conversation:
         """Return a conversation that begins with the entries so far and has an id of its own.
 
         The new conversation is in memory only. From then on the two conversations are independent.

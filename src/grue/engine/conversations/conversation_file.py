@@ -12,6 +12,8 @@ later than this file, so this file may be ahead of it. The process then appends 
 the lines that the trace does not have.
 """
 
+from __future__ import annotations
+
 import io
 import os
 from collections.abc import Iterable, Iterator

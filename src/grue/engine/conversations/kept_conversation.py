@@ -14,6 +14,8 @@ which is also written to the conversation's file, says whether the open turn is 
 | running | the host is killed; then `catch_up` | the turn's entries are read from the trace; it is parked |
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import uuid
@@ -135,7 +137,7 @@ class EarlierResults:
             raise damaged
         return None
 
-    def branch(self) -> "EarlierResults":
+    def branch(self) -> EarlierResults:
         """Return an independent copy."""
         copy = EarlierResults(self._turns)
         with self._lock:
@@ -264,7 +266,7 @@ class KeptConversation:
         self._in_turn = threading.Lock()
 
     @classmethod
-    def load(cls, path: Path) -> "KeptConversation":
+    def load(cls, path: Path) -> KeptConversation:
         """Continue a saved conversation, and append to its file."""
         # Read the file before opening it for writing, so that a file that is no conversation is not changed.
         saved = read_conversation(path)
@@ -279,7 +281,7 @@ class KeptConversation:
         return cls._of(saved, file)
 
     @classmethod
-    def loads(cls, text: str) -> "KeptConversation":
+    def loads(cls, text: str) -> KeptConversation:
         """Make a conversation in memory from a text that `dumps` has returned."""
         # The text may have lost its last newline, and a last line without one would be ignored.
         return cls._of(
@@ -287,7 +289,7 @@ class KeptConversation:
         )
 
     @classmethod
-    def _of(cls, saved: SavedConversation, file: ConversationFile | None = None) -> "KeptConversation":
+    def _of(cls, saved: SavedConversation, file: ConversationFile | None = None) -> KeptConversation:
         kept = cls(
             saved.header.system,
             name=saved.header.id,
@@ -521,7 +523,7 @@ class KeptConversation:
         )
         return header, (*lines_of(history), *rest)
 
-    def branch(self) -> "KeptConversation":
+    def branch(self) -> KeptConversation:
         """Return a copy of the conversation in memory, with an id of its own."""
         with self.held():
             history = self.history.branch()

@@ -3,6 +3,8 @@
 `server_sessions.py` is imported at the first such call, because the import would delay a runner's first turn.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -36,7 +38,7 @@ class ToolAccess(ABC):
     limits: TurnLimits
 
     @abstractmethod
-    def _outside_turns(self, work: "SessionWork[T]") -> T:
+    def _outside_turns(self, work: SessionWork[T]) -> T:
         """Run `work`, blocking."""
 
     def tools(self) -> tuple[m.ToolDefinition, ...]:
@@ -170,13 +172,13 @@ class ToolAccess(ABC):
         check: bool,
         turn: int,
         definition: m.ToolDefinition | None,
-    ) -> "SessionWork[m.ToolCallResult]":
+    ) -> SessionWork[m.ToolCallResult]:
         if not isinstance(name, str):
             raise MCPError(f"call({name!r:.60}): a tool's name is a text, 'server.tool'.")
         limit_s = self._limit_s(f"call({name!r:.60})", timeout_s)
         given = _object(f"call({name!r:.60}): arguments", arguments)
 
-        async def calling(sessions: "ServerSessions") -> m.ToolCallResult:
+        async def calling(sessions: ServerSessions) -> m.ToolCallResult:
             try:
                 return await sessions.call(name, given, limit_s, turn=turn, definition=definition)
             except MCPToolCallError as error:
@@ -188,7 +190,7 @@ class ToolAccess(ABC):
 
     def _requesting(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
-    ) -> "SessionWork[m.JsonObject]":
+    ) -> SessionWork[m.JsonObject]:
         where = f"request({server!r:.60})"
         if not isinstance(method, str):
             raise MCPError(f"{where}: method is a text, such as 'resources/list', not {method!r:.60}.")
@@ -198,7 +200,7 @@ class ToolAccess(ABC):
 
     def _requesting_all(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
-    ) -> "SessionWork[tuple[m.JsonObject, ...]]":
+    ) -> SessionWork[tuple[m.JsonObject, ...]]:
         where = f"request_all({server!r:.60})"
         limit_s, given = self._limit_s(where, timeout_s), _object(f"{where}: params", params)
         return lambda sessions: sessions.request_all(server, method, given, limit_s)
@@ -208,7 +210,7 @@ class AsyncToolAccess(ToolAccess):
     """`ToolAccess` with async twins, which do the same without blocking the caller's event loop."""
 
     @abstractmethod
-    async def _outside_turns_async(self, work: "SessionWork[T]") -> T:
+    async def _outside_turns_async(self, work: SessionWork[T]) -> T:
         """Run `work` without blocking the caller's event loop."""
 
     async def tools_async(self) -> tuple[m.ToolDefinition, ...]:

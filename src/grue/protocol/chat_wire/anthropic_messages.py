@@ -6,6 +6,8 @@ signed by the endpoint and have to be sent back unchanged. A stream whose events
 order has lost or garbled an event, and raises `DamagedStream`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 

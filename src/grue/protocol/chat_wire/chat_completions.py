@@ -5,6 +5,8 @@ with its name; the indexes of calls count up one by one (some servers send the s
 none); the reply ends with a `finish_reason`. A stream that breaks a rule raises `DamagedStream`.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never

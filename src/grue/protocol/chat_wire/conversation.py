@@ -16,6 +16,8 @@ give replies to `read` and `keep`. The encoded messages are made from the `histo
   to the model that it came from.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -227,7 +229,7 @@ class EncodedConversation:
 
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
-    ) -> "EncodedConversation":
+    ) -> EncodedConversation:
         """Return a copy with `new` added, for one request such as that for a summary.
 
         A last reply that no request has followed yet is left out of the copy.
@@ -273,7 +275,7 @@ class EncodedConversation:
         """End a turn as `History.close` does."""
         self._encode(self.history.close(end))
 
-    def branch(self) -> "EncodedConversation":
+    def branch(self) -> EncodedConversation:
         """Return an independent copy."""
         other = EncodedConversation(
             self.profile,

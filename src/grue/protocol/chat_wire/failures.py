@@ -8,6 +8,8 @@ errors of many providers. The text decides first, because status codes hardly he
 credit or a limit that is over in a second, and a 400, a 403 or a 404 nearly anything.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Callable

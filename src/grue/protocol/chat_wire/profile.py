@@ -3,6 +3,8 @@
 To add a provider, add a row to `profiles.py`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection
 from typing import Literal

@@ -15,6 +15,8 @@ tools: if it does not, the first request fails with the provider's reason.
 Source: R4.5, R12, P13
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Callable

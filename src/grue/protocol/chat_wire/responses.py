@@ -10,6 +10,8 @@ sequence numbers counts as damage only if the last event does not repeat the ite
 leave events out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from typing import Literal, assert_never
 

@@ -4,6 +4,8 @@ A damaged stream must not be used, because the rest of it does not show what is 
 arguments could still look valid.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from functools import lru_cache

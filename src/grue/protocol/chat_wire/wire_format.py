@@ -11,6 +11,8 @@ Replies are untrusted, and often differ from the documentation: ids are missing 
 objects or empty, numbers are strings. The functions here read what they can, and do not raise.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

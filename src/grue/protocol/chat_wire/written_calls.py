@@ -8,6 +8,8 @@ the length of the text.
 `tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
@@ -229,7 +231,7 @@ def _split_harmony(text: str) -> tuple[str, str]:
     return "\n".join(filter(None, thoughts)), "\n".join(filter(None, words)) if thoughts or words else text
 
 
-def _messages(text: str) -> Iterable[tuple["re.Match[str]", str, int]]:
+def _messages(text: str) -> Iterable[tuple[re.Match[str], str, int]]:
     """Yield the messages in a harmony text: the header's match, the message's text, and the text's end."""
     head = _HARMONY.match(text)
     while head is not None:
@@ -242,7 +244,7 @@ def _messages(text: str) -> Iterable[tuple["re.Match[str]", str, int]]:
         head = _HARMONY.match(text, after) if after > 0 else None
 
 
-def _recipient(head: "re.Match[str]") -> str:
+def _recipient(head: re.Match[str]) -> str:
     found = _TO.search(f"{head['role'] or ''} {head['channel']}")
     return found[1] if found else ""
 
@@ -308,7 +310,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
-def _attached_mark(text: str) -> "re.Match[str] | None":
+def _attached_mark(text: str) -> re.Match[str] | None:
     """Find the first tool call that begins directly after other text, without a space or line break.
 
     `None`: there is none, or the text is an answer in JSON.
@@ -323,7 +325,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
     return None
 
 
-def _read_attached(text: str, mark: "re.Match[str]", tools: _Tools) -> Written | None:
+def _read_attached(text: str, mark: re.Match[str], tools: _Tools) -> Written | None:
     """Return the calls that begin at the tag `mark`; `None`: they are quoted, or name no offered tool."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
@@ -403,7 +405,7 @@ def _parameters(
     text: str,
     tool: m.ToolDefinition | None,
     *,
-    opens: "re.Pattern[str]" = _PARAMETER,
+    opens: re.Pattern[str] = _PARAMETER,
     ends: str = "</parameter>",
 ) -> str:
     """Return the arguments in `<parameter=key>` elements as JSON; the schema decides their types."""

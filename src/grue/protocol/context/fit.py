@@ -22,6 +22,8 @@ reply reports the tokens of the whole prompt. The difference to the sum of the s
 that were not counted before.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
@@ -87,7 +89,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         """Estimate how many tokens a message of `size` bytes has."""
         return _PER_MESSAGE + int(size / self.bytes_per_token)
 
-    def offer(self, tools: Iterable[m.ToolDefinition]) -> "ContextLedger":
+    def offer(self, tools: Iterable[m.ToolDefinition]) -> ContextLedger:
         """Return the ledger with the size of the tools that are offered from now on."""
         sizes = (
             len(tool.name) + len(tool.description) + len(msgspec.json.encode(tool.input_schema))
@@ -95,14 +97,14 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         )
         return replace(self, tools=ContextItem(tokens=sum(map(self.estimate, sizes))))
 
-    def say(self, new: Iterable[m.ConversationItem], named: Tools) -> "ContextLedger":
+    def say(self, new: Iterable[m.ConversationItem], named: Tools) -> ContextLedger:
         """Add the items of a request. The items of the conversation's first request become `head`."""
         items = tuple(self.item_of(item, named) for item in new)
         if self.head.tokens or not items:
             return replace(self, items=(*self.items, *items))
         return replace(self, head=ContextItem(tokens=sum(item.tokens for item in items)))
 
-    def reply(self, content: str | None, calls: Iterable[m.ToolCall], output_tokens: int) -> "ContextLedger":
+    def reply(self, content: str | None, calls: Iterable[m.ToolCall], output_tokens: int) -> ContextLedger:
         """Add a reply. The items before it may be cleared from now on."""
         item = self.reply_item(content, calls)
         if output_tokens > 0:
@@ -126,7 +128,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
             case _:
                 return ContextItem(tokens=tokens)
 
-    def counted(self, prompt_tokens: int) -> "ContextLedger":
+    def counted(self, prompt_tokens: int) -> ContextLedger:
         """Make the sizes add up to the endpoint's count of this prompt; 0: the endpoint has not counted."""
         if prompt_tokens <= 0:
             return self
@@ -150,7 +152,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
             return ledger
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
-    def scaled_to(self, tokens: int) -> "ContextLedger":
+    def scaled_to(self, tokens: int) -> ContextLedger:
         """Return a ledger whose sizes add up to at least `tokens`, scaled up if necessary."""
         return self if self.tokens >= tokens else self.counted(tokens)
 

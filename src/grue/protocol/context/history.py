@@ -14,6 +14,8 @@ saves it, and the reader of a trace builds it again with `take_step`. Its method
 does not grow with the history.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -80,7 +82,7 @@ class Ledger:
         self.length += 1
         self.digest = hashlib.sha256(self.digest.encode() + line).hexdigest()
 
-    def branch(self) -> "Ledger":
+    def branch(self) -> Ledger:
         """Return a ledger with the same entries that does not save further entries."""
         other = Ledger()
         other.length, other.digest = self.length, self.digest
@@ -247,7 +249,7 @@ class History:
         at = next((at for at in begins if sums[at] <= share * sums[1]), begins[-1])
         self.rewrite(m.Rewritten(1, at, (m.Said((m.UserText(LEFT_OUT),)),)))
 
-    def branch(self) -> "History":
+    def branch(self) -> History:
         """Return an independent copy, whose ledger does not write to a file."""
         other = History(None if self.ledger is None else self.ledger.branch())
         other.entries = [*self.entries]

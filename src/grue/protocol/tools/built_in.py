@@ -11,6 +11,8 @@ To add a tool, put its definition here, the code that answers its calls into `to
 it into `engine/turn_actors.py`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 import msgspec

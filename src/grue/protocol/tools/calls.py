@@ -23,6 +23,8 @@ one batch within its session. A replay compares the commands of both with the re
 Source: R5.2, R6.3, P17, P24
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias, assert_never
 

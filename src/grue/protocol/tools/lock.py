@@ -4,6 +4,8 @@ Four digests pin a definition, one for each part that a server can change withou
 order of tools and of keys does not matter.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias, assert_never
 

@@ -10,6 +10,8 @@ parsed, because parsing cannot be interrupted and blocks the event loop.
 Source: R8.2
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -124,12 +126,12 @@ class WireNames:
         """The wire names so far, by canonical name; empty if names are left unchanged."""
         return {**self._wire}
 
-    def copy(self) -> "WireNames":
+    def copy(self) -> WireNames:
         """Return a table with the same entries."""
         return WireNames.restored(self.style, self._wire)
 
     @classmethod
-    def restored(cls, style: NameStyle, known: Mapping[str, str]) -> "WireNames":
+    def restored(cls, style: NameStyle, known: Mapping[str, str]) -> WireNames:
         """Return a table with the entries of `known`."""
         names = cls(style)
         names._wire = {**known}

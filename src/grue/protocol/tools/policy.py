@@ -16,6 +16,8 @@ here. The rules:
 - If decisions about a call contradict each other, it is denied.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase

@@ -28,6 +28,8 @@ a media type, add it to the tables below. `chat_wire/wire_format.py` decides whi
 Source: P43, P44
 """
 
+from __future__ import annotations
+
 import base64
 import bisect
 import json

@@ -3,6 +3,8 @@
 It also keeps the conversation within the context window: `context/fit.py` decides what is cleared and when.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from typing import Literal, TypeVar
 

@@ -39,6 +39,8 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
   request with tools is not sent to models that cannot call tools.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
@@ -326,7 +328,7 @@ class Breaker(Struct, frozen=True):
     failures: int = 0
     until_s: float = 0.0
 
-    def failed(self, failure: m.LlmFailure, now_s: float) -> "Breaker":
+    def failed(self, failure: m.LlmFailure, now_s: float) -> Breaker:
         """Return the breaker after one more failure. Each failure in a row doubles the pause, to a limit."""
         pause = min(PAUSE_S * 2.0 ** min(self.failures, 10), LONGEST_PAUSE_S)
         return Breaker(self.failures + 1, now_s + max(pause, failure.retry_after_s or 0.0))

@@ -1,5 +1,7 @@
 """The part of the turn's state machine that closes the sessions and reports how the turn ended."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace

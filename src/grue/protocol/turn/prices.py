@@ -1,5 +1,7 @@
 """The cost of a completion, and what is left of an episode's budget."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -42,7 +44,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise MCPConfigError(f"Price({name}={shown(price)}): a price is a number of USD, 0 or more.")
 
     @property
-    def in_batches(self) -> "Price":
+    def in_batches(self) -> Price:
         """The price of requests that the provider answers later, in a batch."""
         cached = None if self.cached is None else self.cached * self.batch
         return replace(
@@ -91,11 +93,11 @@ class Spent(Struct, frozen=True, kw_only=True):
         """Input and output tokens together."""
         return self.usage.input_tokens + self.usage.output_tokens
 
-    def plus(self, requests: int, usage: m.Usage) -> "Spent":
+    def plus(self, requests: int, usage: m.Usage) -> Spent:
         """Return the total with one more turn added."""
         return Spent(requests=self.requests + requests, usage=self.usage + usage)
 
-    def less(self, other: "Spent") -> "Spent":
+    def less(self, other: Spent) -> Spent:
         """Return this total minus `other`. The cost is `None` only if both costs are."""
         mine, theirs = self.usage, other.usage
         known = mine.cost_usd is not None or theirs.cost_usd is not None

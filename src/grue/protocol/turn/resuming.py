@@ -3,6 +3,8 @@
 A fork gets the recorded events of the original turn again, up to the fork.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 

@@ -17,6 +17,8 @@ again. The rules for a request that offers them:
 answer.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 from msgspec.structs import replace

@@ -4,6 +4,8 @@ The states are immutable, so each step copies the sequences that it changes. Tha
 reply with the most calls that a wire format accepts (`MAX_CALLS`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
@@ -165,7 +167,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         """Whether a server has listed a tool; built-in tools do not count."""
         return not all(map(is_built_in, self.tools))
 
-    def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> "Turn":
+    def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> Turn:
         """Replace the tools that these servers listed before.
 
         The order of the servers stays: a turn offers the same list whichever server starts first.
@@ -182,7 +184,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
             return turn
         return replace(turn, relisted=True)
 
-    def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple["Turn", tuple[m.ToolMessage, ...]]:
+    def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple[Turn, tuple[m.ToolMessage, ...]]:
         """Add a reply's settled tool calls to the turn, and return the tool messages for the model."""
         limits = self.run.limits
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
@@ -198,7 +200,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
             turn = turn.referring()
         return turn, told
 
-    def referring(self) -> "Turn":
+    def referring(self) -> Turn:
         """Add `read_result` to the turn's tools: with it, the model can read a result that was cut."""
         tools = with_tool(self.tools, READ_RESULT)
         return self if tools is self.tools else replace(self, tools=tools, relisted=True)
@@ -208,7 +210,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         """Whether requests offer the built-in tool `read_result`."""
         return READ_RESULT in self.tools
 
-    def count(self, usage: m.Usage) -> "Turn":
+    def count(self, usage: m.Usage) -> Turn:
         """Add the tokens and cost of a completion."""
         return replace(self, usage=self.usage + usage)
 

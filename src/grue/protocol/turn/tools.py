@@ -20,6 +20,8 @@ The rules for servers that start when they are called (`RunTurn.when_called`), b
   tools; or the turn fails, if the server is required.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from itertools import islice, takewhile
 

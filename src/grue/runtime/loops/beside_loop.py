@@ -14,6 +14,8 @@ The interpreter waits at its exit for every thread that is not a daemon, and any
 always daemons. A function of the host that hangs in one would keep the program alive after Ctrl-C.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import math

@@ -1,5 +1,7 @@
 """`Closing`: a base class for context managers that are closed when the block is left."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self

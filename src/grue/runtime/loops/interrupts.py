@@ -46,6 +46,8 @@ The first row of the table is implemented in `cli/__init__.py`, because that cod
 else is imported.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import inspect
@@ -317,7 +319,7 @@ def wait_for(
         raise_deferred()
 
 
-def _current_task() -> "asyncio.Task[Any] | None":
+def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
     except RuntimeError:

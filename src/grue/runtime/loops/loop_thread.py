@@ -11,6 +11,8 @@ After a fork the loop's thread exists in the parent only. In the child `submit` 
 `MCPError`, because they would never end; `end` and `close` do not wait there.
 """
 
+from __future__ import annotations
+
 import asyncio
 import atexit
 import contextlib
@@ -99,7 +101,7 @@ class LoopThread(Struct, frozen=True):
             raise MCPError(self.error_texts.waiting)
 
 
-_current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
+_current_loop_thread: contextvars.ContextVar[threading.Thread | None] = contextvars.ContextVar(
     "current_loop_thread", default=None
 )
 """The thread of the loop that runs the current `Call`, in its worker threads too; `None`: no `Call` runs."""

@@ -10,6 +10,8 @@ each coroutine becomes a task of one loop, which runs in a greenlet and ends wit
 functions that gevent has patched, so other greenlets run meanwhile.
 """
 
+from __future__ import annotations
+
 import asyncio
 import errno
 import inspect
@@ -263,7 +265,7 @@ class _SharedLoop:
         await self._over.wait()
 
 
-_lock: "threading.Lock | None" = None
+_lock: threading.Lock | None = None
 """Made at its first use: a lock from before gevent has replaced the threads would block all greenlets."""
 _shared: _SharedLoop | None = None
 

@@ -14,6 +14,8 @@ A process is killed through a pidfd that was opened before its mark was checked,
 time of the kill, the id could belong to an unrelated process.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import secrets

@@ -13,6 +13,8 @@ PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and d
   That end is close-on-exec, and a forked child closes its copy at once.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import os

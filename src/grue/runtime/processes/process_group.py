@@ -18,6 +18,8 @@ Everything here is blocking code that needs no event loop and works from any thr
 `anyio.run` calls it after a second Ctrl-C has torn the loop down.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import errno
@@ -160,7 +162,7 @@ class ProcessGroup:
     """A process that leads its own POSIX session and process group, and its children."""
 
     def __init__(
-        self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry", boxed: "Boxed | None" = None
+        self, leader: subprocess.Popen[bytes], registry: ProcessRegistry, boxed: Boxed | None = None
     ) -> None:
         self._leader = leader
         self._boxed = boxed
@@ -343,9 +345,7 @@ class ProcessRegistry:
                 group.close_descriptors()
         return len(groups)
 
-    def _admit(
-        self, leader: subprocess.Popen[bytes], boxed: "Boxed | None", *, released: bool
-    ) -> ProcessGroup:
+    def _admit(self, leader: subprocess.Popen[bytes], boxed: Boxed | None, *, released: bool) -> ProcessGroup:
         group = ProcessGroup(leader, self, boxed)
         self._groups[group.pid] = group
         _all_groups[group.pid] = group
@@ -457,7 +457,7 @@ def _not_found(command: str, base: Path) -> SpawnError:
 
 def _in_box(
     sandbox: Sandbox, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
-) -> "Boxed":
+) -> Boxed:
     # Imported here, because this imports ctypes, and most programs run without a box.
     from grue.sandbox.launch import boxed, scratch_path
 
@@ -481,7 +481,7 @@ def _more_room(error: Exception) -> str | None:
     return "Run fewer servers at once, or raise the limit: `ulimit -a` shows those of this process."
 
 
-def _end_box(boxed: "Boxed") -> None:
+def _end_box(boxed: Boxed) -> None:
     boxed.end()
     guard.release(boxed.scratch)
 

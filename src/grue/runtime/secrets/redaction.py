@@ -8,6 +8,8 @@ Secrets are found in bytes, and replacing them must leave valid JSON. A secret t
 only be replaced if the whole number becomes a string.
 """
 
+from __future__ import annotations
+
 import heapq
 import re
 import threading
@@ -38,7 +40,7 @@ class Found(NamedTuple):
     rank: int
     is_number: bool = False
 
-    def merged(self, other: Self) -> "Found":
+    def merged(self, other: Self) -> Found:
         """Return one span that covers both, with the replacement of the one that has the lower `rank`."""
         first = min(self, other, key=lambda found: found.rank)
         return first._replace(start=min(self.start, other.start), end=max(self.end, other.end))
@@ -605,7 +607,7 @@ class _BeginningMatcher:
                 self._advance(states, state, 1)
             self._states = states
 
-    def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
+    def _advance(self, states: dict[_State, int], state: _State, length: int) -> None:
         """Add the states that can follow `state`: none if a whole form of the secret has matched."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]

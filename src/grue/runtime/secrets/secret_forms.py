@@ -10,6 +10,8 @@ among other bytes) or hexadecimal. From a secret are derived:
 - Spellings, for texts that arrive in pieces.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from base64 import b64decode, b64encode

@@ -9,6 +9,8 @@ than a program that hangs.
 A file belongs to one episode and one process. Secrets are removed before an envelope gets here.
 """
 
+from __future__ import annotations
+
 import atexit
 import hashlib
 import os
@@ -174,7 +176,7 @@ class LineQueue:
 _Entry: TypeAlias = bytes | threading.Event | None
 """An entry of the queue: a line, the event of a waiting `flush`, or `None` from `close`."""
 
-_OPEN: "weakref.WeakSet[LineQueue]" = weakref.WeakSet()
+_OPEN: weakref.WeakSet[LineQueue] = weakref.WeakSet()
 
 
 def _leave_all_to_parent() -> None:

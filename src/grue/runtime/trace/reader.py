@@ -4,6 +4,8 @@ Whatever the file contains, a reader returns envelopes or raises `TraceError`. `
 lines whose bodies, most bytes of a trace, are decoded only when the caller asks for them.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import time
@@ -63,7 +65,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     line: TraceLine
     number: int
-    reader: "TraceReader[B]"
+    reader: TraceReader[B]
 
     @property
     def tag(self) -> str:

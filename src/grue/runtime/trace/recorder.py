@@ -8,6 +8,8 @@ thread is done, it also handles all later messages, to keep their order. Call `s
 to the host: it waits until the observers have seen everything.
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import time
@@ -168,7 +170,7 @@ class Recorder:
         self._backlog = Backlog()
         self._late = self._backlog.calls
 
-    def for_another_trace(self) -> "Recorder":
+    def for_another_trace(self) -> Recorder:
         """Return a new recorder that hides the same secrets.
 
         It has no observers, and its first envelope gets number 1.

@@ -22,6 +22,8 @@ were sent.
 Source: R7.1-3, P21, P28-30
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 from typing import Any

@@ -7,6 +7,8 @@ The API key is chosen from the environment here, by one rule for code, configura
 whose replies come from a batch, a `ReplyRoom` takes the place of the network.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import os
@@ -192,7 +194,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
     profile: WireProfile | None = None
     prices: Mapping[str, Price] = msgspec.field(default_factory=dict)
     force_tool_support: bool = False
-    then: "tuple[LlmSettings, ...]" = ()
+    then: tuple[LlmSettings, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a base URL without a scheme, the most frequent mistake, and a model without a name."""
@@ -270,7 +272,7 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
 class ReplyRoom(Protocol):
     """Stores requests for a batch, which a provider answers hours later, and returns the replies."""
 
-    async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
+    async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, or store the request and raise `RequestPostponed`."""
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
@@ -516,7 +518,7 @@ class LlmEndpoint:
             streams=profile.streams,
         )
 
-    def first(self, now_s: float, *, tools: bool) -> "LlmEndpoint":
+    def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
         """Return the first of this endpoint and its fallbacks that has not just failed, or else `self`.
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
@@ -525,7 +527,7 @@ class LlmEndpoint:
             return self
         return self.after((), now_s, tools=tools) or self
 
-    def of_chain(self, asked: m.ModelAsked | None) -> "LlmEndpoint":
+    def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:
         """Return the first of this endpoint and its fallbacks that is the model `asked`, or else `self`."""
         wanted = None if asked is None else (asked.model, asked.address)
         same = (
@@ -535,7 +537,7 @@ class LlmEndpoint:
         )
         return next(same, self)
 
-    def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
+    def after(self, tried: Sequence[LlmEndpoint], now_s: float, *, tools: bool) -> LlmEndpoint | None:
         """Return the fallback endpoint to ask after those in `tried`; `None`: no endpoint is left.
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.

@@ -13,6 +13,8 @@ A body is decompressed in small steps and up to a size limit: a few hundred byte
 HTTP libraries decompress a whole chunk at once.
 """
 
+from __future__ import annotations
+
 import codecs
 import contextlib
 import functools
@@ -209,14 +211,14 @@ class Connections:
     one, whenever a request begins or ends. With 100 agents these checks took a third of the CPU time.
     """
 
-    def __init__(self, new: "Callable[[], Connection]") -> None:
+    def __init__(self, new: Callable[[], Connection]) -> None:
         self.entered = 0
         self._new = new
         self._free: list[Connection] = []
         self._all: list[Connection] = []
 
     @contextlib.contextmanager
-    def lease(self) -> "Iterator[Connection]":
+    def lease(self) -> Iterator[Connection]:
         """Lease a connection that no other request uses."""
         if not self._free:
             self._free.append(self._new())
@@ -242,7 +244,7 @@ class Connection:
         self._connects = transport is None
         self._transport = transport or _network(https=https, proxy=proxy)
 
-    async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> "HttpReply":
+    async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> HttpReply:
         """Send a request, its headers unchanged, and return its reply, whose body is still to be read.
 
         A cancellation closes the connection. `on_sent` is called when the request has been written; with the
@@ -637,7 +639,7 @@ async def refusal(reply: HttpReply) -> Answered:
     return _answered(reply, bytes(body), None)
 
 
-async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
+async def _take_all(incoming: _Incoming, chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
     try:
         while not incoming.finished:
             following = anext(chunks, None)
@@ -905,7 +907,7 @@ class RequestGate(Protocol):
     May be called in any event loop and thread.
     """
 
-    async def admit(self, wanted: WantedRequest) -> "Permit | str":
+    async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Wait until the request may be sent. Return a permit, or a sentence that says why it is refused.
 
         A cancellation gives up the wait; the request then counts as not sent.
@@ -925,7 +927,7 @@ def request_gate() -> RequestGate | None:
     return _gates[0] if _gates else None
 
 
-async def permit_for(wanted: WantedRequest) -> "Permit | str | None":
+async def permit_for(wanted: WantedRequest) -> Permit | str | None:
     """Call `admit` of this process's gate, and return its result; `None`: there is no gate."""
     gate = request_gate()
     return None if gate is None else await gate.admit(wanted)
