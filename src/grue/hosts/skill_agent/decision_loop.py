@@ -206,8 +206,8 @@ class DecisionLoop:
         try:
             reply: ActionReply = run.runner.run_turn(request).response
         except AnswerError as error:
-            # The other lines are advice for programmers. The model reads the error.
-            return self._unusable(str(error).partition("\n")[0])
+            # The last line is advice for programmers. The model reads the error, of one or more lines.
+            return self._unusable(str(error).rpartition("\n")[0])
         except TurnTimedOut as error:
             limit_s = run.config.limits.time_limit_seconds
             return RunEnd("time_limit", str(error)) if limit_s is None else _time_is_over(limit_s)

@@ -13,7 +13,7 @@ from grue.hosts.skill_agent import ActionContext, ActionRegistry, RunLimits
 from grue.hosts.skill_agent.facts import StepStarted
 from grue.messages import ToolCallResult
 from grue.testing.fake_tools import FakeToolServer
-from grue.testing.llm_server import LlmReply, error_reply, text_reply
+from grue.testing.llm_server import LlmReply, error_reply, refusal_reply, text_reply
 
 
 class Word(msgspec.Struct):
@@ -66,6 +66,13 @@ def test_the_model_is_shown_why_its_reply_was_refused_without_advice_for_program
     error = ran.result.steps[0].error
     assert "there is no action 'fly'" in error
     assert "AnswerSpec" not in error
+
+
+def test_all_lines_of_a_refusal_by_the_model_are_kept() -> None:
+    refusal = refusal_reply("I cannot do this.\n\nAsk the owner of the folder first.")
+    ran = run([refusal, refusal, act(finish())])
+    error = ran.result.steps[0].error
+    assert error.endswith("I cannot do this.\n\nAsk the owner of the folder first.")
 
 
 def test_a_failed_step_can_end_the_run_and_the_rest_is_skipped() -> None:
