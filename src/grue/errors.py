@@ -5,7 +5,6 @@ is wrong, where, and how to fix it.
 """
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple, Self
 
 
@@ -27,16 +26,6 @@ def _unpickled(kind: type[MCPError], args: tuple[Any, ...]) -> MCPError:
     error = kind.__new__(kind)
     error.args = args
     return error
-
-
-@dataclass(eq=False, repr=False)
-class _DetailedError(MCPError):
-    """Base of the errors with attributes: their constructors take the message, and the attributes by name."""
-
-    message: InitVar[str]
-
-    def __post_init__(self, message: str) -> None:
-        super().__init__(message)
 
 
 class MCPConfigError(MCPError):
@@ -109,8 +98,7 @@ class GameError(MCPError):
     """A game of `grue play` cannot be started, resumed or continued. The text says why."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class MCPServerStartupError(_DetailedError):
+class MCPServerStartupError(MCPError):
     """An MCP server could not be started on the first turn of an episode.
 
     Attributes:
@@ -123,19 +111,29 @@ class MCPServerStartupError(_DetailedError):
     Source: R6.1
     """
 
-    server: str = ""
-    phase: str = ""
-    command: str = ""
-    exit_status: int | None = None
-    stderr_tail: str = ""
+    def __init__(
+        self,
+        message: str,
+        *,
+        server: str = "",
+        phase: str = "",
+        command: str = "",
+        exit_status: int | None = None,
+        stderr_tail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.server = server
+        self.phase = phase
+        self.command = command
+        self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
 
 
 class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it reports, like the messages
     """A server wants a person to log in. The text names the command, `grue login SERVER`."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class MCPToolCallError(_DetailedError):
+class MCPToolCallError(MCPError):
     """A tool call outside a turn failed, and the caller asked for an error (`check=True`).
 
     If the error is of this class itself and not of a subclass, the tool reported an error. A turn raises no
@@ -146,8 +144,10 @@ class MCPToolCallError(_DetailedError):
         result: The `ToolCallResult` that a call without `check=True` returns.
     """
 
-    tool: str = ""
-    result: object = None
+    def __init__(self, message: str, *, tool: str = "", result: object = None) -> None:
+        super().__init__(message)
+        self.tool = tool
+        self.result = result
 
 
 class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
@@ -170,8 +170,7 @@ class ToolServerDied(MCPToolCallError):  # noqa: N818 - named as the event it re
     """The tool's server ended, or its connection broke, before it answered."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class MCPRequestError(_DetailedError):
+class MCPRequestError(MCPError):
     """A request to a server outside a turn failed: the server refused it, or did not answer in time.
 
     Attributes:
@@ -180,17 +179,18 @@ class MCPRequestError(_DetailedError):
         code: The JSON-RPC error code; `None` if the server sent no error.
     """
 
-    server: str = ""
-    method: str = ""
-    code: int | None = None
+    def __init__(self, message: str, *, server: str = "", method: str = "", code: int | None = None) -> None:
+        super().__init__(message)
+        self.server = server
+        self.method = method
+        self.code = code
 
 
 class MCPRequestTimedOut(MCPRequestError, TimeoutError):  # noqa: N818 - named as the event it reports
     """The server did not answer a request in time."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class LLMError(_DetailedError):
+class LLMError(MCPError):
     """The model gave no completion, after all retries.
 
     Attributes:
@@ -206,17 +206,29 @@ class LLMError(_DetailedError):
         tool_calls: The tool calls of the turn so far (`ToolCallRecord`).
     """
 
-    kind: str = ""
-    reason: str = ""
-    status: int | None = None
-    retry_after_s: float | None = None
-    model: str = ""
-    endpoint: str = ""
-    tool_calls: tuple[Any, ...] = ()
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "",
+        reason: str = "",
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        model: str = "",
+        endpoint: str = "",
+        tool_calls: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.tool_calls = tool_calls
+        self.kind = kind
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.status = status
+        self.model = model
+        self.endpoint = endpoint
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class TurnTimedOut(_DetailedError):  # noqa: N818 - named as the event it reports, like the messages
+class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, like the messages
     """The turn's time limit passed.
 
     Attributes:
@@ -225,9 +237,11 @@ class TurnTimedOut(_DetailedError):  # noqa: N818 - named as the event it report
         tool_calls: The tool calls so far (`ToolCallRecord`).
     """
 
-    limit_s: float
-    doing: str
-    tool_calls: tuple[Any, ...] = ()
+    def __init__(self, message: str, *, limit_s: float, doing: str, tool_calls: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.limit_s = limit_s
+        self.doing = doing
+        self.tool_calls = tool_calls
 
 
 class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, like the messages
@@ -238,8 +252,7 @@ class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like
     """The episode's budget is used up, and no further turn is started. The text names the limit."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class AnswerError(_DetailedError):
+class AnswerError(MCPError):
     """The model gave no acceptable answer, and the host set no fallback.
 
     Attributes:
@@ -247,11 +260,12 @@ class AnswerError(_DetailedError):
         tool_calls: The tool calls of the turn (`ToolCallRecord`).
     """
 
-    raw: str | None = None
-    tool_calls: tuple[Any, ...] = ()
+    def __init__(self, message: str, *, raw: str | None = None, tool_calls: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.raw = raw
+        self.tool_calls = tool_calls
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, like the messages
     """The provider stopped the model's reply before its end. `raw` is the part that had arrived.
 
@@ -259,11 +273,19 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
         finish_reason: The provider's word for the stop, such as `content_filter`.
     """
 
-    finish_reason: str = ""
+    def __init__(
+        self,
+        message: str,
+        *,
+        raw: str | None = None,
+        tool_calls: tuple[Any, ...] = (),
+        finish_reason: str = "",
+    ) -> None:
+        super().__init__(message, raw=raw, tool_calls=tool_calls)
+        self.finish_reason = finish_reason
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ApprovalPending(_DetailedError):  # noqa: N818 - named for what it reports, like the messages
+class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like the messages
     """The turn is parked: it waits for a person's approval. `Runner.resume` continues it, in any process.
 
     Attributes:
@@ -272,13 +294,16 @@ class ApprovalPending(_DetailedError):  # noqa: N818 - named for what it reports
         expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
     """
 
-    turn: int
-    questions: tuple[Any, ...] = ()
-    expires_at: float | None = None
+    def __init__(
+        self, message: str, *, turn: int, questions: tuple[Any, ...] = (), expires_at: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.turn = turn
+        self.questions = questions
+        self.expires_at = expires_at
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ChangeRefused(_DetailedError):  # noqa: N818 - named for what it reports, like the messages
+class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
     """A person changed the arguments of a call, and they do not fit the tool's input schema. Decide again.
 
     Attributes:
@@ -286,8 +311,10 @@ class ChangeRefused(_DetailedError):  # noqa: N818 - named for what it reports, 
         name: Canonical name of the call's tool.
     """
 
-    call_id: str
-    name: str
+    def __init__(self, message: str, *, call_id: str, name: str) -> None:
+        super().__init__(message)
+        self.call_id = call_id
+        self.name = name
 
 
 class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like the messages
@@ -298,15 +325,15 @@ class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the me
     """A fork of a recorded turn made a tool call that has no recorded result. The call was not sent."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ActorCrashed(_DetailedError):  # noqa: N818 - named as the event it reports, like the messages
+class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
     """An actor raised an unexpected exception: this error's `__cause__`. The trace has the details."""
 
-    actor: str
+    def __init__(self, message: str, *, actor: str) -> None:
+        super().__init__(message)
+        self.actor = actor
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ConversationError(_DetailedError):
+class ConversationError(MCPError):
     """A conversation cannot be saved, loaded, resumed or continued; the text says what to do.
 
     Attributes:
@@ -314,15 +341,16 @@ class ConversationError(_DetailedError):
         line: One-based line of the damage, or `None`.
     """
 
-    path: str | None = None
-    line: int | None = None
+    def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
 
 
 class ConversationBusy(ConversationError):  # noqa: N818 - named for what the caller met, like the others
     """Another turn of the conversation is running. Wait for its end, or make a copy with `branch`."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ConversationParked(ConversationError):  # noqa: N818 - named for what the caller met, like the others
     """A turn of the conversation is parked, so no other turn can begin.
 
@@ -333,8 +361,10 @@ class ConversationParked(ConversationError):  # noqa: N818 - named for what the 
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
     """
 
-    turn: int
-    questions: tuple[Any, ...] = ()
+    def __init__(self, message: str, *, turn: int, questions: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.turn = turn
+        self.questions = questions
 
 
 class FleetError(MCPError):

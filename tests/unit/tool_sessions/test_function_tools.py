@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from grue.errors import MCPConfigError
+from grue.errors import ApprovalPending, LLMError, MCPConfigError
 from grue.messages import ToolCallResult, ToolDefinition
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
@@ -227,6 +227,13 @@ async def test_what_a_function_returns_becomes_json(value: Any, content: object)
     given = ToolCallResult(value, True, "no", blocks=({"type": "text", "text": value},))
     written = ToolCallResult(content, True, "no", blocks=({"type": "text", "text": content},))
     assert await call(lambda: given) == written
+
+
+async def test_an_error_that_a_function_returns_becomes_its_text() -> None:
+    parked = ApprovalPending("Turn 2 waits for an approval.", turn=2)
+    assert await call(lambda: parked) == ToolCallResult("Turn 2 waits for an approval.")
+    refused = LLMError("The key was refused.", kind="refused", status=401)
+    assert await call(lambda: [{"error": refused}]) == ToolCallResult([{"error": "The key was refused."}])
 
 
 async def test_a_result_that_cannot_be_written_is_an_error_result() -> None:
