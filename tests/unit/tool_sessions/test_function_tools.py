@@ -155,6 +155,19 @@ def test_a_parameter_that_cannot_be_offered_is_named_with_the_type_only() -> Non
     )
 
 
+def test_a_type_that_refuses_without_words_is_refused_like_any_other() -> None:
+    class Silent:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+            raise TypeError
+
+    def odd(thing: Annotated[Silent, pydantic.Field()]) -> None:
+        pass
+
+    with pytest.raises(MCPConfigError, match="has the parameter 'thing', which cannot be offered"):
+        FunctionTools([odd])
+
+
 def yields() -> Iterator[int]:
     yield 1
 
