@@ -82,11 +82,11 @@ class Conversation(Closing):
         """Start a conversation, as `Runner.conversation` does."""
         if not isinstance(system, str):
             raise MCPConfigError(f"conversation() wants its instructions as a text, not {system!r:.60}.")
-        if not isinstance(name, str):
+        if not isinstance(name, str | None):
             raise MCPConfigError(
                 f"conversation() wants a text as name=, name='{name!s:.60}', not {name!r:.60}."
             )
-        kept = KeptConversation(well_formed(system), name=well_formed(name))
+        kept = KeptConversation(well_formed(system), name=well_formed(name or ""))
         if path is not None:
             kept.save(Path(path))
         return cls(runner, kept)

@@ -380,8 +380,8 @@ class Recorder:
 
     def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
         envelope, shown = self._hidden(envelope, left.pop())
-        # `_line` encodes `0` as the body, the last member of the line. Replace this `0` by `shown`, the JSON
-        # of the body, so that its megabytes are not encoded again.
+        # `trace_line` encodes `0` as the body, the last member of the line. Replace this `0` by `shown`, the
+        # JSON of the body, so that its megabytes are not encoded again.
         line = b"".join((self._encoder.encode(trace_line(envelope, b"0"))[:-2], shown, b"}"))
         del shown
         self._tell(envelope, line)
