@@ -65,6 +65,7 @@ class SpanScope:
         self.command = command
         self.root = self.session = SpanId(0)
         self.last_at = 0.0
+        self.envelopes: list[int] = []
         self.open: dict[SpanId, SpanOpened] = {}
         self.steps = StepTracker()
         self.spans: dict[Hashable, SpanId] = {}
@@ -231,7 +232,8 @@ class SpanFeed:
         if isinstance(end, m.TurnCompleted):
             self._answered = end
         self._scopes.remove(scope)
-        self._scope_of = {seq: each for seq, each in self._scope_of.items() if each is not scope}
+        for number in scope.envelopes:  # not all of `_scope_of`, which thousands of turns may share
+            del self._scope_of[number]
 
     # --- Messages within a turn or a session ---
 
@@ -253,6 +255,7 @@ class SpanFeed:
 
     def _assign(self, envelope: Envelope[Any], scope: SpanScope) -> None:
         self._scope_of[envelope.seq] = scope
+        scope.envelopes.append(envelope.seq)
         scope.last_at = self._now
 
     def _take(self, scope: SpanScope, envelope: Envelope[Any]) -> None:

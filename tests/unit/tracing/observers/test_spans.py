@@ -6,6 +6,7 @@ import anyio
 import pytest
 from case_tables import each_case
 from eventful_episode import NOTES, record_episode
+from msgspec.structs import replace
 from recorded_turns import STARTED_AT, Called, Play, Tape, opened, refused_connection
 
 from grue.engine.runner import Runner, TurnRequest
@@ -40,7 +41,7 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.runtime.actor import Actor, ActorFailed
-from grue.runtime.trace.recorder import Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.spans import (
@@ -85,6 +86,36 @@ class Told:
 
     def notes(self) -> list[SpanNoted]:
         return [item for item in self.events if isinstance(item, SpanNoted)]
+
+
+class Number(int):
+    """A number that counts how often a dictionary looks at numbers."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Number.looks += 1
+        return int(self)
+
+
+def test_the_end_of_a_turn_takes_no_longer_if_many_other_turns_run() -> None:
+    """A batch may have thousands of turns that run at the same time."""
+
+    def looks_at_the_end_of_one_of(turns: int) -> int:
+        feed, one = SpanFeed(), TurnFailed(turn=1, failure=NoAnswer(reason="none"))
+        for turn in range(1, turns + 1):
+            feed.feed(sent(Number(turn), turn, replace(RUN, turn=turn)))
+        Number.looks = 0
+        feed.feed(sent(Number(turns + 1), 1, one, cause=Number(1)))
+        return Number.looks
+
+    assert looks_at_the_end_of_one_of(50) == looks_at_the_end_of_one_of(2)
+
+
+def sent(seq: int, turn: int, body: Any, cause: int | None = None) -> Envelope[Any]:
+    return Envelope(
+        seq=seq, t=0.0, at=0.0, turn=turn, sender="host", receiver="agent", cause=cause, body=body
+    )
 
 
 def test_an_episode_lasts_from_what_its_host_says_to_what_it_says_last() -> None:
