@@ -292,7 +292,7 @@ def finite(value: object) -> float | None:
     """Return a number as a float, also one of numpy or a truth value; `None`: it is no finite number."""
     try:
         number = float(value) if isinstance(value, SupportsFloat) else math.nan
-    except (TypeError, ValueError, OverflowError):  # such as an array, or a number that is too large
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # an array, a tensor, too large a number
         return None
     return number if math.isfinite(number) else None
 

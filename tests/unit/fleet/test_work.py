@@ -72,6 +72,13 @@ def test_a_function_within_a_function_cannot_be_a_work() -> None:
         name_of(lambda case, episode: 0.0)
 
 
+class Tensor:
+    """A tensor of two numbers, as PyTorch converts it."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
 def test_scores_are_finite_numbers_by_the_declared_names() -> None:
     assert as_scores(3, ()) == {"score": 3.0}
     assert as_scores({"wins": True}, ("wins",)) == {"wins": 1.0}
@@ -81,6 +88,7 @@ def test_scores_are_finite_numbers_by_the_declared_names() -> None:
         (None, ()),
         (float("nan"), ()),
         (10**400, ()),
+        (Tensor(), ()),
         ({"a": "b"}, ()),
         ({"a": 1}, ("b",)),
     ):
