@@ -130,12 +130,13 @@ def results(fleet: Path) -> Iterator[Result]:
     for episode in FleetFolder(fleet).episodes():
         stamp = _stamp(episode.path)
         line = known.pop(episode.id, None)
-        if line is not None and line.stamp == stamp:
+        # A line without a version was written before results had one.
+        if line is not None and line.stamp == stamp and line.result.version:
             yield line.result
             continue
         result = _read_result(episode)
-        if stamp is not None and result.played:
-            read.append(_IndexLine(stamp, result))
+        if stamp is not None and result.played and line != (made := _IndexLine(stamp, result)):
+            read.append(made)
         yield result
     _append(fleet, read)
 

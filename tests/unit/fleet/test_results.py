@@ -63,6 +63,17 @@ def test_what_is_wrong_in_the_index_is_read_from_the_files(fleet: Path, damage: 
     assert read(fleet) == first
 
 
+def test_a_line_of_the_index_without_a_version_is_read_from_the_files_once(fleet: Path) -> None:
+    """Such lines were written before results had a version, by which comparisons leave episodes out."""
+    first = read(fleet)
+    index = fleet / INDEX
+    index.write_bytes(index.read_bytes().replace(b'"version":"1","settings"', b'"settings"'))
+    assert read(fleet) == first
+    lines = index.read_bytes()
+    assert read(fleet) == first
+    assert index.read_bytes() == lines
+
+
 def test_a_commit_that_was_changed_or_removed_counts_as_it_is_now(fleet: Path) -> None:
     first, second, *_ = read(fleet)
     (folder_of(fleet, first).path / "commit.json").unlink()
