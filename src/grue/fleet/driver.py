@@ -253,6 +253,8 @@ class Driver:
                 self._require_space()
             case, files, id_ = work.identified(planned, self._plan.version, digests)
             folder = self._folder.episode(id_)
+            if not self._plan.whole:
+                folder.touch()  # without `latest.txt`, the time says which content of a file was played last
             try:
                 commit = self._commit_of(folder)
             except FleetError as error:

@@ -181,6 +181,11 @@ class EpisodeFolder:
                 else:
                     return attempt
 
+    def touch(self) -> None:
+        """Give `case.json`, if it is there, the present time: the episode belongs to the present run."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path / CASE)
+
     def end(self, attempt: Path, end: AttemptEnd) -> None:
         """Record how an attempt ended."""
         with _writing(attempt):

@@ -178,14 +178,14 @@ def _without_replaced(fleet: Path, found: list[Result]) -> list[Result]:
         case = [each.settings, each.repetition] if each.work else each.id  # its case may be unreadable
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
-        if before is not each and _begun(fleet, each) > _begun(fleet, before):
+        if before is not each and _named(fleet, each) > _named(fleet, before):
             newest[key] = each
     kept = {each.id for each in newest.values()}
     return [each for each in found if each.id in kept]
 
 
-def _begun(fleet: Path, result: Result) -> int:
-    """Return the time at which the first attempt of an episode began, to compare it with others."""
+def _named(fleet: Path, result: Result) -> int:
+    """Return the time at which a run last named or began an episode, to compare it with others."""
     case = _status(f"{result.folder(fleet)}/{CASE}")
     return 0 if case is None else case.st_mtime_ns
 

@@ -1,5 +1,6 @@
 """What the driver tries again, what it counts, and when it stops; with an engine that fails as told."""
 
+import os
 import queue
 import shutil
 import signal
@@ -17,8 +18,9 @@ from grue.fleet.attempt import Attempted, Job
 from grue.fleet.broker import Amount, Costs
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
 from grue.fleet.engine import Ended, Lost
-from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
+from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
 from grue.fleet.identity import Case
+from grue.fleet.results import latest_results
 from grue.fleet.sweep import Sweep
 from grue.fleet.work import KnownWork
 
@@ -119,6 +121,28 @@ def test_the_folder_knows_the_episodes_of_the_latest_sweep(tmp_path: Path) -> No
     assert len(latest - before) == 20, "they are known before the first is played, so also after a stop"
     play(20, whole=False)
     assert fleet.latest() is None, "further cases of a program are not a sweep"
+
+
+def test_of_two_contents_of_a_file_the_one_that_a_program_played_last_counts(tmp_path: Path) -> None:
+    """Also if its episodes were there already, and were not played again."""
+    prompt, place = tmp_path / "prompt.txt", tmp_path / "fleet"
+    fleet = FleetFolder(place)
+    known = plan([{"prompt": str(prompt)}])
+    known = replace(known, work=replace(known.work, files=("prompt",)))
+
+    def play(content: str) -> set[str]:
+        prompt.write_text(content)
+        engine = TellingEngine(lambda job, tries: SCORED)
+        Driver(fleet, known, engine, lambda tally, running: None).run()
+        return {job.folder.name for job in engine.jobs}
+
+    fleet.write_manifest(Manifest(work="m:f"))
+    for at, content in enumerate(("old", "new")):
+        (played,) = play(content)
+        os.utime(fleet.episode(played).path / "case.json", (at, at))
+        assert [each.id for each in latest_results(place)[0]] == [played]
+    assert not play("old")
+    assert [each.id for each in latest_results(place)[0]] != [played]
 
 
 def test_a_case_that_occurs_twice_is_refused_before_anything_is_played(tmp_path: Path) -> None:
