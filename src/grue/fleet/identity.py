@@ -39,7 +39,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
     `files` has the SHA-256 of each file that a setting names, by the setting's name.
 
     Raises:
-        FleetError: A setting is not JSON, or the name of a text in it suggests a secret, such as `api_key`.
+        FleetError: A setting is not JSON, or its name or a key in it suggests a secret, such as `api_key`.
     """
     for name, value in case.settings.items():
         secret = _secret_name(name, value)

@@ -106,7 +106,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
             return sessions.reported(state, event)  # rule 8: wait for all sessions and the check
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
-            # rule 11: close the sessions that are still opening, too
+            # rule 11: close the open sessions, and those that are still opening
             others = s.without(pending, server)
             return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
         case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:

@@ -204,7 +204,8 @@ _ANSWER_CHARS = 1000
 class Person:
     """Asks the person at the terminal, and remembers for which tools the answer was "always".
 
-    `reader` is called before each question. The secrets of `redaction` are not shown.
+    `reader` returns what reads the answers; it is called again for each question. The secrets of `redaction`
+    are not shown.
     """
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:

@@ -191,10 +191,10 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
 
 def as_it_ended(reply: Reply) -> Reply | Fault:
-    """Return the reply without the calls that may be incomplete, or a fault if the reply broke off.
+    """Return the reply without the calls that may be incomplete, or a fault if it ended with an error.
 
-    If the endpoint stopped the reply early, or for an unknown reason, all calls are left out: a call whose
-    arguments have not arrived may look like a call without arguments.
+    If the finish reason says that the endpoint stopped the reply early, or is unknown, all calls are left
+    out: a call whose arguments have not arrived may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
