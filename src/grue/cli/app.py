@@ -55,7 +55,8 @@ tables tool.grue.llm, tool.grue.mcp and others. API keys are read from the
 environment, such as OPENROUTER_API_KEY.
 
 The exit status is 0 if a command succeeds, 1 if it fails, 2 if an option or a
-configuration file cannot be used, and 130 after Ctrl-C.
+configuration file cannot be used, and 130 after Ctrl-C. If a command has
+others, its help says so.
 """
 
 app = typer.Typer(
@@ -103,8 +104,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one. For it, after_turn and beside_turn mean the value of start in "
-        "pyproject.toml, which is one of the other four, or without that key beside_if_locked.",
+        "The first turn has no previous one: with after_turn or beside_turn, its server starts as start in "
+        "pyproject.toml says, or, without that key, as with beside_if_locked.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -137,9 +138,8 @@ _GameServers = Annotated[
     typer.Option(
         metavar="FILE",
         help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="if tool.grue.mcp in pyproject.toml has enabled = true: its config_file, else "
-        "mcp_config.json; if it has enabled = false: no server; if it does not say: a server that comes with "
-        "grue",
+        show_default="depends on enabled under tool.grue.mcp in pyproject.toml; true: config_file there, or "
+        "mcp_config.json; false: no server; not set: a server that comes with grue",
     ),
 ]
 _Turns = Annotated[
@@ -569,7 +569,7 @@ _At = Annotated[
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
         "the numbers. A fork can begin at a request to the model, at the tool calls of a reply, or at the "
-        "check whether an answer is valid. If message N is none of these, it begins at the nearest of them "
+        "message that has an answer checked. If message N is none of these, it begins at the nearest of them "
         "before N.",
         show_default="the first message of the turn; with --tool-result: just before the first tool calls "
         "whose result is replaced",
@@ -579,9 +579,9 @@ _ToolResult = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CALL=FILE",
-        help="Give the recorded call with the id CALL the result in FILE: a text, or if its name ends in "
-        ".json any JSON value, such as what a function of yours would return; repeatable. `grue trace show "
-        "--whole` prints the ids.",
+        help="Give the recorded call with the id CALL the content of FILE as its result; repeatable. A file "
+        "whose name ends in .json is read as JSON, any other file as text. `grue trace show --whole` prints "
+        "the ids.",
     ),
 ]
 _OtherTools = Annotated[
@@ -630,7 +630,7 @@ def fork(
     """Run a recorded turn again, with another model, prompt, limit, tool or result.
 
     The messages before the one that --at names are taken from the trace. From
-    there on, the model is asked again. If it makes a tool call that the
+    there on, the turn is run again. If the model makes a tool call that the
     recorded turn has made too, with the same arguments, the call gets the
     recorded result, and no tool runs. For other calls, see --misses. To compare
     the fork with the recorded turn, use `grue trace diff`.

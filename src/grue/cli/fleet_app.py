@@ -19,14 +19,14 @@ grid.model = \\["small", "large"]
 cases = \\[{question = "What is 17 + 25?"}, {question = "What is 9 + 8?"}]
 
 For each case and each combination of the settings in grid, the function is
-called as ask(case, episode), and returns a score. The argument case is one
-dict with the case and the settings, such as
-{"model": "small", "question": "What is 17 + 25?"}. For a trace, the function
-passes episode.trace on, for example as Runner(trace=episode.trace). Such a
-call is an episode. A fleet is the folder with the episodes, their traces and
-their scores. If you change the sweep and run it again, the folder keeps the
-earlier episodes too. The latest sweep is the one that was run last in the
-folder.
+called as ask(case, episode), and returns a score. Each such call is an
+episode. The argument case is one dict with the case and the settings, such as
+{"model": "small", "question": "What is 17 + 25?"}. To record a trace, pass
+episode.trace on, for example as Runner(trace=episode.trace).
+
+A fleet is the folder with the episodes, their traces and their scores. If you
+change the sweep and run it again, the folder keeps the earlier episodes too.
+The latest sweep is the one that was run last in the folder.
 """
 
 fleet_app = typer.Typer(cls=Commands, help=_ABOUT, no_args_is_help=True)
@@ -150,8 +150,8 @@ _Where = Annotated[
         "are =, !=, > and < (for numbers), and ~ (the regular expression VALUE is found in what NAME stands "
         "for). The names are:\n\n"
         "tool: the name of a tool that the turn called; error: the text of an error of such a call. A "
-        "turn with several calls passes a test of these if one of the calls does; with !=, if all do. Two "
-        "tests may be passed by two different calls.\n\n"
+        "turn with several calls passes a test of tool or error if at least one of the calls does; with !=, "
+        "only if all do. Two tests may be passed by two different calls.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -209,7 +209,7 @@ def fork(
         Path | None,
         _place(
             "forks",
-            "runs/NAME-forks, where NAME is the name of TRACES, or of the folder of this trace.jsonl",
+            "runs/NAME-forks, where NAME is the name of TRACES, or if it is a trace.jsonl, of its folder",
         ),
     ] = None,
     workers: Annotated[int | None, _workers("forks", "one per core")] = None,
@@ -264,8 +264,8 @@ def _by(what: str, most: str) -> Any:
     return typer.Option(
         metavar="SETTING,...",
         help=f"{what} for each combination of values of these settings, such as model,prompt.",
-        show_default="the settings that differ between episodes, without seed; only some of them if all "
-        f"would make more than {most}",
+        show_default="the settings that differ between episodes, except the setting seed; only some of them "
+        f"if all would make more than {most}",
     )
 
 
@@ -295,7 +295,8 @@ def _pass(otherwise: str) -> Any:
         "--pass",
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
-        show_default=f"if all scores are from 0 to 1: 1, or 0 with --lower-is-better; if not, {otherwise}",
+        show_default="1, or 0 with --lower-is-better, if no score is below 0 or above 1; if one is, "
+        f"{otherwise}",
     )
 
 
@@ -368,9 +369,9 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. Episodes of A and B belong to one case if
-    their settings are the same, such as question and seed, apart from base_url
-    and the settings in which A and B differ, such as model. A case that only A or
+    A and B are compared case by case. Two episodes belong to one case if their
+    settings are equal, such as question and seed. Not looked at are base_url and
+    the settings in which A and B differ, such as model. A case that only A or
     only B has is left out. The mean difference B - A of the cases is printed with
     a confidence interval. With fewer than 15 cases, or without the packages numpy
     and scipy, there is no interval, and a sign test decides.
