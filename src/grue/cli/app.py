@@ -511,7 +511,7 @@ def run(
     context: typer.Context,
     agent: _Agent = None,
     task: _Task = None,
-    offline: Annotated[bool, offline(" The script can do only the example.")] = False,
+    offline: Annotated[bool, offline(" The script can do only the task of the example.")] = False,
     model: Annotated[str | None, model("model.name in AGENT.yaml")] = None,
     base_url: Annotated[str | None, base_url("model.base_url in AGENT.yaml")] = None,
     run_dir: Annotated[

@@ -64,7 +64,7 @@ def resume(what: str, also: str) -> Any:
 
 
 def out(default: str, condition: str = "") -> Any:
-    """Return the option `--out` for a file, which `condition` says more about."""
+    """Return the option `--out`. `condition`: what else its help says, such as `; it must not exist yet`."""
     return typer.Option(
         "--out", "-o", metavar="FILE", help=f"The file to write{condition}.", show_default=default
     )

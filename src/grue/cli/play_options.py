@@ -108,7 +108,7 @@ def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
 
 
 def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], command: str) -> S:
-    """Return the options for resuming an episode: those called `names` as they are recorded in its trace.
+    """Return `options`, with those called `names` replaced by the values recorded in the episode's trace.
 
     Raises:
         MCPConfigError: The recorded values are not valid options of `command`.

@@ -130,9 +130,9 @@ class CompletedTurns:
     def recall(
         self, command: m.RunTurn, answer: AnswerSpec[Any]
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
-        """Return the outcome of the turn that completed the same request in an earlier run, and what it said.
+        """Return the outcome of the turn that completed the same request in an earlier run, and its steps.
 
-        What it said is empty if the turn's conversation has it already. `None`: there is no such turn.
+        There are no steps if the turn's conversation has them already. `None`: there is no such turn.
         `command` is the message that would start the turn now. `answer` has to accept the earlier answer.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)

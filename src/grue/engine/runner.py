@@ -556,7 +556,7 @@ class Runner(AsyncToolAccess, Closing):
             return episode
 
         if batch is not None and resume_from is not None:
-            raise ValueError("batch= goes on by its folder: leave resume_from= out")
+            raise ValueError("with batch=, the folder says where to go on: leave resume_from= out")
         earlier = None if resume_from is None else CompletedTurns(resume_from)
         plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency, resume_from=earlier)
         items: Iterator[BatchItem[TurnOutcome[T]]]

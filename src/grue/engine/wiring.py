@@ -124,8 +124,8 @@ class Wiring(Struct, frozen=True, kw_only=True):
     ) -> Wiring:
         """Return a wiring whose LLM actors continue the conversation `name`.
 
-        `tools` are those that its last request offered. `first` is a request that is recorded already: the
-        actor of an endpoint starts with it.
+        `tools` are those that its last request offered. `first` is a recorded request, which the LLM actor
+        handles before any other.
         """
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)

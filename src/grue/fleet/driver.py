@@ -254,7 +254,7 @@ class Driver:
             case, files, id_ = work.identified(planned, self._plan.version, digests)
             folder = self._folder.episode(id_)
             if not self._plan.whole:
-                folder.touch()  # without `latest.txt`, the time says which content of a file was played last
+                folder.touch()  # of episodes that differ in the content of a file, the newest counts
             try:
                 commit = self._commit_of(folder)
             except FleetError as error:

@@ -224,8 +224,8 @@ class Fleet:
         better, and the cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or
         without numpy and scipy, there is no interval, and the sign test decides whether B is better. Nothing
         is played. If the latest `sweep` has episodes with these settings, episodes of earlier sweeps are left
-        out, and their number is shown; if `map` was called last, those of other versions of the work, and
-        those in which a file that the case names had another content.
+        out, and their number is shown. If `map` was called last, episodes of other versions of the work are
+        left out, and so are those for which a file that the case names had an earlier content.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.

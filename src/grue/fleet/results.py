@@ -144,8 +144,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
-    If `Fleet.map` was called last, the latest sweep is all episodes of the version of the work that it named,
-    except those that were played again because the content of a file had changed.
+    If `Fleet.map` was called last, the latest sweep is all episodes of the version of the work that it named.
+    Of episodes that differ only in the content of a file, it has the one that was named or played last.
     If none of `found` belongs to it, all are returned: the caller has chosen earlier episodes on purpose.
     """
     ours = _latest_of(fleet, found)
@@ -185,7 +185,7 @@ def _without_replaced(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def _named(fleet: Path, result: Result) -> int:
-    """Return the time at which a run last named or began an episode, to compare it with others."""
+    """Return the time at which a run last had this episode among its cases, or began it."""
     case = _status(f"{result.folder(fleet)}/{CASE}")
     return 0 if case is None else case.st_mtime_ns
 

@@ -97,7 +97,7 @@ def machine() -> Machine | None:
 
 
 def known_machine() -> Machine:
-    """Return the same as `machine` where `coverage` says that grue can make boxes."""
+    """Return `machine()`, which is not `None` where `coverage` says that grue can make boxes."""
     here = machine()
     assert here is not None, "`coverage` says that the processor is known"
     return here

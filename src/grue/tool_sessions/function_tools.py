@@ -139,7 +139,7 @@ class Parameters:
         try:
             return PydanticParameter(parameter.name, kind, parameter.default)
         except TypeError as error:
-            why = str(fault or error).rpartition("\n\n")[2]  # above it, msgspec advises hooks
+            why = str(fault or error).rpartition("\n\n")[2]  # without msgspec's advice about hooks
             raise MCPConfigError(
                 f"The tool '{self._tool}' has the parameter '{parameter.name}', which cannot be offered to a"
                 f" model: {why.rstrip('.')}. Annotate it with a type that JSON can express."

@@ -67,7 +67,7 @@ class PydanticParameter:
     def convert(self, value: Any) -> Any:
         """Convert an argument to the type of the annotation; raises `InvalidArgumentsError`."""
         try:
-            # As a Python value, a strict model would refuse a date or an enum.
+            # Read as JSON: as a Python value, a strict model would refuse a text for a date or an enum.
             return self._adapter.validate_json(json.dumps(value))
         except pydantic.ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)

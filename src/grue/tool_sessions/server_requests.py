@@ -41,7 +41,7 @@ class ElicitationRequest(Struct, frozen=True):
     Attributes:
         message: The text for the user; untrusted.
         schema: JSON Schema of the answer; `None` if the user is to visit a URL, which is in the message.
-        server: The server's name, as in the names of its tools: `mcp.NAME`. Show it to the user.
+        server: The server's name with its prefix, such as `mcp.crm`. Show it to the user.
     """
 
     message: str

@@ -271,7 +271,9 @@ class AgentReplay:
             return "crashed", None
         if self._turn.cut_off and self._turn.may_stop and self.compared == len(self._turn.said):
             return "unfinished", None  # the event was still in the mailbox when the host was killed
-        return "unfinished", self._turn.unexpected(event, f"the machine does not take it: {error}")
+        return "unfinished", self._turn.unexpected(
+            event, f"the agent's state machine does not accept it: {error}"
+        )
 
     def _early_end(self) -> ReplayEnd:
         if self._turn.crash is not None:

@@ -84,7 +84,7 @@ class Conversation(Closing):
             raise MCPConfigError(f"conversation() wants its instructions as a text, not {system!r:.60}.")
         if not isinstance(name, str | None):
             raise MCPConfigError(
-                f"conversation() wants a text as name=, name='{name!s:.60}', not {name!r:.60}."
+                f"conversation() wants a text as its name: name='{name!s:.60}', not name={name!r:.60}."
             )
         kept = KeptConversation(well_formed(system), name=well_formed(name or ""))
         if path is not None:

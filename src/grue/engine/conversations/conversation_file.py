@@ -179,7 +179,7 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
-                # A reply that was no entry yet follows this line (`Ledger.add`): this one is an entry.
+                # `Ledger.add` writes a reply that is no entry yet after this line: one before it is one.
                 history.say(())
                 history.rewrite(line)
             case Dropped():
@@ -243,7 +243,9 @@ class ConversationFile:
         """Append `lines`; for an empty line, a `Dropped` is written."""
         try:
             if self._owner != os.getpid():
-                raise TraceError(f"{self.path} is written by the process that opened it, not by a fork.")
+                raise TraceError(
+                    f"{self.path} can be written by the process that opened it only, not by a fork."
+                )
             self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))
         except (TraceError, OSError) as error:

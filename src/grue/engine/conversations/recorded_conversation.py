@@ -388,7 +388,7 @@ class RecordedTurn:
         self.last_seq, self._last_s = envelope.seq, envelope.t
         self.redacted = self.redacted or envelope.redacted
         if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
-            self.events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
+            self.events.append(body)  # type: ignore[arg-type]  # the agent gets events of its state machine only
             self.last_event = envelope.seq
         if isinstance(body, m.TurnForked):
             self.forked = True
@@ -495,8 +495,9 @@ class RecordedTurn:
     def waiting(self, path: str | PathLike[str]) -> tuple[History, m.RequestCompletion | None] | None:
         """Return the history before the request for whose reply the turn waits, and the request itself.
 
-        The request is `None` if it is recorded: then it is `asked`. Otherwise the process was killed before
-        it recorded the request. `None` alone: the turn waits for no reply, or a secret was redacted.
+        The request is returned only if the process was killed before it recorded the request; a recorded one
+        is in `asked`, and here it is `None`. `None` alone: the turn waits for no reply, or a secret was
+        redacted.
         """
         if self.end is not None or self.redacted:
             return None

@@ -110,7 +110,7 @@ def test_a_forked_child_writes_nothing_and_holds_no_lock(tmp_path: Path) -> None
     os.waitpid(child, 0)
     os.close(told)
     os.close(over)
-    assert "is written by the process that opened it, not by a fork" in said
+    assert "can be written by the process that opened it only, not by a fork" in said
     assert read_conversation(tmp_path / "talk.jsonl").history.entries == []
 
 
