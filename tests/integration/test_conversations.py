@@ -159,7 +159,7 @@ def test_a_conversation_s_name_is_a_text_that_its_file_can_hold(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:
     runner, path = runner_for(server), tmp_path / "talk.jsonl"
-    with pytest.raises(MCPConfigError, match="name='42', not 42"):
+    with pytest.raises(MCPConfigError, match="name='42', not name=42"):
         runner.conversation("Answer briefly.", name=42, path=path)  # type: ignore[arg-type]
     assert runner.conversation("Answer briefly.", name=None).id  # type: ignore[arg-type]  # as without
     runner.conversation("Answer briefly.", name="\ud800", path=path).close()
