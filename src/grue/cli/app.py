@@ -568,9 +568,9 @@ _At = Annotated[
     typer.Option(
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
-        "the numbers. A fork can begin at a request to the model, at the tool calls of a reply, or at the "
-        "message that has an answer checked. If message N is none of these, it begins at the nearest of them "
-        "before N.",
+        "the numbers. A fork can begin at a request to the model (RequestCompletion), at the tool calls of "
+        "a reply (CallTools), or at the check of an answer (CheckAnswer). If message N is none of these, it "
+        "begins at the nearest of them before N.",
         show_default="the first message of the turn; with --tool-result: just before the first tool calls "
         "whose result is replaced",
     ),

@@ -1,6 +1,6 @@
 """What a server may send to its client besides replies: notices and requests (sampling, elicitation, roots).
 
-All requests are off by default: a server is told only of the kinds for which the host has a function.
+A server is told only of the kinds of requests that the host answers. By default these are none.
 """
 
 from collections.abc import Awaitable, Callable

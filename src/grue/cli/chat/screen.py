@@ -172,7 +172,7 @@ class PipeScreen:
 
 
 Screen: TypeAlias = TerminalScreen | PipeScreen
-"""What prints the events of a chat."""
+"""Where the events of a chat are shown."""
 
 
 class _WaitingRow:

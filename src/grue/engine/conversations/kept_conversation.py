@@ -317,7 +317,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model knows `read_result`, with which it reads the rest of a cut result."""
+        """Whether the model was told of `read_result`, which returns the rest of a cut result."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property
