@@ -248,13 +248,12 @@ class Driver:
         # sweep even while it runs, or after it was killed.
         ids = self._ids(digests)
         self._folder.write_latest(ids if self._plan.whole else None)
+        self._folder.write_named(ids)  # of episodes that differ in the content of a file, the newest counts
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
                 self._require_space()
             case, files, id_ = work.identified(planned, self._plan.version, digests)
             folder = self._folder.episode(id_)
-            if not self._plan.whole:
-                folder.touch()  # of episodes that differ in the content of a file, the newest counts
             try:
                 commit = self._commit_of(folder)
             except FleetError as error:

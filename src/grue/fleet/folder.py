@@ -4,6 +4,7 @@
     DIR/driver.lock                locked while a driver works on the fleet
     DIR/ledger.jsonl               what requests have cost
     DIR/latest.txt                 the ids of the latest sweep's episodes, which reports and comparisons show
+    DIR/named.txt                  the ids of all episodes, in the order in which runs last named them
     DIR/results.jsonl              an index of the commits, for readers; see `results.py`
     DIR/batches/                   requests that wait for batches; see `batches.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
@@ -45,7 +46,7 @@ from grue.fleet.identity import ID_LENGTH
 from grue.runtime.files import draft_beside, drafted, read_regular, write_whole
 
 MANIFEST, LOCK, LEDGER, STOP = "fleet.json", "driver.lock", "ledger.jsonl", "stop"
-LATEST = "latest.txt"
+LATEST, NAMED = "latest.txt", "named.txt"
 CASE, COMMIT, ATTEMPT, TRACE = "case.json", "commit.json", "attempt.json", "trace.jsonl"
 REQUESTS, REPLIES = "requests.jsonl", "replies.jsonl"
 
@@ -181,11 +182,6 @@ class EpisodeFolder:
                 else:
                     return attempt
 
-    def touch(self) -> None:
-        """Give `case.json`, if it is there, the present time: the episode belongs to the present run."""
-        with contextlib.suppress(OSError):
-            os.utime(self.path / CASE)
-
     def end(self, attempt: Path, end: AttemptEnd) -> None:
         """Record how an attempt ended."""
         with _writing(attempt):
@@ -279,8 +275,26 @@ class FleetFolder:
 
     def latest(self) -> frozenset[str] | None:
         """Return the ids of the episodes of the latest sweep; `None`: its file is missing or unreadable."""
+        ids = self._ids(LATEST)
+        return None if ids is None else frozenset(ids)
+
+    def write_named(self, ids: bytes) -> None:
+        """Note that a run has named these episodes, given as in `write_latest`, after all others.
+
+        Nothing is raised if the file cannot be written. Modification times would be lost in a copy.
+        """
+        ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
+        before = [each for each in self.named() if each not in ours]
+        with contextlib.suppress(OSError):
+            write_whole(self.path / NAMED, "\n".join((*before, *ours)).encode())
+
+    def named(self) -> list[str]:
+        """Return the ids of all episodes, those that a run has named last at the end; empty: unknown."""
+        return self._ids(NAMED) or []
+
+    def _ids(self, name: str) -> list[str] | None:
         try:
-            return frozenset(read_regular(self.path / LATEST, _MOST_BYTES_OF_IDS).decode("ascii").split())
+            return read_regular(self.path / name, _MOST_BYTES_OF_IDS).decode("ascii").split()
         except (OSError, UnicodeDecodeError):
             return None
 

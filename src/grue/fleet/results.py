@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import FleetError
 from grue.fleet.course import Course
-from grue.fleet.folder import CASE, COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, require_fleet
+from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, require_fleet
 from grue.runtime.files import next_line, open_regular
 from grue.tracing.marks import SCORES, Mark, read_marks
 
@@ -168,26 +168,21 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
         version = folder.read_manifest().version
     except FleetError:  # the manifest is damaged
         return found
-    return _without_replaced(fleet, [each for each in found if each.version in ("", version)])
+    named = {id_: place for place, id_ in enumerate(folder.named())}
+    return _without_replaced(named, [each for each in found if each.version in ("", version)])
 
 
-def _without_replaced(fleet: Path, found: list[Result]) -> list[Result]:
+def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result]:
     """Leave out an episode if a later one has the same case: a file that the case names has changed."""
     newest: dict[bytes, Result] = {}
     for each in found:
         case = [each.settings, each.repetition] if each.work else each.id  # its case may be unreadable
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
-        if before is not each and _named(fleet, each) > _named(fleet, before):
+        if before is not each and named.get(each.id, -1) > named.get(before.id, -1):
             newest[key] = each
     kept = {each.id for each in newest.values()}
     return [each for each in found if each.id in kept]
-
-
-def _named(fleet: Path, result: Result) -> int:
-    """Return the time at which a run last had this episode among its cases, or began it."""
-    case = _status(f"{result.folder(fleet)}/{CASE}")
-    return 0 if case is None else case.st_mtime_ns
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:

@@ -124,7 +124,7 @@ def test_the_folder_knows_the_episodes_of_the_latest_sweep(tmp_path: Path) -> No
 
 
 def test_of_two_contents_of_a_file_the_one_that_a_program_played_last_counts(tmp_path: Path) -> None:
-    """Also if its episodes were there already, and were not played again."""
+    """Also if its episodes were there already, and were not played again, and in a copy of the folder."""
     prompt, place = tmp_path / "prompt.txt", tmp_path / "fleet"
     fleet = FleetFolder(place)
     known = plan([{"prompt": str(prompt)}])
@@ -137,12 +137,13 @@ def test_of_two_contents_of_a_file_the_one_that_a_program_played_last_counts(tmp
         return {job.folder.name for job in engine.jobs}
 
     fleet.write_manifest(Manifest(work="m:f"))
+    played: list[str] = []
     for at, content in enumerate(("old", "new")):
-        (played,) = play(content)
-        os.utime(fleet.episode(played).path / "case.json", (at, at))
-        assert [each.id for each in latest_results(place)[0]] == [played]
+        played += play(content)
+        os.utime(fleet.episode(played[at]).path / "case.json", (9 - at, 9 - at))
+        assert [each.id for each in latest_results(place)[0]] == [played[at]]
     assert not play("old")
-    assert [each.id for each in latest_results(place)[0]] != [played]
+    assert [each.id for each in latest_results(place)[0]] == [played[0]]
 
 
 def test_a_case_that_occurs_twice_is_refused_before_anything_is_played(tmp_path: Path) -> None:
