@@ -295,10 +295,9 @@ def _marked(text: str, tools: _Tools) -> Written | None:
         return None
     form, before = str(mark.lastgroup), text[: mark.start()].strip()
     form = "harmony" if form == "recipient" else form
-    reader = _READERS.get(form)
     start = mark.end() - len(mark[0].lstrip(" \t"))
     try:
-        calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
+        calls, end = _read(form, text, start, tools)
     except _Unreadable:
         # A tag like `<tool_call>` with text before it and a paragraph after it may be a quotation. Otherwise
         # it is a damaged call.
@@ -330,9 +329,8 @@ def _read_attached(text: str, mark: re.Match[str], tools: _Tools) -> Written | N
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None
-    reader = _READERS.get(form)
     try:
-        calls, end = ([], len(text)) if reader is None else reader(text, mark.start(), tools)
+        calls, end = _read(form, text, mark.start(), tools)
     except _Unreadable:
         calls, end = [], len(text)
     if calls:
@@ -344,6 +342,14 @@ def _read_attached(text: str, mark: re.Match[str], tools: _Tools) -> Written | N
 
 def _goes_on(text: str, at: int) -> bool:
     return "\n\n" in text[at:].strip()
+
+
+def _read(form: str, text: str, at: int, tools: _Tools) -> _Found:
+    reader = _READERS.get(form)
+    calls, end = ([], len(text)) if reader is None else reader(text, at, tools)
+    if len(calls) > _MOST_CALLS:
+        raise _Unreadable
+    return calls, end
 
 
 def _hermes(text: str, at: int, tools: _Tools) -> _Found:
@@ -366,8 +372,6 @@ def _hermes(text: str, at: int, tools: _Tools) -> _Found:
         else:
             calls.append(_arguments(inner, tools))
         at = past_space(text, min(len(text), end + len(closing)))
-        if len(calls) > _MOST_CALLS:
-            raise _Unreadable
     return calls, at
 
 
@@ -387,8 +391,6 @@ def _function(text: str, at: int, tools: _Tools) -> _Found:
             )
         )
         at = past_space(text, end + len("</function>"))
-        if len(calls) > _MOST_CALLS:
-            raise _Unreadable
     return calls, at
 
 
@@ -462,8 +464,6 @@ def _mistral(text: str, at: int, _tools: _Tools) -> _Found:
             _, marked, after = arguments.partition("[ARGS]")
             calls.append(WrittenCall(name[0], _object_text(after if marked else arguments)))
         at = end
-        if len(calls) > _MOST_CALLS:
-            raise _Unreadable
     return calls, at
 
 
@@ -494,8 +494,6 @@ def _deepseek(text: str, at: int, _tools: _Tools) -> _Found:
         said = text[begun.end() : ending.start()].rstrip().removesuffix("```")
         calls.append(WrittenCall(name[0], _object_text(said)))
         at = ending.end()
-        if len(calls) > _MOST_CALLS:
-            raise _Unreadable
     if not calls:
         raise _Unreadable
     frame = _DEEPSEEK_FRAME.match(text, at)
@@ -507,7 +505,7 @@ def _kimi(text: str, at: int, _tools: _Tools) -> _Found:
     at += len("<|tool_calls_section_begin|>")
     while (opening := _KIMI_CALL.match(text, at)) is not None:
         end = text.find("<|tool_call_end|>", opening.end())
-        if end < 0 or len(calls) == _MOST_CALLS:
+        if end < 0:
             raise _Unreadable
         calls.append(WrittenCall(opening["name"], _object_text(text[opening.end() : end])))
         at = end + len("<|tool_call_end|>")

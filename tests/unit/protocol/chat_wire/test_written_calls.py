@@ -203,6 +203,7 @@ def test_a_mark_behind_a_text_counts_if_a_template_writes_it_so(text: str, form:
         ("[TOOL_CALLS]files.read{}" * (MOST_CALLS + 1), "mistral"),
         ('[TOOL_CALLS]files.read[ARGS]["/a"]', "mistral"),
         ("<|channel|>commentary<|message|>I call nothing.<|call|>", "harmony"),
+        (HARMONY * (MOST_CALLS + 1), "harmony"),
         ("<｜tool▁calls▁begin｜>files.read", "deepseek"),
         (DEEPSEEK_ONE * (MOST_CALLS + 1), "deepseek"),
     ],
