@@ -319,7 +319,8 @@ class GameConfiguration(_Table):
         try:
             self.client_base_url, self.agent_model = chosen
         except MCPConfigError as error:
-            raise MCPConfigError(str(error).replace("client_base_url", "--base-url", 1)) from error
+            said = str(error).replace("client_base_url", "--base-url", 1)
+            raise MCPConfigError(said, problems=error.problems) from error
         self.then = []
 
     @classmethod

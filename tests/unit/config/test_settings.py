@@ -284,6 +284,14 @@ def test_a_wrong_value_is_refused_in_the_constructor_and_on_assignment(attribute
     assert getattr(config, attribute) == before
 
 
+@pytest.mark.parametrize("name", ["model", "base_url"])
+def test_a_wrong_value_is_refused_when_the_model_is_changed(name: str) -> None:
+    with pytest.raises(MCPConfigError) as caught:
+        GameConfiguration().ask(**{name: 5})  # type: ignore[arg-type]
+    (problem,) = caught.value.problems
+    assert problem.text == "is 5; it should be a valid string."
+
+
 def test_a_misspelt_attribute_is_refused() -> None:
     with pytest.raises(MCPConfigError, match=r"^mcp_enable is not a setting"):
         GameConfiguration(mcp_enable=True)  # type: ignore[call-arg]
