@@ -22,8 +22,8 @@ import threading
 import time
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, overload
+from types import NoneType, TracebackType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, Union, overload
 
 import anyio
 import msgspec
@@ -203,8 +203,12 @@ def _signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _is_context(annotation: Any) -> bool:
-    members = [part for part in typing.get_args(annotation) if part is not NoneType] or [annotation]
-    return all(isinstance(part, type) and issubclass(part, ToolContext) for part in members)
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _is_context(parts[0])
+    if origin in (Union, UnionType):
+        return all(_is_context(part) for part in parts if part is not NoneType)
+    return isinstance(annotation, type) and issubclass(annotation, ToolContext)
 
 
 def _own_text(annotation: Any) -> str:

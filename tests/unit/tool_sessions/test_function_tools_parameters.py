@@ -234,6 +234,27 @@ def test_a_strict_model_is_given_dates_enums_and_tuples_as_json_has_them() -> No
         read.convert({"note": given | {"beats": ["1"]}})
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ToolContext,
+        ToolContext | None,
+        Annotated[ToolContext, "For progress."],
+        Annotated[ToolContext | None, "For progress."],
+        Annotated[ToolContext, "For progress."] | None,
+    ],
+)
+def test_a_context_is_no_argument_however_it_is_annotated(kind: Any) -> None:
+    def dig(depth: int, context: kind) -> None: ...
+
+    read = parameters(dig)
+    assert read.context == "context"
+    assert list(read.schema["properties"]) == ["depth"]  # type: ignore[call-overload]
+
+
+def several_contexts(contexts: list[ToolContext]) -> None: ...
+
+
 def two_contexts(a: ToolContext, b: ToolContext) -> None: ...
 
 
@@ -249,7 +270,9 @@ def odd(thing: Odd) -> None: ...
 def mixed(things: list[Pair | Leg]) -> None: ...
 
 
-@pytest.mark.parametrize("function", [two_contexts, positional_context, unreadable, odd, mixed])
+@pytest.mark.parametrize(
+    "function", [several_contexts, two_contexts, positional_context, unreadable, odd, mixed]
+)
 def test_what_cannot_be_offered_is_refused_and_named(function: Callable[..., Any]) -> None:
     with pytest.raises(MCPConfigError, match="'tool'"):
         parameters(function)
