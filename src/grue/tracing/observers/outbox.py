@@ -242,6 +242,8 @@ def session_of_exporter() -> "Session":
 
 
 def _refuse_redirect(response: "Response", **_: Any) -> None:
+    if response.headers.get("Content-Length") == "0":
+        response.raw.drain_conn()  # returns the connection to the session, which sends the next spans through it
     response.close()
     if 300 <= response.status_code < 400:
         raise ValueError(f"status {response.status_code}, a redirect: give the address it leads to")

@@ -100,6 +100,25 @@ def test_a_redirect_is_a_failure_and_no_body_is_waited_for(status: str, result: 
     assert says in "".join(warnings)
 
 
+def test_exports_that_are_answered_without_a_body_share_one_connection() -> None:
+    otlp = pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter", reason="pip install 'grue[otel]'"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(GUARD_S)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
+        exporter = otlp.OTLPSpanExporter(url, session=session_of_exporter())
+        with ThreadPoolExecutor(1) as thread:
+            sent = [thread.submit(exporter.export, []) for _ in range(2)]
+            connection, _ = server.accept()
+            connection.settimeout(GUARD_S)
+            with connection:
+                for each in sent:
+                    assert connection.recv(65_536).startswith(b"POST")
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                    assert each.result(GUARD_S).name == "SUCCESS"
+
+
 def test_the_exporter_inside_is_ended_and_flushed() -> None:
     inner = Scripted()
     exporter = patient(inner, backend="x", warn=lambda text: None)
