@@ -47,17 +47,19 @@ class OtlpReceiver:
 
     Args:
         hang: Take requests and never answer them, until it is closed.
+        status: The status of each answer.
 
     Attributes:
         requests: Path and headers (lower case) of each request.
         spans: Everything that was taken, in order of arrival.
     """
 
-    def __init__(self, *, hang: bool = False) -> None:
+    def __init__(self, *, hang: bool = False, status: int = 200) -> None:
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.spans: list[Received] = []
         self.reached = threading.Event()
         self._hang = hang
+        self._status = status
         self._closing = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = False
@@ -103,7 +105,7 @@ class OtlpReceiver:
                     return
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 receiver._take(self.path, headers, body)
-                self.send_response(200)
+                self.send_response(receiver._status)
                 self.send_header("content-length", "0")
                 self.send_header("connection", "close")
                 self.end_headers()

@@ -22,6 +22,7 @@ import copy
 import hashlib
 import os
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,7 +40,10 @@ INSTALL = (
 )
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_SESSIONS = "_CREDENTIAL_PROVIDER"
+_SESSIONS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+)
 _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
@@ -144,7 +148,7 @@ def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
         return None, False
     try:
         return _own_provider(endpoint, warn), True
-    except ValueError as error:  # a variable of OpenTelemetry's has a value that it does not take
+    except Exception as error:  # noqa: BLE001 - a variable has a bad value, or a credential provider raises
         warn(f"Nothing is sent to OpenTelemetry: no exporter could be created: {error}")
         return None, False
 
@@ -160,9 +164,12 @@ def _own_provider(endpoint: str, warn: Warn) -> Any:
     resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "grue"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     backend = f"The OpenTelemetry collector at {host_of(endpoint)}"
-    # If a variable names a credential provider, the exporter needs the session of that provider.
-    others = any(name.endswith(_SESSIONS) for name in os.environ)
-    exporter = OTLPSpanExporter(session=None if others else session_of_exporter())
+    named = next((os.environ[name] for name in _SESSIONS if os.environ.get(name)), None)
+    # If there is no provider of this name, the exporter raises an error that says so.
+    session = session_of_exporter() if named is None else None
+    for credentials in entry_points(group="opentelemetry_otlp_credential_provider", name=named or ""):
+        session = session_of_exporter(credentials.load()())
+    exporter = OTLPSpanExporter(session=session)
     provider.add_span_processor(BatchSpanProcessor(patient(exporter, backend=backend, warn=warn)))
     return provider
 

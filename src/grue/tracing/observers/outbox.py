@@ -227,25 +227,32 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 
-def session_of_exporter() -> "Session":
+def session_of_exporter(provided: "Session | None" = None) -> "Session":
     """Return the HTTP session for an exporter of OTLP. A redirect is an error in it, and no body is read.
 
     The exporter takes a redirect for a success and does not follow it, so all spans would be lost without a
-    warning. It needs no body, and would wait for one that never ends, even at the end of the program.
+    warning. It needs no body, and would wait for one that never ends, even at the end of the program. The
+    `provided` session of a credential provider reads bodies, because the provider may need them.
     """
     import requests
 
-    session = requests.Session()
-    session.stream = True
+    session = provided or requests.Session()
+    if provided is None:
+        session.stream = True
+        session.hooks["response"].append(_drop_body)
     session.hooks["response"].append(_refuse_redirect)
     return session
 
 
-def _refuse_redirect(response: "Response", **_: Any) -> None:
+def _drop_body(response: "Response", **_: Any) -> None:
     if response.headers.get("Content-Length") == "0":
-        response.raw.drain_conn()  # returns the connection to the session, which sends the next spans through it
+        response.raw.drain_conn()  # gives the connection back to the session, for the next spans
     response.close()
+
+
+def _refuse_redirect(response: "Response", **_: Any) -> None:
     if 300 <= response.status_code < 400:
+        response.close()
         raise ValueError(f"status {response.status_code}, a redirect: give the address it leads to")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from eventful_episode import NOTES, record_episode
+from otlp_receiver import OtlpReceiver
 from recorded_turns import STARTED_AT, Called, Play, Tape
 
 from grue.errors import MissingDependencyError
@@ -251,6 +252,30 @@ def test_a_setting_of_opentelemetry_that_makes_no_exporter_is_one_warning(
     assert OtelObserver(warn=warnings.append).tracer_provider is None
     (warning,) = warnings
     assert warning.startswith("Nothing is sent to OpenTelemetry: no exporter could be created: max_queue")
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [("mine", "status 307, a redirect: give the address it leads to"), ("no-such", "'no-such' not found")],
+)
+def test_with_a_credential_provider_a_failure_is_one_warning_too(
+    named: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "credentials-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: credentials\nVersion: 1\n")
+    group = "opentelemetry_otlp_credential_provider"
+    (folder / "entry_points.txt").write_text(f"[{group}]\nmine = requests:Session\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", named)
+    warnings: list[str] = []
+    with OtlpReceiver(status=307) as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        observer = OtelObserver(warn=warnings.append)
+        Play(Tape(observer), RunTurn(turn=1, system="You play.", user="A house."), ["take lamp"])
+        assert observer.close(DEADLINE_S)
+    (warning,) = warnings
+    assert says in warning
 
 
 def test_nothing_configured_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
