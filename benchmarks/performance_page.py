@@ -5,10 +5,8 @@
     .venv/bin/python benchmarks/performance_page.py     show
 
 Tables stand between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. A file of figures that is not there leaves
-its tables as they are. A run of some parts (`run.py --only fleet,fleet_rate`) fills the tables of these parts
-and leaves the others. Each table says when it was measured and under which load. The table of all bars is
-filled when every section has been measured within one day; with `--bars` it is filled in any case, and names
-the sections that are missing.
+its tables as they are. The tables of bars and of times are filled when every section has been measured within
+one day. With `--bars` they are filled in any case, and the first names the sections that are missing.
 """
 
 import json
@@ -31,11 +29,17 @@ from tables import markdown
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
-SECTIONS = (
-    *("turn", "cold", "episode", "boots", "one_shot", "map"),
-    *("frames", "boxes", "fleet", "fleet_rate", "traces"),
-)
-"""Of `run.py`, those whose figures the page shows."""
+TIMES = {
+    "turn": "",
+    "cold": "",
+    "episode": "",
+    "boots": "server boots in 0.6 s, model replies in 300 ms",
+    "one_shot": "http, ",
+    "boxes": "",
+    "fleet": "",
+    "traces": "",
+}
+"""Sections of `run.py` whose times the page shows, and how the labels of those begin that it shows."""
 
 
 class Shown(NamedTuple):
@@ -44,68 +48,40 @@ class Shown(NamedTuple):
     Attributes:
         title: Of the plot.
         size: What the sizes are.
-        columns: Headings of the table, by the figure's name.
         plotted: Names of the curves in the plot, by the figure's name.
+        columns: Figures in the table: time, own CPU and memory, by what was measured; "" is none.
         unit: Of what is plotted.
         log: Whether both axes of the plot are logarithmic.
     """
 
     title: str
     size: str
-    columns: Mapping[str, str]
     plotted: Mapping[str, str]
+    columns: Mapping[str, tuple[str, str, str]] = {"": ("wall_ms", "cpu_ms", "peak_mb")}
     unit: str = "ms"
     log: bool = True
 
 
-_BY_SIZE = {
-    "wall_ms": "time, ms",
-    "cpu_ms": "own CPU, ms",
-    "peak_mb": "peak memory, MB",
-    "sent_kb": "sent to the model, kB",
-    "trace_kb": "trace, kB",
-}
 _TIMES = {"wall_ms": "time", "cpu_ms": "own CPU"}
 
 SHOWN = {
-    "iterations": Shown("A turn of many iterations", "iterations", _BY_SIZE, _TIMES, log=False),
-    "history": Shown("A turn with a long history", "bytes of history", _BY_SIZE, _TIMES),
-    "result": Shown("A long result of a function tool", "bytes of the result", _BY_SIZE, _TIMES),
-    "server_result": Shown("A long result of a server's tool", "bytes of the result", _BY_SIZE, _TIMES),
+    "iterations": Shown("A turn of many iterations", "iterations", _TIMES, log=False),
+    "history": Shown("A turn with a long history", "bytes of history", _TIMES),
+    "result": Shown("A long result of a function tool", "bytes of the result", _TIMES),
+    "server_result": Shown("A long result of a server's tool", "bytes of the result", _TIMES),
     "agents": Shown(
         "Agents at once, function tools",
         "agents at once",
-        {
-            "grue_wall_ms": "grue, ms",
-            "bare_wall_ms": "bare loop, ms",
-            "grue_peak_mb": "grue, peak MB",
-            "bare_peak_mb": "bare loop, peak MB",
-        },
         {"grue_wall_ms": "grue", "bare_wall_ms": "bare httpx and anyio"},
+        {"": ("grue_wall_ms", "", "grue_peak_mb"), "bare loop": ("bare_wall_ms", "", "bare_peak_mb")},
         log=False,
     ),
-    "servers": Shown(
-        "Agents at once, a server process each",
-        "agents at once",
-        {"wall_ms": "time, ms", "cpu_ms": "own CPU, ms", "peak_mb": "peak memory, MB"},
-        _TIMES,
-        log=False,
-    ),
+    "servers": Shown("Agents at once, a server process each", "agents at once", _TIMES, log=False),
     "turns": Shown(
         "Turns in one process",
         "turns so far",
-        {
-            "wall_ms": "a turn, ms",
-            "cpu_ms": "own CPU, ms",
-            "memory_mb": "resident, MB",
-            "malloc_mb": "in use by malloc, MB",
-            "malloc_free_mb": "kept free by it, MB",
-            "thousand_blocks": "Python, 1,000 blocks",
-            "descriptors": "descriptors",
-            "threads": "threads",
-            "processes": "processes",
-        },
         {"memory_mb": "resident", "malloc_mb": "in use by malloc"},
+        {"": ("wall_ms", "cpu_ms", "memory_mb")},
         unit="MB",
         log=False,
     ),
@@ -138,7 +114,7 @@ def filled(page: str, name: str, text: str) -> str:
 
 
 def _from_results(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the table of all bars, and a table of figures for each section that the page shows."""
+    """Yield the table of all bars, and that of times."""
     if not path.exists():
         return
     sections: dict[str, list[Entry]] = {}
@@ -147,9 +123,8 @@ def _from_results(path: Path) -> Iterator[tuple[str, str]]:
     missing = [name for name in SECONDS if name not in sections]
     if sections and (not missing or "--bars" in sys.argv):
         yield "bars", _bars([sections[name] for name in SECONDS if name in sections], missing)
-    for name, entries in sections.items():
-        if name in SECTIONS:
-            yield name, _figures(entries)
+        if shown := [sections[name][-1] for name in TIMES if name in sections]:
+            yield "times", _times(shown)
 
 
 def _bars(sections: Sequence[Sequence[Entry]], missing: Sequence[str]) -> str:
@@ -157,17 +132,16 @@ def _bars(sections: Sequence[Sequence[Entry]], missing: Sequence[str]) -> str:
     entries = [entry for section in sections for entry in section]
     newest = max(entries, key=lambda entry: str(entry["at"]))
     rows = [
-        (bars[-1].label, *_verdict(bars), *_when(section, newest["source"]))
+        (section[0]["name"], bars[-1].label, *_verdict(bars), *_when(section, newest["source"]))
         for section in sections
         for bars in _bars_of(section)
     ]
-    table = _table(("what", "measured", "bar", "verdict", "when, UTC", "load"), rows)
+    table = _table(("section", "what", "measured", "bar", "verdict", "when, UTC", "load"), rows)
     day = min(entry["at"] for entry in entries)[:10]
     below = [
-        f"Measured on {day} on one machine: {_machine(newest)} If a row compares two "
-        "sides, their measurements alternate. The rows were measured one after the other. The load is the "
-        "machine's load average over a minute when the measurement of the row began. If a row has several "
-        "figures, they come from several runs, and the bar is met only if each of them meets it."
+        f"Measured on {day} on one machine: {_machine(newest)} The load is the machine's load average over a "
+        "minute when the measurement of the row began. If a row has several figures, they come from several "
+        "runs, and the bar is met only if each of them meets it."
     ]
     if any(entry["source"] != newest["source"] for entry in entries):
         below.append("Rows with a * were measured before the last change of the code.")
@@ -196,26 +170,17 @@ def _when(section: Sequence[Entry], newest: str) -> tuple[str, str]:
     return ", ".join(times), ", ".join(str(entry["load"][0]) for entry in section)
 
 
-def _figures(section: Sequence[Entry]) -> str:
-    """Return the figures of a section's last run, its facts, and the bars and the load of all its runs."""
-    last = section[-1]
-    figures = [
-        (item["label"], item["unit"], *(_rounded(item[key]) for key in ("median", "low", "high")))
-        for item in last["figures"]
-    ]
-    heads = ("what", "unit", "median", "lower quartile", "upper quartile")
-    below = [f"- {label}: {value}" for label, value in last["facts"].items()]
-    for bars in _bars_of(section):
-        measured, bound, verdict = _verdict(bars)
-        below.append(f"- {bars[-1].label}: {measured} (bar: {bound}): {verdict}")
-    below += [
-        f"- measured {entry['at']} UTC, in {entry['took_s']} s; load average of the machine "
-        f"{entry['load'][0]} before, {entry['load'][1]} after"
-        for entry in section
-    ]
-    if len(section) > 1:
-        below.append(f"- the table shows the last of these {len(section)} runs")
-    return "\n\n".join([*([_table(heads, figures)] if figures else []), "\n".join(below)])
+def _times(sections: Sequence[Entry]) -> str:
+    """Return the table of times and memory, a row for each figure that the page shows."""
+    rows = []
+    for section in sections:
+        for item in section["figures"]:
+            if item["label"].startswith(TIMES[section["name"]]):
+                median, low, high = (_rounded(item[key]) for key in ("median", "low", "high"))
+                rows.append((section["name"], item["label"], f"{median} {item['unit']}", f"{low} .. {high}"))
+        facts = section["facts"].items()
+        rows += [(section["name"], label, value, "") for label, value in facts if "peak memory" in label]
+    return _table(("section", "what", "median", "quartiles"), rows)
 
 
 def _from_peers(path: Path) -> Iterator[tuple[str, str]]:
@@ -228,10 +193,12 @@ def _from_peers(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _from_scales(path: Path) -> Iterator[tuple[str, str]]:
-    """Draw every curve; yield its table."""
+    """Draw every curve; yield the table of their smallest and largest sizes."""
     if not path.exists():
         return
-    for name, curve in json.loads(path.read_text(encoding="utf-8"))["curves"].items():
+    results = json.loads(path.read_text(encoding="utf-8"))
+    lines = []
+    for name, curve in results["curves"].items():
         shown, sizes, rows = SHOWN[name], curve["sizes"], curve["rows"]
         picture = line_plot(
             shown.title,
@@ -240,18 +207,24 @@ def _from_scales(path: Path) -> Iterator[tuple[str, str]]:
             sizes,
             {label: [row[key] for row in rows] for key, label in shown.plotted.items()},
         )
-        (DOCS / "pictures" / f"perf-{name.replace('_', '-')}.svg").write_text(picture, encoding="utf-8")
-        lines = [
-            (number(size), *(_rounded(row[key]) for key in shown.columns))
-            for size, row in zip(sizes, rows, strict=True)
-        ]
-        when = f"Measured {curve['at']} UTC. " if "at" in curve else ""
-        load = f"{when}Load average of the machine: {curve['load']}."
-        yield name, f"{_table((shown.size, *shown.columns.values()), lines)}\n\n{load}"
+        drawn = f"pictures/perf-{name.replace('_', '-')}.svg"
+        (DOCS / drawn).write_text(picture, encoding="utf-8")
+        size = f"{number(sizes[0])} .. {number(sizes[-1])} {shown.size}"
+        for side, keys in shown.columns.items():
+            ends = [f"{_rounded(rows[0][key])} .. {_rounded(rows[-1][key])}" if key else "" for key in keys]
+            title = f"[{shown.title}]({drawn})" + (f": {side}" if side else "")
+            lines.append((title, size, *ends))
+    days = sorted(curve["at"] for curve in results["curves"].values() if "at" in curve)
+    when = f"Measured {days[0]} UTC. " if days else ""
+    loads = sorted(curve["load"] for curve in results["curves"].values())
+    below = f"{when}Load average of the machine: {loads[0]} to {loads[-1]}. {_machine(results)}"
+    heads = ("what", "size", "time, ms", "own CPU, ms", "peak memory, MB")
+    yield "scales", f"{_table(heads, lines)}\n\n{below}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
+    texts = heads.index("what") + 1
+    lines = [heads, ["---"] * texts + ["---:"] * (len(heads) - texts), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

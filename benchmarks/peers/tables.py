@@ -69,20 +69,50 @@ def notes(tables: Sequence[Table]) -> str:
 
 
 def markdown(tables: Sequence[Table], measured: Mapping[str, str]) -> str:
-    """Return all of it as Markdown, for docs/performance.md; `measured` is the version of each peer."""
-    parts = []
+    """Return all of it as Markdown, for docs/performance.md; `measured` is the version of each peer.
+
+    The turns of all servers are one table, with a row for each side. A table that was skipped is left out.
+    """
+    tables = [table for table in tables if not table.skipped]
+    turns = [table for table in tables if table.name != "ask"]
+    parts = ["\n".join(_turns_of_page(turns))] if turns else []
     for table in tables:
-        head, *cells = _columns(table)
-        named = tuple(HEAD_OF_PAGE.get(each, each) for each in head)
-        rows = ["| " + " | ".join(each) + " |" for each in (named, *cells)]
-        rows.insert(1, "|" + "---|" * len(_columns(table)[0]))
-        below = [f"- {line}" for line in _remarks(table)]
-        parts.append("\n".join([f"**{table.title}**", "", *(rows if table.rows else ()), "", *below]))
+        if table.name == "ask":
+            head, *cells = _columns(table)
+            parts.append("\n".join(_rows_of_page([HEAD_OF_PAGE.get(each, each) for each in head], cells)))
+    remarks = [[table.title, *(each[0].upper() + each[1:] for each in _remarks(table))] for table in tables]
+    parts.append("\n".join(f"- {'. '.join(each)}." for each in remarks))
     if held := [_verdict(bar) for bar in bars(tables)]:
         parts.append("\n".join(held))
-    remarks = [f"- {note}" for note in _notes(tables, measured)]
-    parts.append("\n".join(["**How the sides differ**", "", *remarks]))
+    differ = [f"- {note}" for note in _notes(tables, measured)]
+    parts.append("\n".join(["How the sides differ:", "", *differ]))
     return "\n\n".join(parts) + "\n"
+
+
+def _turns_of_page(tables: Sequence[Table]) -> list[str]:
+    """Return one table of all turns, ordered by the first; CPU, memory and `left` are those of the first."""
+    first, *_ = tables
+    rows = [{row.name: row for row in table.rows} for table in tables]
+    names = [row.name for row in sorted(first.rows, key=lambda row: row.took.median)]
+    head = ["side"]
+    for table in tables:
+        head += [table.title, "ratio to grue"]
+    lines = []
+    for name in names:
+        line = [name]
+        for by_name in rows:
+            row = by_name.get(name)
+            line += [
+                _spread(row.took) if row else NOTHING,
+                f"{row.ratio:.3f}" if row and row.ratio is not None else NOTHING,
+            ]
+        lines.append([*line, *_cells(rows[0][name])[4:]])
+    return _rows_of_page([*head, *(HEAD_OF_PAGE[each] for each in HEAD[4:])], lines)
+
+
+def _rows_of_page(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]
 
 
 def stored(table: Table) -> dict[str, object]:
