@@ -212,6 +212,7 @@ class _Reader:
         self._convert = convert
         schema = _inlined(schema)
         self._bare = _is_bare(schema)
+        self._members = frozenset(_members(schema, schema.get("$defs")))
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
@@ -219,10 +220,24 @@ class _Reader:
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:
-                return self._convert(candidate)
+                made = self._convert(candidate)
+                if self._has_only_defaults(candidate, made):
+                    raise ValueError(f"it has none of these members: {', '.join(sorted(self._members))}")
             except ValueError as error:
                 first_error = first_error or error
+            else:
+                return made
         raise first_error or ValueError("it contains no JSON object")
+
+    def _has_only_defaults(self, found: object, made: object) -> bool:
+        # A validator of the host may read members that the schema does not have.
+        try:
+            return isinstance(found, dict) and self._is_foreign(found) and bool(made == self._convert({}))
+        except ValueError:
+            return False
+
+    def _is_foreign(self, found: dict[str, object]) -> bool:
+        return bool(found and self._members) and self._members.isdisjoint(found)
 
     def spec(self, check: Callable[[Any], Any] | None, fallback: Any, *, told: bool) -> AnswerSpec[Any]:
         parse = self.read if check is None else lambda text: check(self.read(text))
@@ -232,6 +247,8 @@ class _Reader:
         for found in json_objects(text):
             if not self._bare:
                 yield found
+                if self._is_foreign(found):
+                    continue
                 # A strict schema makes every property required, so a model writes `null` to leave one out.
                 some = {key: value for key, value in found.items() if value is not None}
                 yield some
@@ -266,6 +283,20 @@ def _wrapped(schema: m.JsonObject) -> m.JsonObject:
         "additionalProperties": False,
     }
     return whole | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
+
+
+def _members(schema: object, definitions: object, depth: int = 5) -> Iterator[str]:
+    """Yield the names of the members of an object that a schema describes, alone or as one of several."""
+    if not isinstance(schema, dict) or not depth:
+        return
+    schema = _inlined({**schema, "$defs": definitions})
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        yield from properties
+    for word in ("anyOf", "oneOf"):
+        choices = schema.get(word)
+        for choice in choices if isinstance(choices, list) else ():
+            yield from _members(choice, definitions, depth - 1)
 
 
 def _reader(type_: Any) -> _Reader:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import pytest
 from case_tables import each_case
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from grue import AnswerSpec, FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.engine.answers import as_json
@@ -152,6 +152,34 @@ def test_constraints_of_msgspec_and_of_pydantic_hold(type_: Any, good: str, answ
 def test_a_constraint_of_msgspec_beside_a_part_of_pydantic_is_refused() -> None:
     with pytest.raises(MCPConfigError, match="Write the constraint with pydantic's Field instead"):
         AnswerSpec.of(Mixed)
+
+
+class AllOptional(BaseModel):
+    a: int = 0
+    b: int | None = None
+
+
+class Unwrapping(AllOptional):
+    @model_validator(mode="before")
+    @classmethod
+    def _unwrap(cls, found: Any) -> Any:
+        return found.get("answer", found)
+
+
+@pytest.mark.parametrize("type_", [AllOptional, AllOptional | None, list[int] | AllOptional])
+@pytest.mark.parametrize("text", ['{"answer": {"a": 1}}', '{"c": null}', '{"value": {"c": 1}}'])
+def test_an_object_without_a_member_of_the_type_is_refused(type_: Any, text: str) -> None:
+    spec = AnswerSpec.of(type_)
+    with pytest.raises(ValueError, match=r"^it has none of these members: a, b$"):
+        spec.parse(text)
+    assert spec.parse("{}") == AllOptional()
+    assert spec.parse('{"a": 0}') == AllOptional()
+
+
+def test_an_object_with_other_members_is_read_if_the_type_reads_them() -> None:
+    assert AnswerSpec.of(Unwrapping).parse('{"answer": {"a": 1}}') == Unwrapping(a=1)
+    looked = 'I read {"a": 1} and then {"path": "x"}.'
+    assert AnswerSpec.of(AllOptional).parse(looked) == AllOptional(a=1)
 
 
 def test_a_check_may_refuse_and_change() -> None:
