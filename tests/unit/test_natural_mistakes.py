@@ -29,7 +29,7 @@ from grue import (
     tool,
 )
 from grue.errors import MCPConfigError, MCPError
-from grue.messages import UserText
+from grue.messages import AssistantReply, UserText
 from grue.testing.llm_replies import completion, error_reply, refusal_reply, tool_calls_reply
 from grue.testing.offline import offline_endpoint, reply_in_chat
 
@@ -185,7 +185,13 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: request(turn=True), "turn= wants a number, not True"),
         (lambda: request(context=32_000), "context= wants ContextPolicy(...), not int"),
         (lambda: request(history=3), "history=outcome.said"),
-        (lambda: request(history=[UserText(3)]), "UserText('...')"),
+        (lambda: request(history=[UserText(3)]), "history[0]=UserText(...): text: Expected `str`"),
+        (lambda: request(history=[UserText(b"hi")]), "UserText(...): text: Expected `str`, got `bytes`"),
+        (lambda: request(history=[UserText("hi", attachments=("x",))]), "UserText(...): attachments[0]"),
+        (
+            lambda: request(history=[UserText("hi"), AssistantReply(echo="x")]),
+            "history[1]=AssistantReply(...): echo",
+        ),
         (lambda: request(answer="int"), "answer= wants a type, answer=int, not 'int'"),
         (lambda: request(answer=["yes", "no"]), "answer= wants a type"),
         (lambda: request(answer=Count(1)), "answer= wants a type, answer=Count, not an instance of it"),

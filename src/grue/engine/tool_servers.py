@@ -509,7 +509,8 @@ def check_fields(argument: str, given: Struct) -> None:
     """Raise `MCPConfigError` if a field of `given` has another type than it is declared with."""
     kind = type(given)
     try:
-        msgspec.convert(msgspec.to_builtins(given), kind)
+        # Without `builtin_types`, bytes would become base64 text.
+        msgspec.convert(msgspec.to_builtins(given, builtin_types=(bytes, bytearray, memoryview)), kind)
     except (msgspec.ValidationError, TypeError) as error:
         raise MCPConfigError(f"{argument}={kind.__name__}(...): {fault_of(error)}.") from error
     except RecursionError as error:

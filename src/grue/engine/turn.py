@@ -33,7 +33,7 @@ from grue.engine.conversations.kept_conversation import (
     given_conversation,
     with_sizes,
 )
-from grue.engine.tool_servers import first_connects, servers_for, startup_limits
+from grue.engine.tool_servers import check_fields, first_connects, servers_for, startup_limits
 from grue.engine.turn_actors import TurnActors, TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
 from grue.errors import (
@@ -259,8 +259,10 @@ def _right_form(request: TurnRequest[Any]) -> str:
         return "history= wants a list, such as history=outcome.said"
     if any(isinstance(item, m.SystemText) for item in given["history"]):
         return "system= and the system text of history= differ: leave system= out, or take that text away"
-    if not all(isinstance(item, m.HistoryItem) and _is_said(item) for item in given["history"]):
+    if not all(isinstance(item, m.HistoryItem) for item in given["history"]):
         return "history= wants what grue.messages has: UserText('...'), AssistantReply(...), ToolMessage(...)"
+    for place, item in enumerate(given["history"]):
+        check_fields(f"TurnRequest: history[{place}]", item)
     for name, kind, least in (("turn", int, "0 or more"), ("turn_timeout_s", int | float, "above 0")):
         value = given[name]
         if not isinstance(value, kind | None) or isinstance(value, bool):
@@ -281,16 +283,6 @@ def _right_form(request: TurnRequest[Any]) -> str:
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _is_said(item: m.HistoryItem) -> bool:
-    match item:
-        case m.UserText(text=text) | m.AssistantText(text=text):
-            return isinstance(text, str)
-        case m.AssistantReply(content=content, tool_calls=calls):
-            return isinstance(content, str | None) and all(isinstance(call, m.ToolCall) for call in calls)
-        case m.ToolMessage(call_id=id_, content=content):
-            return isinstance(id_, str) and isinstance(content, str)
 
 
 def outcome_of(
