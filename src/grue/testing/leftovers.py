@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grue.runtime.processes.descendants import (
     ProcessEntry,
@@ -42,8 +42,9 @@ class _Present(NamedTuple):
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     """Assert that the `with` block leaves no process, descriptor or thread behind.
 
-    Not counted are what existed before the block, grue's guard process, and descriptors of Landlock rules
-    that grue keeps for the next sandbox. If the block raises an exception, nothing is checked.
+    Not counted are what existed before the block, grue's guard process, Python's own fork server and resource
+    tracker, which a fleet starts and which end with the program, and descriptors of Landlock rules that grue
+    keeps for the next sandbox. If the block raises an exception, nothing is checked.
 
     Args:
         within_s: How many seconds leftovers have to disappear after the end of the block.
@@ -80,9 +81,10 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
     """Return this program's processes, descriptors and threads that were not there before."""
+    helpers = _helpers_of_python()
     return (
-        {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
-        set(_descriptors()) - before.descriptors,
+        {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)} - helpers[0],
+        set(_descriptors()) - before.descriptors - helpers[1],
         # `threading` does not list a thread of C code before that thread calls `current_thread()`. So an old
         # thread can be new in the list. It is recognised by its kernel id.
         {
@@ -90,6 +92,16 @@ def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[thr
             for each in set(_threads(before.running)) - before.threads
             if each.native_id not in before.started
         },
+    )
+
+
+def _helpers_of_python() -> tuple[set[int | None], set[int | None]]:
+    """Return the ids of Python's fork server and resource tracker, and the descriptors of their pipes."""
+    server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    tracker: Any = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    return (
+        {getattr(server, "_forkserver_pid", None), getattr(tracker, "_pid", None)},
+        {getattr(server, "_forkserver_alive_fd", None), getattr(tracker, "_fd", None)},
     )
 
 

@@ -3,7 +3,9 @@ import os
 import subprocess
 import sys
 import threading
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +133,19 @@ def test_a_thread_that_ran_before_is_not_found_though_it_asks_for_its_entry_late
         ask.set()
         known.wait()
     end.set()
+
+
+def test_the_helpers_that_python_starts_for_a_fleet_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker: Any = resource_tracker.ResourceTracker()
+    server: Any = forkserver.ForkServer()
+    server.set_forkserver_preload([])
+    monkeypatch.setattr(resource_tracker, "_resource_tracker", tracker)
+    monkeypatch.setattr(resource_tracker, "ensure_running", tracker.ensure_running)
+    monkeypatch.setattr(forkserver, "_forkserver", server)
+    with assert_nothing_left(within_s=0):
+        server.ensure_running()
+    server._stop()
+    tracker._stop()
 
 
 def test_an_exception_passes_through_and_the_environment_is_as_before() -> None:
