@@ -426,7 +426,15 @@ def chat(
     ] = False,
     model: Model = None,
     base_url: BaseUrl = None,
-    mcp_config: McpConfig = None,
+    mcp_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=FILE_OF_SERVERS,
+            show_default=f"{CONFIGURED}; if there is no such file, a server that comes with grue; "
+            "with enabled = false in that table, no server",
+        ),
+    ] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Chat without tools.")] = False,
     system: Annotated[
         str | None,

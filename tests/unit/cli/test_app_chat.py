@@ -78,6 +78,12 @@ def test_the_servers_of_a_file_have_the_prefix_and_the_projects_policy_holds(run
     assert "odd" in done.stderr
 
 
+def test_with_mcp_switched_off_there_is_no_server(run: CliRunner) -> None:
+    Path("pyproject.toml").write_text("[tool.grue.mcp]\nenabled = false\n")
+    Path("mcp_config.json").write_text('{"mcpServers": {"mine": {"command": "python"}}}')
+    assert wire_chat(ChatOptions(offline=True)).servers == {}
+
+
 def test_a_line_without_an_answer_is_told_and_the_next_one_is_answered(run: CliRunner) -> None:
     Path("pyproject.toml").write_text("[tool.grue.retry]\nmax_retries = 0\n")
     with ScriptedLlmServer([error_reply(500, "no luck"), text_reply("yes")]) as llm:

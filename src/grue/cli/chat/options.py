@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from grue.cli.chat.facts import ChatPast
 from grue.cli.play_options import EpisodeOptions, existing, resumed_options
-from grue.cli.project import BUNDLED, KnownServers, known_servers, watched_server
+from grue.cli.project import BUNDLED, KnownServers, declines_mcp, known_servers, watched_server
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
@@ -90,6 +90,8 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
     lock: ToolLock | None = None
     if options.mcp:
         known = known_servers(config, options.mcp_config)
+        if known.source == BUNDLED and declines_mcp():
+            known = replace(known, servers={})
         if options.offline:
             offline = {name: without_network(server) for name, server in known.servers.items()}
             known = replace(known, servers=offline)
