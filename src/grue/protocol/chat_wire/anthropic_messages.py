@@ -373,8 +373,8 @@ def _blocks(item: w.WireItem, marked: bool, profile: WireProfile) -> list[m.Json
             content = [_text(text), *attached] if attached else text
             marker: m.JsonObject = {"cache_control": w.EPHEMERAL} if marked else {}
             return [{"type": "tool_result", "tool_use_id": call_id, "content": content, **marker}]
-        case w.Shown(results=results):
-            return [block for each in results for block in _shown(each, profile)]
+        case w.Shown():
+            raise NotImplementedError  # see `results_carry_media`
         case m.AssistantText(text=text):
             return [_text(w.non_blank(text))]
         case m.UserText():
@@ -389,10 +389,6 @@ def _blocks(item: w.WireItem, marked: bool, profile: WireProfile) -> list[m.Json
 def _pieces(item: m.SystemText | m.UserText, marked: bool) -> list[m.JsonObject]:
     pieces = w.marked_pieces(item, marked)
     return [_text(text) | ({"cache_control": control} if control else {}) for text, control in pieces]
-
-
-def _shown(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
-    return [_text(w.label(result)), *map(_attached, w.sent(result, profile))]
 
 
 def _text(text: str) -> m.JsonObject:

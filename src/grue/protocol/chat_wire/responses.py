@@ -433,6 +433,8 @@ def _input(item: w.WireItem, profile: WireProfile) -> m.JsonObject:
             return {"role": "user", "content": [*images, _text(text)] if images else text}
         case m.AssistantText(text=text):
             return {"role": "assistant", "content": w.non_blank(text)}
+        case w.Shown():
+            raise NotImplementedError  # see `results_carry_media`
         case m.ToolMessage(call_id=call_id):
             text = w.non_blank(w.result_text(item, profile))
             output = [_text(text), *map(_part, w.sent(item, profile))]
@@ -441,15 +443,8 @@ def _input(item: w.WireItem, profile: WireProfile) -> m.JsonObject:
                 "call_id": call_id,
                 "output": output if len(output) > 1 else text,
             }
-        case w.Shown(results=results):
-            content = [part for each in results for part in _parts(each, profile)]
-            return {"role": "user", "content": content}
         case _:
             assert_never(item)
-
-
-def _parts(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
-    return [_text(w.label(result)), *map(_part, w.sent(result, profile))]
 
 
 def _text(text: str) -> m.JsonObject:
