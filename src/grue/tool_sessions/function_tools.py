@@ -821,7 +821,10 @@ def _refuse_what_cannot_be_called(name: str, function: object) -> None:
             f"FunctionTools: {name} is not a function. Pass functions,"
             " FunctionTools([add, divide]), or a dictionary of functions by tool name."
         )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = function if inspect.isroutine(function) else type(function).__call__
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise MCPConfigError(
             f"FunctionTools: {name} is a generator function, and nobody would read what it yields."
             " Return a list of the values."

@@ -176,7 +176,20 @@ async def yields_later() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("function", [yields, yields_later, functools.partial(yields)])
+class Yields:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+class YieldsLater:
+    async def __call__(self) -> AsyncIterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [yields, yields_later, functools.partial(yields), Yields(), YieldsLater(), functools.partial(Yields())],
+)
 def test_a_generator_function_is_refused_because_its_values_would_be_lost(function: Any) -> None:
     with pytest.raises(MCPConfigError, match="odd is a generator function"):
         FunctionTools({"odd": function})
