@@ -14,6 +14,7 @@ import pytest
 from grue import (
     AnswerSpec,
     Budget,
+    Conversation,
     FailurePolicy,
     FunctionTools,
     HttpServer,
@@ -26,10 +27,25 @@ from grue import (
     ToolRule,
     TurnLimits,
     TurnRequest,
+    parked_turns,
     tool,
 )
 from grue.errors import MCPConfigError, MCPError
+from grue.fleet import read_sweep
+from grue.hosting import (
+    ConfinedFolder,
+    GameConfiguration,
+    RunFolder,
+    TracePage,
+    open_episode,
+    read_episode,
+    read_servers,
+    read_tool_lock,
+    read_yaml,
+)
+from grue.hosts.skill_agent import load_config
 from grue.messages import AssistantReply, UserText
+from grue.testing import assert_prefix_stable, replay
 from grue.testing.llm_replies import completion, error_reply, refusal_reply, tool_calls_reply
 from grue.testing.offline import offline_endpoint, reply_in_chat
 
@@ -223,6 +239,64 @@ def test_a_value_of_another_type_is_refused_where_it_is_made(make: Callable[[], 
     with pytest.raises(MCPConfigError) as refused:
         make()
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"bot.jsonl", ["bot.jsonl"]])
+def test_what_is_no_path_is_refused_before_anything_is_read_or_written(wrong: Any) -> None:
+    with Runner(llm=LLM) as runner:
+        talk = runner.conversation("Be brief.")
+        for read in (
+            lambda: Conversation.load(wrong, runner),
+            lambda: Conversation.from_trace(wrong, runner),
+            lambda: talk.save(wrong),
+            lambda: runner.resume(wrong),
+            lambda: runner.fork(wrong),
+            lambda: parked_turns(wrong),
+            lambda: open_episode(wrong),
+            lambda: read_episode(wrong),
+            lambda: read_servers(wrong),
+            lambda: read_tool_lock(wrong),
+            lambda: read_yaml(wrong),
+            lambda: Runner.from_toml(wrong),
+            lambda: GameConfiguration.from_toml(wrong),
+            lambda: RunFolder(wrong, runner.recorder, episode_id="1"),
+            lambda: ConfinedFolder(wrong),
+            lambda: replay(wrong),
+            lambda: assert_prefix_stable(wrong),
+            lambda: load_config(wrong),
+            lambda: read_sweep(wrong),
+        ):
+            with pytest.raises(MCPConfigError, match=rf"wants a path, .* not {re.escape(repr(wrong))}\."):
+                read()
+
+
+def test_a_path_that_may_be_left_out_is_a_path_if_it_is_given() -> None:
+    wrong: Any = 5
+    with Runner(llm=LLM) as runner:
+        for read in (
+            lambda: runner.conversation(path=wrong),
+            lambda: runner.map(["Hi"], resume_from=wrong),
+            lambda: runner.map(["Hi"], batch=wrong),
+            lambda: TracePage(wrong),
+        ):
+            with pytest.raises(MCPConfigError, match=r"wants a path, .* not 5\."):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda talk: Conversation.loads(talk.dumps(), None), "wants the runner of its turns, not None"),
+        (lambda talk: Conversation.from_trace("x", None, name=5), "name='turn-3', not 5"),
+        (lambda talk: Runner(llm=LLM).resume("x", conversation=talk), "write talk.resume([...])"),
+        (lambda talk: Runner(llm=LLM).map(None), "map() wants a list of requests, not one NoneType"),
+    ],
+)
+def test_a_conversation_wants_its_runner_and_a_batch_its_requests(
+    make: Callable[[Conversation], object], says: str
+) -> None:
+    with pytest.raises(MCPConfigError, match=re.escape(says)):
+        make(Runner(llm=LLM).conversation("Be brief."))
 
 
 def test_a_text_alone_is_a_request() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.runtime.files import os_errors_as, write_whole
+from grue.runtime.files import as_path, os_errors_as, write_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_YAML_CHARS = 2**20
@@ -375,7 +375,7 @@ def read_yaml(path: str | PathLike[str]) -> YamlDocument:
             module reads. The error names the line.
         MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
     """
-    path = Path(path)
+    path = as_path(path, "read_yaml()")
     missing = (
         f"Configuration file not found: {path}. Name an existing YAML file; `grue run --offline` writes an"
         " example."

@@ -53,7 +53,7 @@ from grue.config.server_auth import (
 )
 from grue.errors import MCPConfigError
 from grue.policies import StartWhen
-from grue.runtime.files import os_errors_as
+from grue.runtime.files import as_path, os_errors_as
 from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.server_specs import (
@@ -388,7 +388,7 @@ class MCPConfig(BaseModel):
 
         Source: R2.1-3
         """
-        source = Path(path)
+        source = as_path(path, "The file of servers")
         text = read_config_text(source, if_missing=missing_servers(source, named=named))
         scope = Scope(
             environ=os.environ if environ is None else environ,

@@ -44,6 +44,7 @@ from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhe
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profile import Effort, TextToolCalls
 from grue.protocol.turn.prices import Price
+from grue.runtime.files import as_path
 from grue.runtime.safe_text import fault_text
 
 _MCP = "mcp_"
@@ -348,7 +349,7 @@ class GameConfiguration(_Table):
 
         Source: R2.4, P4, P45
         """
-        project, problems = gather_project_tables(Path(config_path))
+        project, problems = gather_project_tables(as_path(config_path, "from_toml()"))
         tables = project.tables
         known = {name: _fields(settings) for name, settings in _NESTED.items()}
         known["mcp"] = tuple(name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP))

@@ -19,6 +19,7 @@ from grue import messages as m
 from grue.config.documents import Document, converted, file_error, parse_json, read_config_text, replace_file
 from grue.errors import MCPConfigError
 from grue.protocol.tools.lock import ToolLock, ToolPin, lock_of, screen
+from grue.runtime.files import as_path
 from grue.transports.mcp.listing import as_listed, read_tools
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
     Raises:
         MCPConfigError: The file cannot be read, or is not a tool lock of a version that grue knows.
     """
-    path = Path(path)
+    path = as_path(path, "read_tool_lock()")
     try:
         if not path.exists():
             return None

@@ -66,6 +66,7 @@ from grue.policies import (
 from grue.protocol.tools.lock import ToolLock
 from grue.protocol.turn.connection import Disabled, Settled, Untried
 from grue.protocol.turn.prices import Spent
+from grue.runtime.files import as_path
 from grue.runtime.loading import importing
 from grue.runtime.loops.closing import Closing
 from grue.runtime.processes.limits import ProcessLimits
@@ -544,7 +545,7 @@ class Runner(AsyncToolAccess, Closing):
         with importing():  # imported here, so that a program's first turn does not wait for the import
             from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar
 
-        if isinstance(requests, str | TurnRequest):
+        if isinstance(requests, str | TurnRequest) or not isinstance(requests, Iterable):
             raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {shown(concurrency)}")
@@ -566,8 +567,9 @@ class Runner(AsyncToolAccess, Closing):
             # imported here, because few programs need it
             from grue.engine.waiting_turns import run_waiting
 
-            batching = batch if isinstance(batch, Batching) else Batching(folder=str(batch))
-            items = run_waiting(requests, plan, batching)
+            if not isinstance(batch, Batching):
+                batch = Batching(folder=str(as_path(batch, "map(batch=)")))
+            items = run_waiting(requests, plan, batch)
         return with_bar(items, requests, total) if progress else items
 
     def warm_up(self) -> None:

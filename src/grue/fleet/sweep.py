@@ -22,6 +22,7 @@ from grue.fleet.identity import Case, fault_of
 from grue.fleet.server_places import ServerCap
 from grue.fleet.work import find_work, wrong_setting
 from grue.protocol.turn.prices import Price
+from grue.runtime.files import as_path
 
 MOST_CASES = 1_000_000
 
@@ -128,6 +129,7 @@ def read_sweep(path: Path) -> Sweep:
         MCPConfigError: The file is missing or not UTF-8.
         FleetError: The file is not TOML, or a key or a value is wrong; the error's text names line and key.
     """
+    path = as_path(path, "read_sweep()")
     file = _File(path, read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file."))
     try:
         document = tomllib.loads(file.text)

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from grue.errors import MCPError, TraceError
+from grue.errors import MCPConfigError, MCPError, TraceError
+from grue.field_checks import shown
 
 MAX_LINE_BYTES = 512 * 2**20
 """Longest trace line and largest payload that is read. The largest recorded message is a reply of 64 MiB,
@@ -33,6 +34,13 @@ def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Ite
         yield
     except OSError as error:
         raise kind(f"Cannot {doing}: {error.strerror}.", **about) from error
+
+
+def as_path(given: object, what: str) -> Path:
+    """Return a path that the user has given, or raise `MCPConfigError`, whose text begins with `what`."""
+    if not isinstance(given, str | os.PathLike):
+        raise MCPConfigError(f"{what} wants a path, 'file' or Path('file'), not {shown(given)}.")
+    return Path(given)
 
 
 def expanded(path: str) -> Path:

@@ -45,7 +45,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from os import PathLike
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -545,7 +544,7 @@ class TraceWatch:
             TraceError: The file cannot be read.
         """
         watch = cls()
-        watch.envelopes.extend(read_episode(Path(path)).envelopes)
+        watch.envelopes.extend(read_episode(path).envelopes)
         return watch
 
     def bodies(self, *kinds: type) -> list[Any]:

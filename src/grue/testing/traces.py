@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from os import PathLike
-from pathlib import Path
 
 from grue.tracing.prompt_cache import PromptPart, cached_prompts, told
 from grue.tracing.reading import open_episode
@@ -30,7 +29,7 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
         TraceError: The file is missing, damaged, or not a trace.
     """
     changes = changes or Changes()
-    turns = list(replay_turns(open_episode(Path(path)), changes))
+    turns = list(replay_turns(open_episode(path), changes))
     if any(turn.divergence is not None for turn in turns):
         raise AssertionError("\n".join((f"{path} does not replay:", *render(turns, changes))))
     return len(turns)
@@ -52,7 +51,7 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.
         TraceError: The file is missing, damaged, or not a trace.
     """
-    prompts = list(cached_prompts(open_episode(Path(path))))
+    prompts = list(cached_prompts(open_episode(path)))
     broken = [each for each in prompts if each.broken is not None and each.broken.part not in allow]
     if broken:
         raise AssertionError("\n".join((f"{path}: prompts break off:", *map(told, broken))))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from grue.runtime.files import write_whole
+from grue.runtime.files import as_path, write_whole
 from grue.runtime.safe_text import printable
 
 MAX_FILE_BYTES = 2**20
@@ -46,7 +46,7 @@ class ConfinedFolder:
     """
 
     def __init__(self, root: Path, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-        self.root = root
+        self.root = as_path(root, "ConfinedFolder")
         self._max_bytes = max_bytes
 
     def read(self, path: str) -> str:

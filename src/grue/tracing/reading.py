@@ -174,7 +174,7 @@ def open_episode(path: str | PathLike[str]) -> EpisodeReader:
         TraceError: The file is missing, not a trace, or of a later format. If a line is damaged, the reader
             raises this when it comes to the line.
     """
-    return EpisodeReader(trace_in(Path(path)))
+    return EpisodeReader(trace_in(path))
 
 
 def read_episode(path: str | PathLike[str]) -> EpisodeTrace:

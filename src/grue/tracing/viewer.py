@@ -16,7 +16,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from grue.errors import MCPConfigError, TraceError
-from grue.runtime.files import os_errors_as, replacing
+from grue.runtime.files import as_path, os_errors_as, replacing
 from grue.tracing.diff import diff
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
@@ -89,7 +89,7 @@ class TracePage:
     def __init__(self, trace: str | PathLike[str] | None, *, height_px: int = 640) -> None:
         if trace is None:
             raise MCPConfigError('There is no trace to show: make the runner with trace="runs".')
-        self.path, self._height_px = Path(trace), height_px
+        self.path, self._height_px = as_path(trace, "TracePage"), height_px
 
     def _repr_html_(self) -> str:
         """Return the HTML of the frame. Scripts in the frame cannot reach the notebook."""

@@ -14,6 +14,7 @@ from grue.engine.turn import Image, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError, NothingToResume
 from grue.policies import ApprovalDecision, ApprovalQuestion, ContextPolicy, ToolSearch
 from grue.protocol.context.history import items_of
+from grue.runtime.files import as_path
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import well_formed
 
@@ -72,6 +73,9 @@ class Conversation(Closing):
     """
 
     def __init__(self, runner: RunsTurns, kept: KeptConversation) -> None:
+        if not hasattr(runner, "run_turn"):
+            kept.close()
+            raise MCPConfigError(f"A conversation wants the runner of its turns, not {runner!r:.60}.")
         self._runner = runner
         self._kept = kept
 
@@ -88,7 +92,7 @@ class Conversation(Closing):
             )
         kept = KeptConversation(well_formed(system), name=well_formed(name or ""))
         if path is not None:
-            kept.save(Path(path))
+            kept.save(as_path(path, "conversation(path=)"))
         return cls(runner, kept)
 
     @classmethod
@@ -102,7 +106,7 @@ class Conversation(Closing):
         Raises:
             ConversationError: The file is missing, damaged or in use. Names the file and the line.
         """
-        return cls(runner, KeptConversation.load(Path(path)))
+        return cls(runner, KeptConversation.load(as_path(path, "load()")))
 
     @classmethod
     def loads(cls, text: str, runner: RunsTurns) -> Self:
@@ -129,6 +133,8 @@ class Conversation(Closing):
             TraceError: The trace cannot be read.
             ConversationError: The trace lacks a part of the conversation, or a secret in it was redacted.
         """
+        if not isinstance(name, str | None):
+            raise MCPConfigError(f"from_trace() wants a conversation's id, name='turn-3', not {name!r:.60}.")
         # imported here, because few programs need it
         from grue.engine.conversations import recorded_conversation
 
@@ -284,7 +290,7 @@ class Conversation(Closing):
             ConversationBusy: A turn continues the conversation.
             ConversationError: The file is not empty, or cannot be written.
         """
-        self._kept.save(Path(path))
+        self._kept.save(as_path(path, "save()"))
 
     def dumps(self) -> str:
         """Return the conversation as text, for a database. `loads` continues it, in this process or another.

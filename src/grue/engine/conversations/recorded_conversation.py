@@ -113,7 +113,7 @@ def resume_conversation(
         history=talk.history,
         tools=talk.tools,
         open_turn=mark,
-        results=talk.results(trace_in(Path(path)).absolute()),
+        results=talk.results(trace_in(path).absolute()),
     )
     return kept, {**forks.listings, **reader.listings}
 

@@ -59,6 +59,8 @@ class ResumeRequest(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not isinstance(self.turn, int | None) or isinstance(self.turn, bool):
             raise MCPConfigError(f"turn= wants a number, not {shown(self.turn)}.")
+        if not isinstance(self.conversation, KeptConversation | None):
+            raise MCPConfigError("conversation= is set by Conversation.resume: write talk.resume([...]).")
         for each in self.decisions:
             if not isinstance(each, ApprovalDecision):
                 raise MCPConfigError(
@@ -222,7 +224,7 @@ def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
 ) -> Iterator[HostTurn[Any]]:
     """Yield the resumed turn. If its trace is not open yet, open it and append the writer to `writers`."""
-    recorder, place = settings.wiring.recorder, trace_in(Path(asked.trace))
+    recorder, place = settings.wiring.recorder, trace_in(asked.trace)
     ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
     if ours is None:
         writers.append(_opened_writer(place, recorder))

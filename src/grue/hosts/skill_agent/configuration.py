@@ -179,9 +179,8 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
         MCPConfigError: The file or a value in it cannot be used. The error names the line and the key.
         MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
     """
-    path = Path(path)
     document = read_yaml(path)
-    table = document.convert(_AgentTable)
+    table, path = document.convert(_AgentTable), Path(path)
     folder = path.parent
     skills = table.skills
     if AGENT in table.mcp.servers:

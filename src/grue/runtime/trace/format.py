@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from grue.errors import MCPConfigError, TraceError
+from grue.runtime.files import as_path
 from grue.runtime.large_data import STEP, count_of
 
 FORMAT = 2
@@ -29,8 +30,12 @@ TRACE_FILE = "trace.jsonl"
 """Name of the trace in a run folder."""
 
 
-def trace_in(path: Path) -> Path:
-    """Return the trace file in a run folder; a `path` that is no folder is the trace itself."""
+def trace_in(path: str | os.PathLike[str]) -> Path:
+    """Return the trace file in a run folder; a `path` that is no folder is the trace itself.
+
+    Raises `MCPConfigError` if it is not a path.
+    """
+    path = as_path(path, "A trace")
     return path / TRACE_FILE if os.path.isdir(path) else path  # noqa: PTH112 - never raises
 
 

@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from grue.errors import TraceError
-from grue.runtime.files import LineFile, cut_half_line, os_errors_as, write_whole
+from grue.runtime.files import LineFile, as_path, cut_half_line, os_errors_as, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.secret_forms import secrets_in
@@ -71,7 +71,7 @@ class RunFolder(Closing):
         resume: bool = False,
         options: TraceOptions | None = None,
     ) -> None:
-        self.path = path = Path(path)
+        self.path = path = as_path(path, "RunFolder")
         self._recorder = recorder
         if not resume:
             with os_errors_as(TraceError, f"create the run folder {path}"):
