@@ -42,6 +42,10 @@ _NUMBERED_WAIT = (
 )
 
 
+_TAKEN_AT_ITS_WORD = 5
+"""After more failures than this, no wait is shorter than the backoff. An endpoint that always says
+`Retry-After: 0` would otherwise get hundreds of requests a second."""
+
 _ABOVE_0 = (
     "exponential_base",
     "timeout_s",
@@ -116,6 +120,8 @@ def next_delay(
         delay = backoff(policy, of_kind)
     elif delay > policy.max_asked_delay_s:
         return None
+    elif attempt > _TAKEN_AT_ITS_WORD:
+        delay = max(delay, backoff(policy, attempt - _TAKEN_AT_ITS_WORD))
     if failure.kind == "unreachable":
         delay = min(delay, _UNREACHABLE_DELAY_S)
     # The jitter never shortens the delay: an earlier request would be refused again.

@@ -115,6 +115,13 @@ def test_a_wait_is_never_negative_and_bounded(
         assert asked is None or delay >= asked
 
 
+def test_an_endpoint_that_always_asks_for_no_wait_gets_no_endless_burst_of_requests() -> None:
+    policy = RetryPolicy(max_retries=100)
+    at_once = failed("unavailable", retry_after_s=0.0)
+    assert [next_delay(policy, attempt, at_once) for attempt in range(1, 9)] == [0, 0, 0, 0, 0, 1, 2, 4]
+    assert next_delay(policy, 8, failed("unavailable", retry_after_s=9.0)) == 9
+
+
 def test_retry_after_in_seconds_and_as_a_date() -> None:
     now = 1_700_000_000.0
     assert retry_after("3", now) == 3.0

@@ -355,9 +355,10 @@ class _Patience:
         if time.monotonic() > self._until:
             raise BatchRefused(self._endpoint.describe(fault))
         self._tries += 1
-        retry, wait_s = self._endpoint.settings.retry, fault.retry_after_s
-        if wait_s is None or wait_s > retry.max_asked_delay_s:
-            wait_s = backoff(retry, self._tries)
+        retry, asked_s = self._endpoint.settings.retry, fault.retry_after_s
+        wait_s = backoff(retry, self._tries)
+        if asked_s is not None and asked_s <= retry.max_asked_delay_s:
+            wait_s = max(wait_s, asked_s)  # a provider that asks for no wait gets no burst of requests
         await self._sleep(wait_s)
 
 

@@ -65,7 +65,10 @@ async def test_a_list_of_batches_that_never_ends_is_refused(monkeypatch: pytest.
     assert len(asked) == 5
 
 
-async def test_the_waits_for_a_provider_end_at_the_longest_however_many_tries_fail() -> None:
+@pytest.mark.parametrize("asked_s", [None, 0.0, 1e9])
+async def test_the_waits_for_a_provider_end_at_the_longest_however_many_tries_fail(
+    asked_s: float | None,
+) -> None:
     waits: list[float] = []
 
     async def sleep(wait_s: float) -> None:
@@ -75,5 +78,5 @@ async def test_the_waits_for_a_provider_end_at_the_longest_however_many_tries_fa
     endpoint = LlmEndpoint(LlmSettings(model="m", retry=retry))
     patience = batch_desk._Patience(endpoint, 3600.0, sleep)
     for _ in range(400):
-        await patience.after(Fault(kind="unreachable", message="down"))
+        await patience.after(Fault(kind="unavailable", message="down", retry_after_s=asked_s))
     assert waits == [1.0, *[2.0] * 399]
