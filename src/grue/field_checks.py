@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 _MOST = 2**63
 _PLAIN = frozenset((str, bool, int, float, NoneType))
-_OWNERS: dict[str, Collection[str]] = {}  # by the name of each public class: the keywords it accepts
+_OWNERS: dict[str, Collection[str]] = {}  # the name of each public class, and the keywords that it accepts
 
 
 class OwnKeywords(StructMeta):

@@ -11,9 +11,9 @@ To ask a model in your own way, write an LLM actor, and pass a factory for it (`
 To apply a `ToolPolicy` to calls that your host makes itself with a `ToolClient`, use `judge_calls`, and
 `ask_about`, which asks a person.
 
-`Runner.from_toml` reads what users write; the functions for settings read one file each.
+`Runner.from_toml` reads a project's configuration files; the functions for settings read one file each.
 
-Run folders, observers and readers are for writing and reading traces. `Past` resumes an episode.
+Run folders, observers and readers are for writing and reading traces. `Past` reads how far an episode got.
 
 ```python
 with RunFolder("runs/1", runner.recorder, episode_id="1"):

@@ -1739,8 +1739,8 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         policy: The failure policy from here on; `None`: the recorded one.
         listings: The servers whose list of tools differs from here on.
         asks: The model that is asked from here on; `None`: the host has an LLM actor of its own.
-        iterations: How many iterations are copied. The end of the turn counts them again, and so it does the
-            copied `requests`, their `usage` and the `calls`.
+        iterations: How many iterations are copied. The message that ends the turn counts them too. The same
+            holds for the copied `requests`, their `usage` and the `calls`.
     """
 
     compared = False

@@ -179,7 +179,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, AwaitingClose | Waiting):
-            # The turn does not ask the model again, so its connections can close while the sessions close.
+            # The turn does not ask the model again: end the LLM actor while the sessions are being closed.
             self._llm.close()
         # Handle `forked` and `presumed` as events of the turn, so that a replay finds them in the trace. Do
         # this after the commands of `RunTurn`, so that it does not delay the start of the servers.
@@ -230,7 +230,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 interrupted = m.TurnInterrupted(reason="cancelled")
                 await self.receive(self._note(interrupted, sender="supervisor"))
             else:
-                # The turn has run out of time: its time limit has cancelled this task, and not a user.
+                # This task was cancelled by the turn's time limit, and not by the host.
                 await self.receive(self._note(self._deadline_passed(), sender="clock"))
             while not self._is_over:
                 if not len(self.mailbox):
@@ -238,8 +238,8 @@ class AgentActor(Actor[m.TurnEvent]):
                 await self.receive(await self.mailbox.receive())
 
     async def _give_up_lost_sessions(self) -> None:
-        # A session's actor can end before it has told that the session is closed, for example because an
-        # observer raised an exception. If the mailbox is empty, nothing more will come from it.
+        # A session's actor can end before it has reported `SessionClosed`, for example because an observer
+        # raised an exception. If the agent's mailbox is empty, no report will come from an ended actor.
         if isinstance(self._state, AwaitingClose | Waiting):
             for server in self._state.pending:
                 if self._sessions[server].is_closed:

@@ -372,8 +372,8 @@ class LentConversation(Struct):
     async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
         """Add a request's texts and tool results to the conversation, save them, and return what to send.
 
-        If `command.aside` is set, they are added to a copy, nothing is saved, and the copy is returned. If
-        the texts may be `long` (megabytes), they are encoded in a thread.
+        If `command.aside` is set (the request is for a summary), they are added to a copy, nothing is saved,
+        and the copy is returned. If the texts may be `long` (megabytes), they are encoded in a thread.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
@@ -562,9 +562,9 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
 
-        When the model's reply has come, `receive` waits on, until the agent sends its next message or closes
-        the mailbox: cancelling `receive` may lose a message. A `DropCompletion` cancels the exchange with the
-        endpoint, but not what is done to the conversation before and after the exchange.
+        That wait is not cancelled when the model's reply has come, because this could lose a message. It ends
+        with the agent's next message, or when the agent closes the mailbox. A `DropCompletion` cancels the
+        exchange with the endpoint, but not what is done to the conversation before and after the exchange.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()

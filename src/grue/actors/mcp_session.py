@@ -154,7 +154,10 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _attempt(
         self, attempt: Attempt, command: m.OpenSession, cause: int | None
     ) -> ConnectionCommand | None:
-        """Connect and serve the session to its end; `None`: the turn's deadline has passed."""
+        """Connect, serve the session to its end, and return what to do next, for example another `Attempt`.
+
+        `None`: the turn's deadline has passed before the server was connected.
+        """
         started = current_time()
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)

@@ -46,7 +46,7 @@ class Sampler:
     """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost.
 
     Requests above `max_samplings` are declined. So are requests for which the budget has no room: `spent`
-    returns what the turn and its servers have spent, and the last request is kept for the turn's answer.
+    returns what the turn and its servers have spent, and one request is held back for the turn's answer.
     """
 
     def __init__(

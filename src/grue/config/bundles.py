@@ -57,7 +57,7 @@ class Bundle:
     def unpack(self, folder: Path, *, executable: str = "") -> None:
         """Write the bundle's files into `folder`, which must not exist yet.
 
-        Only the file `executable`, a path inside the bundle, may be executed; empty: no file.
+        Only the file `executable`, a path inside the bundle, is made executable; empty: no file is.
 
         Raises:
             MCPConfigError: The bundle is damaged or too large, or the folder cannot be written.
@@ -132,7 +132,7 @@ def _digest(file: BufferedReader) -> str:
 
 
 def _ends_with_signature(file: BufferedReader) -> bool:
-    # `mcpb sign` appends a signature to the archive.
+    # In a bundle that `mcpb sign` has signed, a signature follows the archive.
     file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
     return file.read() == _SIGNATURE_END
 

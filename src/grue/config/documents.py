@@ -125,7 +125,7 @@ def dotted(keys: KeyPath) -> str:
 def file_error(
     path: Path, what: str, *, line: int | None = None, column: int | None = None
 ) -> MCPConfigError:
-    """Return the error about a file: its name, and `what` is wrong with it."""
+    """Return an error whose text is the file's path, followed by `what` is wrong with the file."""
     return MCPConfigError(f"{path} {what}", path=str(path), line=line, column=column)
 
 
@@ -428,10 +428,10 @@ def _declared(kind: Any, keys: KeyPath) -> Any:
 
 
 def choices(problem: str, kind: Any, keys: KeyPath) -> str:
-    """Return the values that are allowed, as words for the end of msgspec's sentence about a wrong one.
+    """Return words that name the allowed values, to be appended to msgspec's error text about a wrong value.
 
-    `problem` is that sentence; the text is empty if it is about something else. `keys` is the path to the
-    value in a Struct of the type `kind`.
+    `problem` is that error text; if it does not say "Invalid enum value", the words are empty. `keys` is the
+    path to the value in a Struct of the type `kind`.
     """
     if not problem.startswith("Invalid enum value"):
         return ""

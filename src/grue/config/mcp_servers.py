@@ -69,12 +69,12 @@ T = TypeVar("T")
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Keys that other MCP hosts use, and that need no warning. They say which calls need no approval (here
+# Keys that other MCP hosts use, and that need no warning. They say which calls need no approval (in grue,
 # `ToolPolicy` says that), or how a list of servers is displayed.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts. They look like misspellings of grue's keys, but are none, and grue does not use them.
+# Keys of other hosts, which grue does not use. They only look like misspellings of grue's keys.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 
@@ -338,7 +338,7 @@ class MCPServerConfig(BaseModel):
 
 
 class _NoServersError(MCPConfigError, ValueError):
-    """No server is configured. Existing host programs catch a `ValueError`."""
+    """No server is configured. A `ValueError` too, because existing host programs catch that."""
 
 
 class MCPConfig(BaseModel):
@@ -513,9 +513,9 @@ class MCPConfig(BaseModel):
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change the servers of a file, which is created if it does not exist, and keep everything else in it.
 
-    `edit` changes the dictionary of the entries, which may be invalid; if it raises, the file stays. A kill
-    leaves either the old file or the new one. If two programs change the file at once, one waits for the
-    other.
+    `edit` changes the dictionary of the entries, which may be invalid. If `edit` raises an exception, the
+    file is not changed. A kill leaves either the old file or the new one. If two programs change the file at
+    once, one waits for the other.
 
     Raises:
         MCPConfigError: The file is no JSON object of servers, or cannot be written.
@@ -537,7 +537,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait until no other program is in such a block for this folder. The block must not hold another one."""
+    """Lock a folder within the block; wait while another block has locked it. Do not nest such blocks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

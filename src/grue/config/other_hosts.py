@@ -244,7 +244,7 @@ def find_hosts(home: Path, project: Path) -> list[FoundServers]:
     """Return the servers of every host whose file exists and has servers, those of the project first."""
     found = []
     for host, path in _places(home, project):
-        with suppress(MCPConfigError, OSError):  # OSError: its folder cannot be searched
+        with suppress(MCPConfigError, OSError):  # OSError: the folder of the file cannot be searched
             if path.is_file():
                 servers = read_host(path, host)
                 if servers.servers or servers.unusable:

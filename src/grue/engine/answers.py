@@ -230,7 +230,7 @@ class _Reader:
         raise first_error or ValueError("it contains no JSON object")
 
     def _has_only_defaults(self, found: object, made: object) -> bool:
-        # A validator of the host may read members that the schema does not have.
+        # If `made` is more than defaults, the host's validator has read members that the schema lacks.
         try:
             return isinstance(found, dict) and self._is_foreign(found) and bool(made == self._convert({}))
         except ValueError:
@@ -286,7 +286,7 @@ def _wrapped(schema: m.JsonObject) -> m.JsonObject:
 
 
 def _members(schema: object, definitions: object, depth: int = 5) -> Iterator[str]:
-    """Yield the names of the members of an object that a schema describes, alone or as one of several."""
+    """Yield the names of the properties of a schema, and of its alternatives (`anyOf`, `oneOf`)."""
     if not isinstance(schema, dict) or not depth:
         return
     schema = _inlined({**schema, "$defs": definitions})
@@ -312,8 +312,8 @@ def _new_reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # Leave Structs and functions to msgspec: pydantic would accept a function, as a validator of its
-    # arguments. Leave `msgspec.Meta` to it too: pydantic would ignore the constraints.
+    # Pydantic would accept a function, as a validator of its arguments, and would ignore the constraints of
+    # `msgspec.Meta`. So msgspec reads these types, and Structs.
     has_meta = _has_meta(type_, [])
     if not (
         has_meta or isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))
@@ -341,12 +341,12 @@ def _new_reader(type_: Any) -> _Reader:
 
 
 def _of_json(validate: Callable[[str], Any]) -> Callable[[object], Any]:
-    """Let pydantic read a value as JSON: as a Python value, a strict model would refuse a date or an enum."""
+    """Return a function that validates a value as JSON, in which a strict model accepts dates and enums."""
     return lambda found: validate(json.dumps(found))
 
 
 def _has_meta(type_: Any, seen: list[object]) -> bool:
-    """Return whether `msgspec.Meta` annotates a type, a part of it, or a field of its."""
+    """Return whether `msgspec.Meta` annotates a type, one of its parts, or one of its fields."""
     if isinstance(type_, msgspec.Meta):
         return True
     if any(type_ is each for each in seen):

@@ -123,7 +123,7 @@ class Approval(Struct, frozen=True):
 
     Attributes:
         approve: The host's callback.
-        parking: Checks whether a turn can be parked, or can wait for a provider's batch; `None`: no turn can.
+        parking: Checks whether a turn can be parked, or wait for a provider's batch; `None`: no turn can.
     """
 
     approve: Approve | None = None
@@ -142,7 +142,7 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`; if turns can be parked, with each connection wrapped in a `DurableConnection`."""
+        """Return `connect`. If turns can be parked, it wraps each connection in a `DurableConnection`."""
         del server
         parking = self.parking
         if parking is None:
@@ -221,7 +221,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-        # Keep a decision about a call without a question, so that the turn records it as ignored.
+        # Keep a decision about a call that no question is about: the turn records it as ignored.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)

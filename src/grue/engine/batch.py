@@ -130,9 +130,9 @@ class CompletedTurns:
     def recall(
         self, command: m.RunTurn, answer: AnswerSpec[Any]
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
-        """Return the outcome of the turn that completed the same request in an earlier run, and its steps.
+        """Return the earlier outcome of the same request, and the messages that add to its conversation.
 
-        There are no steps if the turn's conversation has them already. `None`: there is no such turn.
+        There are no messages if the conversation has the turn already. `None`: no earlier turn fits.
         `command` is the message that would start the turn now. `answer` has to accept the earlier answer.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
@@ -158,7 +158,7 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
     """Return a reference to a conversation's entries at the end of a turn; `past` refers to those before it.
 
-    `None`: the turn rewrote earlier entries, which cannot be computed, because `past` has only their digest.
+    `None`: the turn rewrote earlier entries. `past` has only their digest, so the new one cannot be computed.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
@@ -186,7 +186,7 @@ def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """How to run the turns of `Runner.map`: `concurrency` in parallel, in the loop that `begin` starts."""
+    """Settings of `Runner.map`: `concurrency` turns run in parallel, in the `Episode` of `begin`."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings

@@ -153,7 +153,7 @@ class Episode:
         """Return whether a further turn will need sessions of `pool`.
 
         If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
-        with prewarmed sessions will serve one of them, so `pool` is needed only if more turns wait.
+        with prewarmed sessions will serve one of them, so `pool` is needed only if more turns than that wait.
         """
         if self.expects_turns:
             return True
@@ -271,7 +271,7 @@ class CurrentEpisode:
     def _make_lock(self) -> None:
         # Reentrant: a signal handler may close the runner in a thread that holds the lock.
         self._lock = threading.RLock()
-        # Work that runs outside an episode's loop. A forked child does not run that of its parent.
+        # Work that runs outside an episode's loop. A forked child does not run its parent's work.
         self._alone: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 
     def run(self, work: Work[T]) -> T:
@@ -353,7 +353,7 @@ class CurrentEpisode:
                 each.join(deadline - time.monotonic())
 
     def _until_closed(self, work: Work[T]) -> Work[T]:
-        """Return `work` for a loop that is not an episode's. If `close` is called, it is cancelled."""
+        """Return `work` as a function that `close` can cancel, for a loop that is not an episode's."""
 
         def run(resources: TurnResources) -> Awaitable[T]:
             alone = Interruptible()

@@ -1,8 +1,8 @@
 """Fork a recorded turn: repeat its recorded messages up to a chosen one, and run the turn anew from there on.
 
-The turn's state machine gets the recorded events again, up to the fork; commands before it are not carried
-out. The LLM actor gets the history up to the fork. From there on the turn runs like any other, but its tool
-calls get the recorded results (`engine/recorded_tools.py`).
+The turn's state machine gets the recorded events again, up to the fork; its commands until then are ignored.
+The LLM actor gets the history up to the fork. From there on the turn runs like any other, but its tool calls
+get the recorded results (`engine/recorded_tools.py`).
 
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
 between a reply and its tool calls. The fork's own trace repeats the messages before the fork, so that it can
@@ -135,7 +135,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def begun(self) -> m.RunTurn:
-        """The message that began the turn; if the turn is a fork, with what the fork has changed later."""
+        """The message that began the turn. If the turn is a fork, the fork's changes are included."""
         begun = self.first
         for envelope in self.envelopes:
             match envelope.body:
@@ -146,7 +146,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return begun
 
     def listings(self, after: int) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-        """Return the other tools of servers, if the turn is a fork that has begun after message `after`."""
+        """Return the listings that a fork in this turn gave to servers after the message `after`."""
         forks = (each.body for each in self.envelopes if each.seq > after)
         listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         for forked in forks:
@@ -160,7 +160,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     def asks(self, place: _Place) -> m.ModelAsked | None:
-        """Return the model of a fork at `place` that changes nothing; `None`: it is not known."""
+        """Return the model that the recorded turn asked at `place`; `None`: it is not known."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
             match each.body:
@@ -245,7 +245,7 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     past = run.begun.history
     if past is None or not past.length:
         return run
-    # An old trace does not say where a fork's copies begin.
+    # A fork in an old trace does not say where its copies begin: take all messages before it.
     old = own is not None and own.first == first
     earlier = (
         line.envelope()

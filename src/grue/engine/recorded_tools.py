@@ -70,7 +70,7 @@ class _Relisting(Struct, frozen=True):
 
     Attributes:
         call: The last call that had been sent to the server; `None`: there was none.
-        again: It came at the beginning of the batch after that call, and not with the call's own result.
+        again: The turn got the list at the beginning of the batch after `call`, and not with its result.
     """
 
     seq: int
@@ -87,8 +87,8 @@ class TurnRecord:
     what the next call returns.
 
     `after` is the number of the last message before the fork; results before it are not used. `listings`
-    replace the recorded tools of their servers. `replaced` has the ids of calls that get another result; a
-    result from which a secret was removed is used only for these.
+    replace the recorded tools of their servers. `replaced` has the ids of calls whose results the fork
+    replaces. Any other call with a redacted result counts as not recorded.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TurnRecord:
         self._disabled: dict[m.ServerName, m.McpDisabled] = {}
         self._failures: dict[m.ServerName, deque[m.ConnectFailed]] = {}
         self._starting: set[m.ServerName] = set()
-        self._started: dict[m.ServerName, anyio.Event] = {}  # in the recorded order
+        self._started: dict[m.ServerName, anyio.Event] = {}  # in the order of the recorded starts
         for envelope in envelopes:
             self._see(envelope)
         self._left: dict[_Key, deque[RecordedCall]] = {}
@@ -145,9 +145,9 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the states with which the servers that the turn disables get disabled as they were.
+        """Return, for each server that the recorded turn disabled, the state with which the fork disables it.
 
-        `policy` is the recorded one.
+        `policy` is the policy of the recorded turn.
         """
         states: dict[m.ServerName, Settled] = {}
         for server, disabled in self._disabled.items():
@@ -160,13 +160,13 @@ class TurnRecord:
         return states
 
     def is_down(self, server: m.ServerName) -> bool:
-        """Return whether the next start of a server fails: the turn went on without it."""
+        """Return whether the next start of a server has to fail, as in the recorded turn."""
         return server in self._disabled and bool(self._failures.get(server))
 
     async def start(self, server: m.ServerName, *, in_order: bool) -> None:
-        """Raise `ServerFailed` if the next start of a server fails, and the turn went on without it.
+        """Start a server as in the recorded turn: raise `ServerFailed` if it did not start there.
 
-        With `in_order`, first wait for the servers that had started before this one.
+        With `in_order`, first wait for the servers that started before this one in the recorded turn.
         """
         if in_order and server in self._started:
             for started in takewhile(lambda each: each is not self._started[server], self._started.values()):
@@ -180,10 +180,10 @@ class TurnRecord:
     def relisted(
         self, server: m.ServerName, call: RecordedCall | None
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
-        """Return what a server answers when it is asked for changed tools after `call`: once, and once more.
+        """Return the tools that the server lists with the result of `call`, and when the next batch begins.
 
-        `call` is the last one that was answered; `None`: the fork has opened the session. An answer is `None`
-        if the tools have not changed. Each changed list is returned once.
+        `call` is the last one that was answered; `None`: the fork has just opened the session. `None` stands
+        for tools that have not changed. Each changed list is returned once.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
         left = [] if server in self._listings else self._relistings.pop(server, [])
@@ -277,7 +277,7 @@ class TurnRecord:
                 self._settle(envelope)
 
     def _starts(self, server: m.ServerName) -> None:
-        # A server that was started later, when it was called, is perhaps not started by the fork.
+        # Let no server wait for one that was started at its first call: the fork may not call it.
         if server in self._starting:
             self._started.setdefault(server, anyio.Event())
 
@@ -492,7 +492,7 @@ class RecordedConnection:
         return self._relisted.pop(0) if self._relisted else None
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return a context manager in which other users of the live server's session wait."""
+        """Return a context manager. Other users of the live server's session wait until it is left."""
         return exclusive(self._live)
 
     @property

@@ -505,7 +505,7 @@ class RestOfTurn(Spending):
 
 
 class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
-    """The turn waits for a provider's batch. Users never see it."""
+    """The turn waits for a provider's batch. Users never see this exception."""
 
     def __init__(self, waits: m.TurnWaits) -> None:
         super().__init__(f"turn {waits.turn} waits for a batch")
@@ -539,7 +539,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 @contextlib.contextmanager
 def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
-    """Run the block when no other fork of the runner runs; in a turn of the runner, without waiting."""
+    """Wait until no other fork of the runner runs, unless the caller is inside a turn; then run the block."""
     refuse_reentry()
     inside = any(each.under_way is wiring.under_way for each in _inside.get())
     with contextlib.nullcontext() if inside else wiring.under_way.forking:

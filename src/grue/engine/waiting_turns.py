@@ -185,7 +185,7 @@ class _Turns(Generic[T]):
             if found is not None:
                 return found[0]
             if asks_the_same(part.run, command):
-                # Its answer is not accepted any more, or a secret was removed from it. The turn is run again,
+                # The answer is not accepted any more, or a secret was removed from it. The turn is run again,
                 # with the replies that are in the folder.
                 self._files.set_aside(number)
                 return None

@@ -61,8 +61,8 @@ class TurnsUnderWay:
             keeps them.
         resuming: Held while a caller finds out which turn to resume, so that two callers do not resume the
             same turn.
-        forking: Held while a fork runs. In a trace, only its number tells a running turn from others, and a
-            fork has the number of the recorded turn.
+        forking: Held while a fork runs. Running turns are told apart by their numbers only, and a fork has
+            the number of the recorded turn.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         return replace(self, llm=llm)
 
     def beginning_with(self, endpoint: LlmEndpoint) -> Wiring:
-        """Return a wiring whose LLM actors first ask `endpoint`, which belongs to the chain."""
+        """Return a wiring whose LLM actors first ask `endpoint`, one of those that the runner may ask."""
         if endpoint is self.endpoint or not isinstance(self.llm, EndpointActors):
             return self
         return replace(self, llm=replace(self.llm, begins=endpoint))

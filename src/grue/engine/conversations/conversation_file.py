@@ -38,8 +38,8 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
     Attributes:
-        length: How many entries the conversation had when the header was written. A `Rewritten` counts as
-            one entry, and the entries that it has replaced stay counted.
+        length: How many entries the conversation had when the header was written. A `Rewritten`, which
+            replaces entries, counts as one more entry; the replaced entries stay counted.
         digest: The digest of these entries.
         entries: How many entries were written with the header and follow it. `length` and `digest` include
             them.
@@ -77,11 +77,11 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
 
 class Dropped(Struct, frozen=True, tag="dropped"):
-    """Takes back the reply in the line before."""
+    """A line that takes back the reply in the line before it."""
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Takes back earlier lines: only the header and the first `lines` lines after it stay valid.
+    """A line that takes back earlier lines: only the header and the first `lines` lines after it stay valid.
 
     `lines` does not count lines that an earlier `Undone` has taken back.
     """
@@ -95,7 +95,7 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
     Attributes:
         trace: The trace that tells how far the turn has come.
         began: The digest of the entries before the turn.
-        state: `running` (it stays that if the process is killed), `parked` or `over`.
+        state: `running` (also after the process was killed), `parked` or `over`.
         questions: The questions whose answers a parked turn waits for.
         untold: Answers to a parked turn's tool calls, such as "not called". If the parked turn is given up,
             the next turn sends them to the model.
@@ -146,8 +146,7 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: Number of entries read so far that `header.length` and `header.digest` include; at most
-            `header.entries`.
+        restored: How many of the `header.entries` entries that follow the header have been read so far.
     """
 
     header: FileHeader
@@ -179,7 +178,7 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
-                # `Ledger.add` writes a reply that is no entry yet after this line: one before it is one.
+                # A reply in an earlier line was an entry already when the history was rewritten.
                 history.say(())
                 history.rewrite(line)
             case Dropped():
@@ -204,7 +203,7 @@ class ConversationFile:
             raise ConversationError(str(error), path=str(path)) from error
         here_and_in_children(self._leave_to_parent)
         if not path.is_file():
-            # Writing to a pipe blocks as soon as it is full.
+            # Refuse a pipe: a write to it blocks as soon as the pipe is full.
             self._file.close()
             raise ConversationError(
                 f"Cannot write the conversation file {path}: it is a pipe or a device, not a regular file.",
@@ -240,7 +239,7 @@ class ConversationFile:
             raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
-        """Append `lines`; for an empty line, a `Dropped` is written."""
+        """Append `lines`. An empty one stands for a `Dropped`."""
         try:
             if self._owner != os.getpid():
                 raise TraceError(
@@ -259,7 +258,7 @@ class ConversationFile:
         self._file.close()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, close the file: an open one would keep the parent's lock."""
+        """In a forked child, close the file: while it is open there, the parent's lock would stay held."""
         if self._owner != os.getpid():
             self._file.close()
 
@@ -321,14 +320,14 @@ def _first_history(header: FileHeader) -> History:
     ledger = Ledger()
     ledger.length, ledger.digest = header.length, header.digest
     history = History(ledger, {*header.call_ids})
-    history.plain = True  # until `KeptConversation.turn` sets it as the next turn's `json_results` says
+    history.plain = True  # until `KeptConversation.turn` sets what the next turn asks for
     return history
 
 
 def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, int]]:
     """Yield each line's number, the line, and the number of bytes up to its end.
 
-    A last line that is cut short is `None`.
+    For an incomplete last line, `None` is yielded in place of the line.
     """
     number, size = 1, 0
     try:

@@ -178,7 +178,7 @@ def _in_trace(
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether `body` may contain the call id `written`; `True` if the body is in a file of its own."""
+    """Return whether `body` may contain the call id `written`; `True` if it only refers to another file."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -322,7 +322,7 @@ class KeptConversation:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the history."""
+        """What counts and digests the entries of the history."""
         assert self.history.ledger is not None, "a kept conversation has a ledger"
         return self.history.ledger
 
@@ -567,7 +567,7 @@ class KeptConversation:
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
         """Set `open_turn` to the turn that begins now, if another process can resume it from its trace.
 
-        `parked` is the `open_turn` of the parked turn that is resumed now; `None`: the turn is new.
+        `parked` is the `TurnMark` of a parked turn that is resumed now; `None`: the turn is new.
         """
         if parked is not None:
             place = parked.trace if trace is None else str(trace)
@@ -586,7 +586,7 @@ class KeptConversation:
         self._append(mark or (before and TurnMark(turn=before.turn, trace="", began="", state="over")))
 
     def _append(self, line: Line | None) -> None:
-        """Have the next write append `line` to the file, if there is one."""
+        """Let the next write append `line` to the conversation's file, if it has one."""
         if line is not None and self._file is not None:
             self._unwritten.append(msgspec.json.encode(line))
 
@@ -751,7 +751,7 @@ def with_sizes(
     """
     if command.context is None or not entries:
         return command
-    # An endpoint can report any number of tokens.
+    # Limit the ratio, because an endpoint can report any number of tokens.
     known = min(max(bytes_per_token or command.context.bytes_per_token, 0.1), 100.0)
     context = replace(command.context, bytes_per_token=known)
     return replace(command, context=context, earlier=sizes_of(entries, known))

@@ -69,12 +69,12 @@ class Talk(Struct):
         self.turn = self.parked = None
 
     def results(self, file: Path) -> EarlierResults:
-        """Return what finds the turns' tool results in the trace `file`."""
+        """Return an object that finds the turns' tool results in the trace `file`."""
         return EarlierResults(TurnRecorded(turn, str(file), name) for turn, name in self.turns)
 
     @property
     def place(self) -> _Place:
-        """The conversation's place now."""
+        """Number and digest of the entries so far."""
         ledger = self.history.ledger
         assert ledger is not None, "it was made with one"
         return ledger.length, ledger.digest
@@ -121,10 +121,9 @@ def resume_conversation(
 def said_before(
     path: str | PathLike[str], envelopes: Iterable[EpisodeEnvelope], name: m.ConversationId
 ) -> Talk:
-    """Return a conversation after these messages.
+    """Return the conversation `name` as it is after `envelopes`, the messages of its turns in order.
 
-    `envelopes` are the messages of the conversation's turns, in order. Raises `ConversationError` if a part
-    of the conversation is missing, or if a secret in it was redacted.
+    Raises `ConversationError` if a part of the conversation is missing, or if a secret in it was redacted.
     """
     envelopes = tuple(envelopes)
     reader = TalkReader(_branch_points(envelopes))
@@ -158,7 +157,7 @@ def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
             found.append(ForkPlace(min(body.first or seq, begun.get(turn, seq)), seq, turn))
     forks: deque[ForkPlace] = deque()
     for fork in reversed(found):
-        # A fork of a fork has copied the `TurnForked` of the first one.
+        # Skip a `TurnForked` within a later fork: a fork of a fork repeats that of the first fork.
         if not forks or fork.forked < forks[0].first:
             forks.appendleft(fork)
     return tuple(forks)
@@ -167,9 +166,9 @@ def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
 def with_forks(
     path: str | PathLike[str], forks: Iterable[ForkPlace]
 ) -> Iterator[tuple[RecordedLine[EpisodeBody], ForkPlace | None]]:
-    """Yield the lines of a trace, each with the one of its `forks` that has recorded it; `None`: no fork.
+    """Yield each line of a trace, with the fork out of `forks` that recorded the line; `None`: no fork did.
 
-    A fork repeats messages of other turns, under the numbers of these turns and of their conversation.
+    A fork repeats messages of other turns, with the turn numbers and the conversation id of these turns.
     """
     left = deque(forks)
     now: ForkPlace | None = None
@@ -220,7 +219,7 @@ class TalkReader:
     """Builds every conversation of a trace, message by message.
 
     Args:
-        branch_points: Places at which another conversation may branch off. The history is copied there only.
+        branch_points: Where other conversations may branch off; copies of the history are kept only there.
 
     Attributes:
         listings: What each server has listed last.
@@ -493,11 +492,10 @@ class RecordedTurn:
         return where
 
     def waiting(self, path: str | PathLike[str]) -> tuple[History, m.RequestCompletion | None] | None:
-        """Return the history before the request for whose reply the turn waits, and the request itself.
+        """Return the history before the request whose reply the turn waits for, and this request.
 
-        The request is returned only if the process was killed before it recorded the request; a recorded one
-        is in `asked`, and here it is `None`. `None` alone: the turn waits for no reply, or a secret was
-        redacted.
+        In place of a request that the trace holds, and that is in `asked`, the pair has `None`. If the turn
+        waits for no reply, or a secret was redacted, `None` is returned in place of the pair.
         """
         if self.end is not None or self.redacted:
             return None
@@ -591,11 +589,11 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return each turn from its last `RunTurn` on, by the turn's number.
+    """Return the last part of each turn, by the turn's number.
 
-    Several turns may have the same number, for example those of `Runner.map`. A parked one is not hidden by
-    a later one that has ended. If several are parked, the last one is returned. A fork counts only if the
-    trace does not hold the turn itself.
+    Several turns may have the same number, for example those of `Runner.map`. The last of these turns is
+    returned, or the last parked one if the last has ended. A fork is returned only if the trace does not hold
+    the turn that was forked.
 
     Of a turn that cannot be resumed any more, only `run` and `end` are set.
     """

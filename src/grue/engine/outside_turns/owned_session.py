@@ -107,7 +107,7 @@ class OwnedSession:
         self._opened: asyncio.Future[m.ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[m.Settlement | None] = self._loop.create_future()
         self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
-        # `_own` cannot do this: if the task is cancelled before it starts, `_own` never runs.
+        # A callback, because a task that is cancelled before it starts never runs any code of `_own`.
         self._owner.add_done_callback(self._ended)
 
     @property

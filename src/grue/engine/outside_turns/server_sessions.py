@@ -222,8 +222,8 @@ class ServerSessions:
     ) -> tuple[m.JsonObject, ...]:
         """Send a listing request, such as `resources/list`, page by page; return the items of all pages.
 
-        The listing ends also when a cursor is repeated, and after 100 pages. A page that a server repeats for
-        the cursor of its last page counts once. Raises `ValueError` if the method's results have no pages.
+        Reading also ends after 100 pages, or when the server repeats a cursor. If it repeats the last page
+        too, that page counts once. Raises `ValueError` if the method's results have no pages.
         """
         member = _PAGED.get(method)
         if member is None:
@@ -416,7 +416,7 @@ def _connect(
     if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
         return connect_fresh(settings.wiring, name, resources.registry, drift)
     if settings.limits.max_samplings > 0:
-        # Later turns use this session too, and the server may send them sampling requests.
+        # Later turns use this session too, and its server may send sampling requests during them.
         sample = resources.sampling.on_behalf_of(name)
     connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
     return lambda _: SharedSession(keeping, name, connect)

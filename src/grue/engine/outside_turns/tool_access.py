@@ -214,11 +214,11 @@ class AsyncToolAccess(ToolAccess):
         """Run `work` without blocking the caller's event loop."""
 
     async def tools_async(self) -> tuple[m.ToolDefinition, ...]:
-        """Return what `tools` does."""
+        """Return what `tools` returns."""
         return await self._outside_turns_async(lambda sessions: sessions.tools())
 
     async def tool_async(self, name: str) -> m.ToolDefinition | None:
-        """Return what `tool` does."""
+        """Return what `tool` returns."""
         return await self._outside_turns_async(lambda sessions: sessions.tool(name))
 
     async def call_async(

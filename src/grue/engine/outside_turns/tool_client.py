@@ -182,7 +182,7 @@ class ToolClient(ToolAccess):
         sessions = self._sessions
         with defer_interrupts():
             try:
-                # In a forked child there is nothing to close: the sessions are the parent's.
+                # A forked child must not close the sessions: they are the parent's.
                 thread = loop.loop_thread
                 if not (loop.is_over or thread.is_here or thread.is_forked):
                     loop.submit(lambda: sessions.close(hurried=hurried)).wait(
