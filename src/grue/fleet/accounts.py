@@ -40,7 +40,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Reservation(Struct, frozen=True):
-    """A request that may start: its `number` in the ledger, the `most` that it can cost, and its `model`."""
+    """The permission for a request: its `number` in the ledger, the `most` that it can cost, its `model`."""
 
     number: str
     most: Amount

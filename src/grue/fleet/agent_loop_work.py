@@ -75,7 +75,7 @@ def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     (episode.folder / "answer.txt").write_text(answer, encoding="utf-8")
     counts = {"requests": float(requests), "tool_calls": float(tool_calls)}
     if settings.expected is None:
-        return counts  # without `score`: a score of 1 would look like a success
+        return counts  # without the key `score`, because nothing was compared
     return {"score": float(contains(answer, settings.expected)), **counts}
 
 

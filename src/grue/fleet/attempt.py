@@ -163,7 +163,7 @@ def run_attempt(job: Job) -> Attempted:
 
 
 def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
-    """Return the end of an attempt whose worker was killed after its time limit, with what its trace says."""
+    """Return the end of an attempt that was killed at its time limit; its costs are read from its trace."""
     course = read_course(attempt / TRACE)
     return AttemptEnd(
         outcome="failed",

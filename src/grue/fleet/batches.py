@@ -100,7 +100,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether earlier attempts got their newest reply for a request that this attempt has not made."""
+        """Whether this attempt has not made the request to which the newest stored reply belongs."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
@@ -182,7 +182,7 @@ class FleetBatches:
         # {id of an episode: (its folder, {id of a request in the batch: the request's `key`})}, with all
         # requests that have no reply yet.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
-        # The polls go on only within `step`, between two of which the driver does its other work.
+        # Runs the polls, but only during `step` and `close`, because the driver is synchronous.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
     @property
@@ -244,15 +244,15 @@ class FleetBatches:
         while not all(poll.done() for poll in polls):
             self._run_a_moment()
         for poll in polls:
-            poll.exception()  # asyncio would otherwise log that nobody has asked for it
+            poll.exception()  # otherwise asyncio logs that the exception was never retrieved
         self._runner.close()
         for each in self._models.values():
             each.files.close()
 
     def drop(self) -> None:
-        """Delete the folder of each model whose requests are all of episodes with a result.
+        """Delete a model's folder if every episode with requests in this folder has a result.
 
-        Call it after `close`. The other folders stay, because their replies may still be needed.
+        Call `drop` after `close`. The other folders stay, because their replies may still be needed.
         """
         fleet = FleetFolder(self._folder)
         for each in self._models.values():
@@ -325,7 +325,7 @@ class _Model:
         self._look_at = time.monotonic() + self._delay_s
 
     def cancel_poll(self) -> None:
-        """Cancel the poll, which then ends in its loop."""
+        """Cancel the poll, which ends when its event loop runs again."""
         self._work.interrupt()
 
     async def _until_cancelled(self, send: bool) -> list[str]:
@@ -352,7 +352,7 @@ class _Model:
 def _has_result(episode: EpisodeFolder) -> bool:
     try:
         return episode.commit is not None
-    except FleetError:  # it is damaged, and `grue fleet retry` plays the episode again
+    except FleetError:  # the commit is damaged; `grue fleet retry` plays the episode again
         return False
 
 

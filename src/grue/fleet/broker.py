@@ -45,9 +45,9 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
-            it can cost is still left of the limit, so such requests never exceed the limit. A request whose
-            price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted if the
-            endpoint reports it.
+            it can cost fits into the rest of the limit, so such requests never exceed the limit. A request
+            whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted
+            if the endpoint reports it.
         tokens: The most tokens of all prompts and replies.
         requests: The most requests.
         prices: Prices by model's name or pattern (`gpt-*`).
@@ -214,14 +214,14 @@ class Broker(Struct):
         cost = self._cost(reserved, outcome, model)
         self.spent += cost
         self.under_way -= 1
-        # The differences of fractions leave a rest, for which a request would wait for ever.
+        # With no request under way, set it to 0: a rounding error that stayed reserved could block a request.
         self.reserved = self.reserved - reserved if self.under_way else Amount()
         self._allowance += reserved.tokens - cost.tokens
         if outcome.status in _OVERLOADED:
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Only if requests had to wait does a success show that the endpoint can take more.
+            # Grow the window only if it was full lately. Otherwise success says nothing about a larger one.
             if self._short:
                 self.window += step
         return cost

@@ -87,8 +87,8 @@ _MISSING = {
 class Cell(Struct, frozen=True):
     """All episodes of a fleet, or those with the `wanted` settings.
 
-    `wanted` maps the name of a setting to its value, as `setting_word` writes it. If no episode has that
-    value, such as `4`, it stands for the text of these characters.
+    `wanted` maps the name of a setting to its value, as `setting_word` writes it. If no episode has the
+    number `4`, for example, then `4` means the text `"4"`.
     """
 
     fleet: Path
@@ -98,7 +98,7 @@ class Cell(Struct, frozen=True):
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
         """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use that of `other`. Raises `FleetError`.
 
-        A text may be written as JSON, in quotes: one that holds `,NAME=`, or that reads as another value.
+        A text needs quotes, as in JSON, if it contains `,NAME=` or looks like a number, `true` or `null`.
         """
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
@@ -252,8 +252,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
         chance: The p-value of the sign test: how often a fair coin falls as unevenly as `better` and `worse`.
         why: Why there is no interval, as a sentence; empty if there is an interval.
         measures: The score first; then pass@k and pass^k, cost, time and calls as far as they are known.
-        detectable: The smallest difference that such a comparison finds with a chance of 80 %, if it exists;
-            NaN without an interval.
+        detectable: The smallest true difference that such a comparison finds with a chance of 80 %; NaN
+            without an interval.
         more_cases: About how many more cases would show a difference of `target`; `None`: unknown.
         more_episodes: About how many episodes the `more_cases` have, on both sides together.
         target: The difference that `more_cases` is about: the margin, or the difference that was measured.
@@ -741,7 +741,7 @@ def _first_value(written: str) -> tuple[str, int]:
 
 
 def _unbroken(word: str) -> str:
-    """Return a value's word as `Cell.of` has to get it: in quotes if it holds what looks like a setting."""
+    """Return a value as `Cell.of` parses it: in quotes if it contains `,NAME=`, which would end the value."""
     broken = _NEXT_SETTING.search(word) and not _is_json(word)
     return json.dumps(word, ensure_ascii=False) if broken else word
 
@@ -802,7 +802,7 @@ def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
 
 
 def setting_word(value: Any) -> str:
-    """Return the value of a setting as text: as JSON, but a text that cannot be read as JSON unchanged."""
+    """Return a value as JSON. A text that is not valid JSON itself is returned unchanged, without quotes."""
     if isinstance(value, str) and not _is_json(value):
         return value
     return json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -52,7 +52,7 @@ class Engine(Protocol):
         """Queue an attempt, which is made as soon as a slot is free."""
 
     def withdraw(self) -> None:
-        """Begin no queued attempt; report each as `Lost("cancelled")`. Those that run go on."""
+        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
 
     def cancel(self) -> None:
         """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""

@@ -104,7 +104,7 @@ class _Request(Struct):
 
 
 class Samples:
-    """The samples of an episode, in order. Iterate it once; a damaged trace then raises `TraceError`.
+    """The samples of an episode, in order. Can be iterated once; raises `TraceError` if the trace is damaged.
 
     `left_out`: how many replies gave no sample so far, because the trace does not hold what was sent.
     """
@@ -228,7 +228,7 @@ class _Trajectory(Struct):
     usage: m.Usage = m.Usage()
     system: str | None = None
     model: str = ""
-    calls: dict[tuple[int, m.CallId], dict[str, Any]] = field(default_factory=dict)  # the key has the turn
+    calls: dict[tuple[int, m.CallId], dict[str, Any]] = field(default_factory=dict)  # by turn and call id
 
     def add(self, envelope: EpisodeEnvelope, source: str, message: str, **more: Any) -> dict[str, Any]:
         step = {

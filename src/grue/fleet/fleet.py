@@ -269,7 +269,7 @@ class Fleet:
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
         with driver_lock(self.folder):
-            (self.folder.path / STOP).unlink(missing_ok=True)  # of an earlier run
+            (self.folder.path / STOP).unlink(missing_ok=True)  # it asked an earlier run to stop
             before = self._work_before()
             if before not in ("", plan.work.name):
                 raise FleetError(

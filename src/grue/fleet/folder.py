@@ -279,9 +279,10 @@ class FleetFolder:
         return None if ids is None else frozenset(ids)
 
     def write_named(self, ids: bytes) -> None:
-        """Note that a run has named these episodes, given as in `write_latest`, after all others.
+        """Move the ids of these episodes, given as in `write_latest`, to the end of `named.txt`.
 
-        Nothing is raised if the file cannot be written. Modification times would be lost in a copy.
+        The file says which episodes a run has named last, even in a copy of the folder with other
+        modification times. Nothing is raised if the file cannot be written.
         """
         ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
         before = [each for each in self.named() if each not in ours]
@@ -289,7 +290,7 @@ class FleetFolder:
             write_whole(self.path / NAMED, "\n".join((*before, *ours)).encode())
 
     def named(self) -> list[str]:
-        """Return the ids of all episodes, those that a run has named last at the end; empty: unknown."""
+        """Return the ids in `named.txt`; the latest run's are at the end. Empty: the file cannot be read."""
         return self._ids(NAMED) or []
 
     def _ids(self, name: str) -> list[str] | None:
@@ -447,7 +448,7 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some file systems can sync files only
+    except OSError as error:  # some file systems cannot sync folders
         if error.errno not in (errno.EINVAL, *_NO_LINKS):
             raise
     finally:

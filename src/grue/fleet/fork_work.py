@@ -217,9 +217,9 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 
 
 def _is_of_a_fork(trace: Path) -> bool:
-    """Return whether an episode with the work `fork_again` has written the trace.
+    """Return whether the trace is of a fleet that forks turns, and so has only copies of turns.
 
-    The fleet of the forks may be in the folder whose turns are forked, and holds copies of these turns.
+    Such a fleet may be inside the folder that is searched for turns.
     """
     try:
         case = EpisodeFolder(trace.absolute().parent.parent).case
@@ -233,7 +233,7 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
     # Each resumption of a parked turn records another `RunTurn`. `parts` maps the number of each `RunTurn` to
     # the number of the first `RunTurn` of the same turn.
     parts: dict[int, int] = {}
-    last: dict[int, int] = {}  # by the turn's number
+    last: dict[int, int] = {}  # for each turn number, the number of the first message of its last turn
     forks: set[int] = set()
     goes_on: set[int] = set()  # turns that continue a conversation
     reader = open_episode(path)
@@ -246,7 +246,7 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
                 and isinstance(forked, m.TurnForked)
                 and forked.episode != reader.header.episode
             ):
-                forks |= found.keys()  # the turns before it are copies of turns of the other trace
+                forks |= found.keys()  # the turns before the fork are copied from the other trace
         if line.tag not in ("RunTurn", "TurnCompleted", "TurnFailed", "TurnParked"):
             continue
         body, number, seq = line.envelope().body, line.line.turn, line.line.seq

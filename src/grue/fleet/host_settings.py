@@ -34,7 +34,7 @@ _TABLES = ("grue", "zorkgpt")
 
 @contextmanager
 def usable_case(done: str) -> Iterator[None]:
-    """Raise what is wrong with a case as a `FleetError`: "The case cannot be DONE: ..."."""
+    """Turn an error about a case's settings into a `FleetError`: "The case cannot be DONE: ..."."""
     try:
         yield
     except msgspec.ValidationError as error:
@@ -69,7 +69,7 @@ def require_usable(base_url: str | None) -> None:
     """Check a case's base URL before it is written to disk; it may contain a password.
 
     Raises:
-        MCPConfigError: An endpoint does not take the URL.
+        MCPConfigError: The URL cannot be the URL of an endpoint.
     """
     if base_url:
         LlmEndpoint(LlmSettings(base_url=base_url, model=MODEL))
@@ -149,9 +149,9 @@ def _is_left_out(path: Path) -> bool:
 
 @cached_in_a_run
 def _project(folder: Path, changed_ns: int) -> tuple[GameConfiguration, str]:
-    """Return the settings in `pyproject.toml`, and a hash of `[tool.grue]`; empty: there is no such table.
+    """Return the settings in `pyproject.toml`, and a hash of `[tool.grue]`, or "" if this table is missing.
 
-    Both are cached until the file in the working directory changes.
+    Both are cached until the file changes.
     """
     del folder
     config = GameConfiguration.of_project()

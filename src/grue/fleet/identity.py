@@ -58,9 +58,9 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def _secret_name(name: str, value: object, *, inside: bool = False) -> str:
-    """Find the first text in a setting that has a secret's name, and return that name; empty: there is none.
+    """Return the first name in a setting that suggests a secret, if its value is a text; "": there is none.
 
-    Numbers are no secrets, such as the value of `max_tokens`.
+    A number is no secret: `max_tokens=100` is allowed.
     """
     found: Iterable[str] = ()
     match value:

@@ -109,7 +109,7 @@ class LocalEngine:
         self._wake.send_bytes(b"job")
 
     def withdraw(self) -> None:
-        """Begin no queued attempt; they are reported as `Lost("cancelled")`."""
+        """Remove the queued attempts, and report each as `Lost("cancelled")`."""
         self._withdrawn = True
         self._wake.send_bytes(b"withdraw")
 
@@ -189,7 +189,7 @@ class LocalEngine:
             self._start_at = now + _START_AGAIN_S
             if self._workers:
                 return
-            # Without a worker, nothing of this fleet will close a descriptor.
+            # If no worker is left, the fleet will close no descriptor, so trying again would not help.
             if getattr(error, "errno", None) == errno.EMFILE or now - self._failing_since > _START_S:
                 self._fail(f"No worker process can be started: {error}.")
 
@@ -225,7 +225,10 @@ class LocalEngine:
             self._drop(worker, Lost("timed_out", f"the episode did not end within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
-        """Read a worker's report, if a whole one has arrived; raises `ValueError` or `RecursionError`."""
+        """Read a worker's report, if a whole one has arrived.
+
+        Raises `ValueError` or `RecursionError` if the report is invalid.
+        """
         line = worker.line()
         if line is None:
             return
@@ -308,9 +311,9 @@ class _Worker:
 
 
 def _need_descriptors() -> None:
-    """Raise `OSError` if a worker's start would fail halfway, for lack of descriptors.
+    """Raise `OSError` if there are too few free descriptors to start a worker.
 
-    Then multiprocessing would leave some open, and its fork server would write a traceback and end.
+    Without this check, multiprocessing would leak descriptors, and its fork server end with a traceback.
     """
     with contextlib.ExitStack() as held:
         for _ in range(_PIPES_OF_A_START):
@@ -319,9 +322,9 @@ def _need_descriptors() -> None:
 
 
 def place_sockets() -> str:
-    """Return the folder for multiprocessing's sockets, which it makes once.
+    """Return the folder for multiprocessing's sockets, which multiprocessing makes once.
 
-    It is a short one, so that a socket fits in its path. The guard removes it if this process is killed.
+    Its path is short, because a socket's path must be. The guard removes it if this process is killed.
     """
     usual = tempfile.tempdir
     tempfile.tempdir = folder_for_sockets()
@@ -341,7 +344,7 @@ def _preloaded(limits: Limits) -> list[str]:
             names.append(name)
     if limits.servers.at_once is not None:
         with contextlib.suppress(MissingDependencyError):
-            require_mcp()  # does not import `mcp`, which the driver does not need
+            require_mcp()  # checks that `mcp` is installed without importing it
             names += _PRELOADED_FOR_SERVERS
     return names
 

@@ -171,7 +171,7 @@ def compare_prompts(
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
     Raises:
-        MCPConfigError: There are fewer than two prompts or no cases, the name of one is not a text, a case
+        MCPConfigError: There are fewer than two prompts or no cases, a prompt's name is not a text, a case
             is not a pair, or `score` did not return a finite number.
         MCPError: Every turn has failed. This is the error of the first turn.
         KeyboardInterrupt: Ctrl-C was pressed. The running turns are cancelled.

@@ -130,7 +130,7 @@ def results(fleet: Path) -> Iterator[Result]:
     for episode in FleetFolder(fleet).episodes():
         stamp = _stamp(episode.path)
         line = known.pop(episode.id, None)
-        # A line without a version was written before results had one.
+        # Read the files again if the line was written by an older grue, whose results had no version.
         if line is not None and line.stamp == stamp and line.result.version:
             yield line.result
             continue
@@ -145,8 +145,8 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
     If `Fleet.map` was called last, the latest sweep is all episodes of the version of the work that it named.
-    Of episodes that differ only in the content of a file, it has the one that was named or played last.
-    If none of `found` belongs to it, all are returned: the caller has chosen earlier episodes on purpose.
+    Of episodes that differ only in the content of a file, it has the newest. If none of `found` belongs to
+    the latest sweep, all are returned: the caller has chosen earlier episodes on purpose.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -176,7 +176,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
     """Leave out an episode if a later one has the same case: a file that the case names has changed."""
     newest: dict[bytes, Result] = {}
     for each in found:
-        case = [each.settings, each.repetition] if each.work else each.id  # its case may be unreadable
+        case = [each.settings, each.repetition] if each.work else each.id  # no work: `case.json` is damaged
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
         if before is not each and named.get(each.id, -1) > named.get(before.id, -1):

@@ -100,7 +100,7 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def difference_of(a: float, b: float) -> float:
-    """Return B minus A; 0 if the two differ only because sums of fractions are rounded."""
+    """Return B minus A; 0 if the difference is within the rounding errors of floats."""
     if abs(b - a) <= _TINY * max(1.0, abs(a), abs(b)):
         return 0.0
     return max(-_LARGEST, min(_LARGEST, b - a))

@@ -237,7 +237,7 @@ def _check_excluded(sweep: Sweep, file: _File) -> None:
 
 
 def _has(case: m.JsonObject, settings: m.JsonObject) -> bool:
-    """Return whether a case has all of `settings`. `True` is another value than 1, but 1.0 is the same."""
+    """Return whether a case has all of `settings`. 1 equals 1.0, but not `True`."""
     return all(
         name in case and case[name] == value and isinstance(case[name], bool) is isinstance(value, bool)
         for name, value in settings.items()

@@ -87,7 +87,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     def completed(self, case: Case) -> Case:
         """Return a case with the settings that `complete` adds; raises `FleetError` for a wrong setting.
 
-        If the work takes a list of texts, one text becomes a list of one.
+        If a setting is declared as a list of texts, a single text becomes a list of one.
         """
         if self.settings is not None:
             wrong = wrong_setting(self.settings, case.settings)
@@ -113,14 +113,14 @@ _caches: list[Callable[[], None]] = []
 
 
 def cached_in_a_run(function: Callable[P, T]) -> Callable[P, T]:
-    """Cache the results of a function that `complete` calls for each case, until `forget_cached`."""
+    """Cache the results of a function that `complete` calls for each case; `forget_cached` clears them."""
     cached = functools.lru_cache(maxsize=16)(function)
     _caches.append(cached.cache_clear)
     return cast("Callable[P, T]", cached)
 
 
 def forget_cached() -> None:
-    """Forget what `complete` has read for the cases of an earlier run: its files may have changed."""
+    """Clear the caches of `cached_in_a_run`: files that an earlier run has read may have changed since."""
     for clear in _caches:
         clear()
 
@@ -289,7 +289,7 @@ def plain_text(text: str, most: int = 200) -> str:
 
 
 def finite(value: object) -> float | None:
-    """Return a number as a float, also one of numpy or a truth value; `None`: it is no finite number."""
+    """Convert a number, also one of numpy, or a `bool` to a float; `None`: `value` is not a finite number."""
     try:
         number = float(value) if isinstance(value, SupportsFloat) else math.nan
     except (TypeError, ValueError, OverflowError, RuntimeError):  # an array, a tensor, too large a number

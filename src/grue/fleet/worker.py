@@ -146,7 +146,7 @@ def _begin(place: Place) -> None:
     from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
-    # The fork server has the environment of the first fleet of this program, which may have changed since.
+    # The fork server has the environment in which the first fleet of this program began; it may have changed.
     os.environ.clear()
     os.environ.update(place.environment)
     os.chdir(place.folder)
@@ -156,7 +156,7 @@ def _begin(place: Place) -> None:
         link = BrokerLink(place.address, on_loss=_leave)
     except (ConnectionRefusedError, FileNotFoundError):
         _leave()  # the driver was killed while this process was starting
-    # If neither gate needs the link, the link's own thread keeps it alive.
+    # A link that neither gate gets is kept alive by its own thread.
     set_request_gate(link if place.limits.on_requests else None)
     set_server_gate(link if place.limits.servers.at_once is not None else None)
 
