@@ -253,7 +253,7 @@ class Gate:
         return waits and self._starts(asked.socket, "grue-connect", lambda: self._wait_for(key, asked))
 
     def _starts(self, of: socket.socket, name: str, work: Callable[[], None]) -> bool:
-        """Start a thread for a connection, and return whether there can be one more."""
+        """Start a thread for a connection. Return `False` if there are too many threads already."""
         with self._changed:
             if self._ended or self._count >= _MOST_CONNECTIONS:
                 return False
@@ -293,7 +293,7 @@ class Gate:
             return self._connect_to_proxy(own, raw)
         allowed = self._allows(host, port) or (_is_loopback(host) and self._allows("localhost", port))
         if self._record:
-            # No entry of `network` allows datagrams: these hosts are not worth naming.
+            # Record no hosts of UDP sockets, because no entry of `network` could allow datagrams.
             if asked.socket.type == socket.SOCK_STREAM:
                 self._see(host, port)
         elif not allowed:
@@ -317,7 +317,7 @@ class Gate:
             client, (_, port) = self._server.accept()
         except OSError as failed:
             if failed.errno in _EXHAUSTED:
-                time.sleep(_PAUSE_S)  # the connection goes on waiting: do not try again and again at once
+                time.sleep(_PAUSE_S)  # the connection stays in the queue, so `accept` is called again at once
             return
         client.setblocking(True)
         if not self._starts(client, "grue-proxy", lambda: self._serve(client, port)):
@@ -358,7 +358,7 @@ class Gate:
                 _say(client, 400, "This proxy serves CONNECT and http:// only.")
                 return
             path = path if path.startswith("/") else f"/{path}"
-            # The host that was checked has to be the one that the server reads, too.
+            # Replace the client's `Host` header, so that it names the host that is checked.
             named = f"{method} {path} {version}\r\nHost: {url.netloc.rpartition('@')[2]}\r\n"
             first = named.encode("latin-1")
             first += _without_proxy_headers(headers) + b"Connection: close\r\n\r\n" + rest
@@ -536,8 +536,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 def _relay(one: socket.socket, other: socket.socket) -> None:
     """Pass on what each socket sends, until both have ended or a limit is reached.
 
-    If one side does not read, the other direction goes on: that side may first want to get rid of what it
-    writes.
+    What a side writes is passed on even while this side does not read: it may read only after it has written.
     """
     poll, left = select.poll(), _MOST_BYTES
     peers = {one.fileno(): (one, other), other.fileno(): (other, one)}
@@ -551,7 +550,7 @@ def _relay(one: socket.socket, other: socket.socket) -> None:
             wanted |= select.POLLIN if mine in sources and not waiting[peer] else 0
             poll.register(fd, wanted)
             if not wanted:
-                poll.unregister(fd)  # otherwise a socket that is closed would wake this loop again and again
+                poll.unregister(fd)  # otherwise `poll` would return at once for a socket that is closed
         ready = poll.poll(_IDLE_S * 1000)
         if not ready:
             return

@@ -60,7 +60,7 @@ class Boxed:
         scratch: str | None = None,
     ) -> None:
         self._box = box
-        # Without a listener, the hosts of a box cannot be told apart, and nobody could reach its proxy.
+        # Without a listener, no connection can be checked, so a box with a list of hosts allows all of them.
         self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
         self.gate: Gate | None = None
         self._thread: ConfinedThread[Any] | None = None
@@ -130,7 +130,7 @@ class Boxed:
     def released(self) -> None:
         """Let the thread that started this program prepare the rules for the next start.
 
-        Call it only when the program runs, because the thread takes time from the caller.
+        Call `released` only after the program has started, because the work delays the caller.
         """
         if self._thread is not None:
             self._thread.go_on()
@@ -235,7 +235,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does. `boxed` returns what `start` returns."""
+    """A box that limits nothing and records what the program does. `boxed` calls `start`."""
 
     start: Callable[..., Boxed]
 

@@ -360,7 +360,7 @@ def _programs(
 
 
 def _workspace(cwd: str) -> str:
-    # A temporary folder of the program's own may be chosen as its workspace.
+    # Unlike `is_too_wide`, this allows the temporary folder as a workspace, if it is not `/tmp` itself.
     if _is_wide_workspace(cwd):
         raise SandboxError(
             f"The preset 'files' would open {cwd}, with everything that is in it.",

@@ -171,7 +171,7 @@ def _about_path(path: str, opened: list[tuple[str, int]], broken: Sequence[str],
     readable = any(each & READ_FILE for each in access)
     if readable and not word and _is_program(real) and not _may_start(real, opened):
         return _said("start", path, "execute")
-    # Nobody is refused to read what does not exist, so the program wanted to make it.
+    # Reading a missing file does not end with "permission denied", so the program wanted to make the file.
     parent = os.path.dirname(real)  # noqa: PTH120
     in_folder = word in _OF_FOLDERS or _is_absent(real)
     if in_folder and os.path.isdir(parent) and not is_too_wide(parent):  # noqa: PTH112

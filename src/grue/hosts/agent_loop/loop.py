@@ -139,7 +139,7 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
     """Return a policy whose rules match a tool's configured name with and without `mcp.`.
 
-    Otherwise a call that the configuration denies would be made: a tool that no rule matches is allowed.
+    Without this, a rule that denies `files.write` would not match the tool `mcp.files.write`.
     """
 
     def both(rule: ToolRule) -> ToolRule:

@@ -47,7 +47,7 @@ class Judge(Struct, kw_only=True):
     Attributes:
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
-        earlier: Answers to only some of these questions, which were given at an earlier resumption.
+        earlier: Answers that were given at an earlier resumption, but to only some of these questions.
         expires_at: Unix time after which `decisions` no longer count and unanswered questions are denied;
             `None`: never.
         warned: The skills whose unknown tools have been reported.
@@ -111,7 +111,7 @@ class Judge(Struct, kw_only=True):
     def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
             kind = self.run.registry.types.get(action.type)
-            # Only a resumed run can have an unknown action, if another program with other actions began it.
+            # An action is unknown only if another program, with other actions, began the run.
             if kind is None:
                 raise MCPConfigError(
                     f"The run has planned the action {action.type!r}, which this program does not have."

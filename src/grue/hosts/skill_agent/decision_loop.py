@@ -155,13 +155,13 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The text in which the model last read the list of tools: at first the system text.
+        # The last text sent to the model that has the list of tools: at first the system text.
         self._shown = conversation.system
         self._plan: facts.ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # The model's last reply. Set if an earlier process was killed before it recorded the reply's actions.
+        # The last reply, if an earlier process was killed before it recorded the reply's actions.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
@@ -253,7 +253,7 @@ class DecisionLoop:
         done = [each for each in run.results if each.turn == plan.turn]
         todo = plan.actions[len(done) :]
         for action, result in zip(plan.actions, done, strict=False):
-            # The action may have ended the run in an earlier process that was killed before it recorded this.
+            # An earlier process may have been killed after the action `finish`, before it recorded the end.
             if _has_finished(result):
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])
@@ -299,7 +299,7 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return how the run ends after a failed step, or that its time is over; `None`: it goes on."""
+        """Return why the run ends after a step: the step failed, or the time is over. `None`: it goes on."""
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")

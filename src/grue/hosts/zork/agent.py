@@ -297,8 +297,8 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # Kill the processes of sessions that are still open: the event loop that should have ended
-                # them has ended itself.
+                # Kill the processes of sessions that were not closed. Their event loop has ended, so nothing
+                # else will end them.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)

@@ -49,9 +49,9 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
-    A client whose `create` has a parameter `name` is taken to have the interface of `LLMClient`. It gets all
-    arguments, with `None` for those that are not set, and tool names such as `files.read`. Any other client
-    is taken to be an SDK's. It gets only the arguments that are set, and tool names that every endpoint
+    If the client's `create` has a parameter `name`, it is called like that of an `LLMClient`: with all
+    arguments, `None` for those that are not set, and tool names such as `files.read`. Any other client is
+    called like an SDK's: only with the arguments that are set, and with tool names that every endpoint
     accepts.
 
     A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
@@ -159,7 +159,7 @@ class ClientModel:
         client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
             method decides whether the model can call tools; it is called before a server is started.
         settings: The model and its sampling.
-        config: Its `mcp_force_tool_support` skips this check; passed to `_supports_tool_calling`.
+        config: Passed to `_supports_tool_calling`. With `mcp_force_tool_support` in it, nothing is checked.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
     """
 

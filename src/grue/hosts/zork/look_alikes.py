@@ -86,7 +86,7 @@ def _call(call: object) -> m.JsonObject:
 
 
 def member(holder: object, name: str) -> Any:
-    """Return the value of a dict's key or of an object's attribute, if there is one."""
+    """Return the value of a mapping's key or of an object's attribute; `None` if it is missing."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 

@@ -194,7 +194,7 @@ class MCPManager:
         self._startup_failure = None
         limit_s = self._startup_limit_s() if turn is None else turn.startup_timeout_s
         command = m.OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
-        # An open session must not refer to the manager: it would keep the manager alive.
+        # Pass no reference to the manager: an open session would keep the manager alive.
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)

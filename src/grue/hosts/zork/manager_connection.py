@@ -127,7 +127,7 @@ class ManagerConnection:
                 raise MCPError("the manager's own code cancelled it")
             tools = self._read(self._opened.result())
         except TimeoutError as error:
-            if not limit.cancelled_caught:  # the manager's own
+            if not limit.cancelled_caught:  # the manager has raised the `TimeoutError`
                 raise self._failure(error, started) from error
             raise self._failed(f"no answer to connect_session within {timeout_s:g} s", started) from error
         except Exception as error:

@@ -23,7 +23,7 @@ DIRECTION_NAMES: Final = {
     "out": "out",
 }
 
-# For each verb, the phrases that mean it. The longest one with which a command begins counts.
+# For each verb, the phrases that mean it. If a command begins with several phrases, the longest counts.
 _VERB_PHRASES: Final[dict[str, str]] = {
     "go": "go|walk|run|head|step|move to",
     "look": "l|look|look around|look round",

@@ -630,7 +630,7 @@ def _refusing(text: str) -> ThingRule:
 _LEFT_AS_IT_IS: Final = _refusing("You leave it as it is. The house likes a little air.")
 
 
-# For verbs that act on one thing. "take" and "drop" accept several.
+# The rules of the verbs that act on one thing; "take" and "drop" accept several things.
 THING_RULES: Final[dict[str, ThingRule]] = {
     "take": _take,
     "drop": _drop,
@@ -656,13 +656,13 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "smell": _smell,
     "use": _use,
 }
-# The things that are dangerous, each with the verbs for which that holds.
+# The dangerous things, each with the verbs that are dangerous.
 DANGERS: Final = {
     "plant": ("take", "touch", "attack", "eat", "smell"),
     "well": ("enter", "climb"),
     "balcony": ("open", "enter"),
 }
-# For verbs that have no thing as their object.
+# The rules of the verbs that do not act on a thing.
 PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "go": _go,
     "look": _look,
