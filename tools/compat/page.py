@@ -19,10 +19,9 @@ _STATUS = re.compile(
 _HEAD = """\
 # Compatibility
 
-This page shows which third-party MCP servers and model endpoints work with grue. `make compat` writes it:
-it installs each package from its registry, runs it, and uses it as a host does. Each row shows the results
-of one run. [Errors of providers](provider-errors.md) lists what grue does with the errors of providers and
-servers.
+This page shows which third-party MCP servers and model endpoints work with grue. `make compat` writes it: it
+installs each package from its registry, runs it, and uses it as a host does. Each row shows the results of
+one run. [Errors of providers](provider-errors.md) lists what grue does with the errors of endpoints.
 
 """
 _SERVERS = """\
@@ -32,26 +31,27 @@ The columns mean:
 - *time to boot*: from the start of the process until it has listed its tools.
 - *one call*: the tool that a `ToolClient` called, and the time of the call. If no tool was called, the cell
   says why.
-- *turn, new process*: the time of a turn with `keep="nothing"`, in which a scripted model calls the tool;
-  the mean of two. It includes a boot. If no tool was called, the turn only starts the server and lists its
-  tools.
+- *turn, new process*: the time of a turn with `keep="nothing"`, the mean of two. A scripted model calls the
+  tool. The time includes a boot. If there is no tool to call, the turn only lists the tools.
 - *turn, kept session*: the same with `keep="sessions"`. *turn, spare process*: the same with
   `start="after_turn"`.
 - *left behind*: processes, descriptors and threads that are left after these steps, and files that the
   server has written into its working folder, its home or its temporary folder.
 
-The package of a server with `mcp<2` needs version 1 of the MCP SDK but does not declare that, so it was
-installed with that constraint.
+`mcp<2` in the column *package*: the package needs version 1 of the MCP SDK but does not declare it, so it was
+installed with this constraint.
 
 """
 _ENDPOINTS = """\
 ## Endpoints
-*time to boot* is the time from the start of the process until it listens. For each wire format grue asked
-for a reply, for a streamed reply, for an answer with a JSON schema, and for a turn with a tool. *kept*
-means that the answer had the schema's shape. *ignored, then stated in words* means that the first answer
-had another shape; then grue states the schema in the prompt. *accepted, not called* means that the endpoint
-accepted a request with a tool, but its reply did not call it. Most of the endpoints are mocks, which answer
-with a fixed text whatever they are asked.
+Most of the endpoints are mocks, which answer with a fixed text whatever they are asked. *time to boot* is the
+time from the start of the process until it listens. The next columns show four requests in each wire format:
+
+- *reply* and *stream*: a reply, and a streamed reply.
+- *schema*: an answer with a JSON schema. *kept* means that the answer fits the schema. *ignored, then stated
+  in words* means that the first answer did not fit; then grue states the schema in the prompt.
+- *tool*: a turn with a tool. *accepted, not called* means that the endpoint accepted the tool, but its reply
+  did not call it.
 
 """
 _ENDPOINT_COLUMNS = (

@@ -47,21 +47,21 @@ _HEAD = """\
 # Errors of providers
 
 This page lists {count} errors of {providers} providers and model servers, and what grue does when it gets
-them. For {right} of them grue does what the test data says is right. The test data is
-`tests/unit/protocol/chat_wire/provider_errors.jsonl`, which has each error in full;
-`python tools/compat/provider_errors.py` writes this page from it.
+them. `python tools/compat/provider_errors.py` writes the page from
+`tests/unit/protocol/chat_wire/provider_errors.jsonl`. That file has each error in full, and what grue should
+do with it. For {right} of the errors grue does this.
 
-`reason` is the word in `LLMError.reason`; with status 500 it is `overloaded`, unless the endpoint's error
-code or text has a reason that grue knows. The last column says whether grue sends the request again:
+`reason` is the word in `LLMError.reason` ([each explained](errors.md#why-a-model-was-not-reached)). The
+last column says whether grue sends the request again:
 
 - *no*: the completion fails at once.
-- *after N s*: grue waits for the time that the reply names in a header or in its text.
-- *with backoff*: grue waits 1, 2, 4, … seconds, as `RetryPolicy` says.
-- *at once, changed*: grue omits the field that the endpoint refuses, puts a line of text in place of images,
-  streams, or uses another wire format.
+- *after N s*: grue first waits for the time that the reply names in a header or in its text.
+- *with backoff*: grue first waits 1, 2, 4, … seconds, as `RetryPolicy` says.
+- *at once, changed*: grue omits the field that the endpoint refuses, replaces images by a line of text,
+  requests a stream, or uses another wire format.
 
 If the reply asks for a wait of more than ten minutes (`RetryPolicy.max_asked_delay_s`), grue does not wait:
-the completion fails, and `LLMError.retry_after_s` says how long the wait would be.
+the completion fails, and `LLMError.retry_after_s` has the wait in seconds.
 """
 _TABLE = """
 ## {provider}
