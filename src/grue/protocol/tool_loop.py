@@ -152,7 +152,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
             return tools.refuse_answer(state, reason)  # rule 6: ask for a repair, or fall back
         case _, m.ServerSampled() if isinstance(state, s.LiveState | s.AwaitingClose):
-            return end.sampled(state, event), ()  # rule 7: what servers ask the model counts, too
+            return end.sampled(state, event), ()  # rule 7: count a server's request to the model, too
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
             return end.closed(state, server)  # rule 11: the turn ends when all sessions are closed
         case s.AwaitingClose() | s.Waiting(), m.SessionClosed() if event.server in state.turn.run.servers:

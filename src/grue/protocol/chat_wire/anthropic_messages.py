@@ -374,7 +374,7 @@ def _blocks(item: w.WireItem, marked: bool, profile: WireProfile) -> list[m.Json
             marker: m.JsonObject = {"cache_control": w.EPHEMERAL} if marked else {}
             return [{"type": "tool_result", "tool_use_id": call_id, "content": content, **marker}]
         case w.Shown():
-            raise NotImplementedError  # see `results_carry_media`
+            raise NotImplementedError  # never happens, because `results_carry_media` is true
         case m.AssistantText(text=text):
             return [_text(w.non_blank(text))]
         case m.UserText():
@@ -432,19 +432,19 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(w.read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Keep only the place of the call among the blocks, and grue's id for it: `Reply.tool_calls`
-                # has the rest.
+                # Keep only the call's place among the blocks, and the id that grue gave it. Its name and
+                # arguments are in `Reply.tool_calls`.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = w.text_of(block)
-                # Models write empty and blank texts beside calls, which Anthropic refuses in a request.
+                # Models write empty and blank texts beside calls. Anthropic refuses such texts in a request.
                 if text and not text.isspace():
                     kept.append({"type": "text", "text": text})
             case "thinking" | "redacted_thinking":
-                # If the reply calls tools, the next request must repeat these blocks, unchanged and in place.
+                # If the reply calls tools, the next request must repeat its thinking, unchanged and in place.
                 kept.append(block)
             case _:
-                # The endpoint would refuse blocks of other kinds in a request.
+                # Leave out a block of another kind: the endpoint would refuse it in a request.
                 continue
     said = "".join(w.text_of(block) for block in blocks if block.get("type") == "text")
     stop = w.as_text(answer.get("stop_reason"))

@@ -76,7 +76,10 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request without a reply. `left`: why it has none; empty: not known."""
+    """Return the result of a request that got no reply, because its batch has `expired` or was `cancelled`.
+
+    `left` is empty if the cause is not known. `why` is the provider's text; empty: grue's own text is used.
+    """
     match left:
         case "expired":
             words = "the batch expired before this request was processed"

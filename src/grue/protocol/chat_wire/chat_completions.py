@@ -368,13 +368,13 @@ class ChatAssembler:
             self.finished = True
         choices = chunk.get("choices")
         if choices is None and not chunk.get("error") and error_in(chunk) is not None:
-            # The event is an error in an unusual shape, such as {"detail": ...}.
+            # The chunk is an error in an unusual shape, such as {"detail": ...}.
             self._top["error"] = chunk.get("base_resp") or chunk
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # No endpoint needs several choices in a chunk, and reading them takes time. They count in `held`, so
-        # that a stream with many choices soon reaches its limit.
+        # No endpoint needs several choices in a chunk, and reading them takes time. So all but the first
+        # count in `held`: a stream with many choices soon exceeds the limit on `held`.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -398,8 +398,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # Only the last value of a field counts in `held`. But a large value counts even after it is replaced:
-        # computing its size took time, and the limit on `held` has to limit this time too.
+        # A field's value counts in `held` until a later chunk replaces it. A large value counts for ever,
+        # because computing its size took time: the limit on `held` has to limit this time too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -456,10 +456,10 @@ class ChatAssembler:
 class _Calls:
     """The tool calls of a reply.
 
-    A piece belongs to the call with its index; without an index, to the call with its id; without either, to
-    the last call. But some servers send neither a new index nor an id with a new call. So a piece with a name
-    but without an id begins a new call if the call to which it would belong has complete arguments already,
-    or has got another piece from the same chunk.
+    Each piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
+    servers send neither a new index nor an id with a new call. So a piece with a name but without an id
+    begins a new call if the arguments of the call that it names are already complete, or if that call has
+    got another piece from the same chunk.
     """
 
     def __init__(self) -> None:
@@ -548,7 +548,7 @@ class _Calls:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
         # A malicious endpoint can send many pieces that repeat the call's name and end with a brace. For each
-        # piece, `complete` parses all arguments so far again, so limit this work.
+        # of them, `complete` parses all arguments so far. This limits the work.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

@@ -174,7 +174,7 @@ class EncodedConversation:
     Args:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         history: The history so far; default: an empty one.
-        names: The wire names of an earlier part of the conversation.
+        names: The names that requests have used for tools in an earlier part of the conversation.
         given_markers: How many cache markers the caller will set in its texts (`SystemText.cache_points`,
             `UserText.cache_points`). They take precedence over the markers that the conversation sets.
 
@@ -230,9 +230,9 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> EncodedConversation:
-        """Return a copy with `new` added, for one request such as that for a summary.
+        """Return a copy with `new` added, for a single request, such as one that asks for a summary.
 
-        A last reply that no request has followed yet is left out of the copy.
+        If no request has followed the last reply yet, the copy does not contain that reply.
         """
         other = self.branch()
         other.history.unread = None
@@ -272,7 +272,7 @@ class EncodedConversation:
         return not answering or (self.profile.tools_with_forced and self._has_calls)
 
     def close(self, end: m.TurnEnd | None) -> None:
-        """End a turn as `History.close` does."""
+        """End the turn in the history (`History.close`), and encode the entries that this adds."""
         self._encode(self.history.close(end))
 
     def branch(self) -> EncodedConversation:
@@ -489,7 +489,7 @@ class EncodedConversation:
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the first system text if it gets grue's own cache marker, else nothing."""
+        """Return the position of the conversation's first system text if grue puts a cache marker there."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
@@ -501,7 +501,10 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the last item that can have grue's own cache marker."""
+        """Return the position of the last item that can have a cache marker.
+
+        Empty: there is none, or the caller has set markers itself.
+        """
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):
@@ -550,5 +553,5 @@ class EncodedConversation:
         last = said.items[-1] if said.items else None
         if not isinstance(last, m.UserText):
             return (*said.items, words)
-        # The templates of some local models refuse two user messages in a row.
+        # Add the schema to the last user text: templates of some models refuse two user messages in a row.
         return (*said.items[:-1], msgspec.structs.replace(last, text=f"{last.text}\n\n{words.text}"))

@@ -121,7 +121,7 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far. The endpoint sends it in three forms; the largest of them counts."""
+        """The size of the reply so far. The endpoint sends the reply in three forms; the largest counts."""
         return max(self._held.values())
 
     @property
@@ -256,7 +256,7 @@ class ResponsesAssembler:
         if self._gap and not repeated:
             # The last event does not repeat the items, so nothing shows what was lost.
             raise DamagedStream(f"follows a gap: one {self._gap}")
-        # The response may lack items: some servers leave them out.
+        # Compare only the items in the response: some servers leave items out.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")
@@ -289,7 +289,7 @@ class ResponsesAssembler:
         ids = _ids(item)
         for given in ids:
             calls = self._by_id.get(given, [])
-            while calls and calls[0].told:  # so that a long list is not searched again and again
+            while calls and calls[0].told:  # drop them, so that a long list is not searched again and again
                 calls.pop(0)
             yield from calls
         here = self._named.get((index, ""))
@@ -497,9 +497,9 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
                 arguments = f"{arguments}{CUT_MARK}"
             call = w.read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
-            # The endpoint may have sent no id, or that of another call.
+            # The endpoint may have sent no id, or the id of another call.
             item = item | {"call_id": call.call_id}
-        # OpenAI refuses a call without the reasoning before it, so every item is sent back, in this order.
+        # Later requests repeat all items, in order: OpenAI refuses a call without the reasoning before it.
         again = _again(item)
         if again:
             kept.append(again)

@@ -29,7 +29,10 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream is damaged. The text, such as `is not JSON`, gets its subject later: `event 7 is not JSON`."""
+    """A stream is damaged. The text has no subject; the code that catches the error puts one before the text.
+
+    For example, `is not JSON` becomes `event 7 is not JSON`.
+    """
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened
@@ -96,8 +99,8 @@ class EventLines:
     """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
 
     Attributes:
-        damage: What is wrong with the first line that cannot be part of an event; else empty. Ignore it if
-            there were no events at all: the body may be plain JSON.
+        damage: A text about the first line that cannot be part of an event; empty: there is no such line. If
+            there were no events at all, ignore the text: the body may be plain JSON.
     """
 
     def __init__(self) -> None:
@@ -167,7 +170,7 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # Probably the newline after the name is lost. Then the name is followed by the event's data.
+                # Probably the newline after the name is lost, so that the event's data follows in this line.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

@@ -465,7 +465,7 @@ class Assembler(Protocol):
         ...
 
     def body(self) -> bytes:
-        """Return the body that the reply so far, or the error, would have without streaming."""
+        """Return the reply so far, or the error, as the body that an unstreamed reply would have."""
         ...
 
 

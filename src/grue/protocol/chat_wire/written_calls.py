@@ -164,7 +164,7 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a tag next to `char` may be meant as a tag. Next to a space or a quote it is quoted."""
+    """Return whether a tag next to `char` is meant as a tag. Next to a space or a quote it is a quotation."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
@@ -305,7 +305,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If `attached` is set, something before `mark` looks like a call but could not be read. It may be one.
+    # If `attached` is set, the text before `mark` has what looks like a call but could not be read, so the
+    # result is not `sure`.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
@@ -325,7 +326,7 @@ def _attached_mark(text: str) -> re.Match[str] | None:
 
 
 def _read_attached(text: str, mark: re.Match[str], tools: _Tools) -> Written | None:
-    """Return the calls that begin at the tag `mark`; `None`: they are quoted, or name no offered tool."""
+    """Return the calls that begin at the tag `mark`; `None`: the text only quotes them, or no tool fits."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None

@@ -201,7 +201,7 @@ def _corrected(part: ContextItem, factor: float) -> ContextItem:
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
-    """Merge neighbours that are never cleared. These include small results: clearing one frees little."""
+    """Merge neighbours that are never cleared, such as small results: clearing one frees too little."""
     merged: list[ContextItem] = []
     for item in items:
         kept = item
@@ -300,7 +300,7 @@ def fit(
 ) -> Fit:
     """Decide what is cleared or cut so that a request that adds `new` fits into the window.
 
-    `named` has the tools' names for the results in `new`.
+    `named` has the tool's name for the call id of each result in `new`.
     """
     added = sum(ledger.item_of(item, named).tokens for item in new)
     if ledger.tokens + added <= room.high:
@@ -359,7 +359,7 @@ def cut(
 def cut_last(
     ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
 ) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
-    """Shorten the results of the last request, so that the conversation has at most `most` tokens."""
+    """Shorten the results that the last request added, so that the conversation has at most `most` tokens."""
     sizes = {item.call_id: item.tokens for item in ledger.items[ledger.current :] if item.call_id}
     share = _share(sorted(sizes.values()), most - (ledger.tokens - sum(sizes.values())))
     shorter = {
@@ -375,9 +375,9 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Leave out the oldest tokens, so that `most` remain. Return the ledger, and the share of `items` kept.
+    """Leave out the oldest items, so that `most` tokens remain; `None`: nothing is older than the last reply.
 
-    `None`: only items before the last reply can be left out, and there are none.
+    Return the ledger without these items, and the fraction of the tokens in `items` that was kept.
     """
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):
@@ -403,7 +403,7 @@ def _share(sizes: Sequence[int], most: int) -> int:
 
 
 def _shorter(ledger: ContextLedger, result: m.ToolMessage, tokens: int, whole_tokens: int) -> m.ToolMessage:
-    """Return a result of `whole_tokens` without its attachments and, if needed, the middle of its text."""
+    """Return a result of `whole_tokens` tokens cut to `tokens`, without attachments and the text's middle."""
     lines = "".join(
         f"\n[{each.mime}, {each.bytes:,} bytes: not shown: there is no room for it]"
         for each in result.attachments

@@ -1,7 +1,7 @@
 """The tool calls of a reply: batches for each server, which calls of a batch are made, how each call ends.
 
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
-one batch within its session. A replay compares the commands of both with the recorded ones. The rules:
+one batch within its session. A replay compares the commands of both state machines with the trace. The rules:
 
 - One call at a time: the next call is made when the one before is settled and its settlement reported. A
   server may handle concurrent requests in any order.

@@ -117,7 +117,7 @@ def fault_of(schema: m.JsonObject, value: object) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """Return why a schema is not used, in at most 300 characters."""
+    """Describe the error of a schema that cannot be used, in at most 300 characters."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     # `message` is the validator's sentence alone. `str(error)` would append parts of the schema.
@@ -264,7 +264,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # Both keywords accept the same values, but the message about `maxProperties` names the arguments.
+        # `maxProperties: 0` refuses the same values, but the error's text about it names the arguments.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
@@ -322,7 +322,8 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator may know the schema outside, such as a meta-schema, but its size is not measured.
+            # The validator may know the other schema, for instance a meta-schema, but how much work it is to
+            # check it is not known here.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)

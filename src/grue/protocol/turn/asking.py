@@ -55,7 +55,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
-    # The LLM actor keeps the tools of the last request with tools. Give them again only if they have changed.
+    # The LLM actor remembers the tools that it was given last. Give it the tools only if they have changed.
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     stated = turn.run.answer if turn.run.states_answer else None
@@ -165,8 +165,8 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # `output_tokens` includes the output of earlier tries. Then pass 0, so that the ledger makes an estimate.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which the next prompt does not contain. If the ledger counted them
-        # for the reply, it would count too few tokens for all later texts.
+        # `output` may include thoughts, which the next prompt does not contain. The ledger would take them
+        # for a part of that prompt, and so would estimate too few tokens for the texts that are added.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 

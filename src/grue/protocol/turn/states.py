@@ -96,9 +96,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """What a resumed turn has from before it was parked; `None`: none, or it has sent calls since.
+        """Where a resumed turn went on; `None`: the turn was not resumed, or has made calls since.
 
-        Otherwise a reconnect would make the parked calls again.
+        Without the second condition, a reconnect would make the parked calls again.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
@@ -311,7 +311,7 @@ CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note that is recorded as soon as `settled` calls of the reply are settled."""
+    """A note that is recorded as soon as the number of the reply's settled calls reaches `settled`."""
 
     settled: int
     note: CallNote
@@ -369,7 +369,7 @@ class AwaitingTools(Struct, frozen=True):
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         died: The server that died. Then `FailurePolicy.after_death` applies, even if a call has timed out.
         timed_out: Whether a call has timed out (`FailurePolicy.after_timeout`).
-        changed: The arguments of calls that a person has changed.
+        changed: Arguments that a person has changed, by call id.
         tools: The tools, with their definitions at the time when the calls were allowed.
         starting: Servers that this reply has started by calling them, and that have not reported yet.
     """
@@ -503,7 +503,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         doing: What the turn waits for, in words: `waiting for the model (request 2)`.
         iterations: Replies with tool calls so far.
-        requests: Requests sent to the model so far, and those of servers that have ended (sampling).
+        requests: Requests of the turn to the model so far, plus those of servers that have ended (sampling).
         tool_calls: Tool calls settled so far.
         usage: Tokens and cost of the finished completions.
         elapsed_s: Seconds since the turn was requested.

@@ -11,7 +11,7 @@ The rules for the calls of a reply, besides those in `tool_loop.py`:
 - If nobody answers now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 
-The rules for servers that start when they are called (`RunTurn.when_called`), besides those:
+The rules for servers that start when they are called (`RunTurn.when_called`), also besides those there:
 
 - The tools that such a server then lists replace those that the model was offered. If they are the same, the
   next request offers the same list, in the same order. If a tool has changed, the session does not send its
@@ -60,7 +60,7 @@ def start_calls(
 ) -> Transition:
     """Begin to make a reply's calls. If there is none to make, go on as after the last call.
 
-    `changed` are the arguments of calls that a person has changed.
+    `changed` has the arguments that a person has changed, by call id.
     """
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
@@ -409,7 +409,7 @@ def _send(
 ) -> Transition:
     approved: list[ValidCall] = []
     denied: list[Unmade] = []
-    # Calls that an earlier process has sent keep the arguments that a person chose then.
+    # A call that an earlier process has sent keeps the arguments that a person chose for it in that process.
     tasks = turn.open_tasks.items()
     changed = {name: task.changed_arguments for name, task in tasks if task.changed_arguments is not None}
     for each in reply.open:
