@@ -18,7 +18,7 @@ The rules:
 4.  After a server died, the other calls of the reply are skipped and the final answer is forced. With
     `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
     iteration is left in which the model could use it.
-5.  A request of the phase `loop` offers tools, as each server has listed them last, and its reply may be tool
+5.  A request of the phase `loop` offers the tools that each server has listed last, and its reply may be tool
     calls or text. All other requests (the forced final answer, the repair, the request of a turn without
     tools) offer no tools and ask for an answer of the given schema.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with

@@ -76,9 +76,10 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request that got no reply, because its batch has `expired` or was `cancelled`.
+    """Return the result of a request that got no reply.
 
-    `left` is empty if the cause is not known. `why` is the provider's text; empty: grue's own text is used.
+    `left` says how its batch ended before the request was processed; empty: the cause is not known. `why` is
+    the provider's text about it.
     """
     match left:
         case "expired":

@@ -339,7 +339,7 @@ class Breaker(Struct, frozen=True):
 
 
 def moves_on(failure: m.LlmFailure) -> bool:
-    """Return whether to ask another model, because this one was unavailable, slow, or sent garbage."""
+    """Return whether to ask another model: this one was unavailable or slow, or its reply broke off."""
     return failure.kind in _CANNOT_BE_ASKED
 
 

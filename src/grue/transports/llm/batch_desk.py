@@ -116,9 +116,9 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        With `unsure`, first look whether the provider has made a batch of this file already. If a running
-        batch may be the one, return `record` unchanged, since that shows at the batch's end only: the next
-        `look` tries again. Raises `BatchRefused`.
+        With `unsure`, first look whether the provider has made a batch of this file already. If a batch that
+        still runs may be made of it, return `record` unchanged: only the batch's results will show whether it
+        is. The next `look` checks again. Raises `BatchRefused`.
         """
         patience = self._patience()
         while True:
@@ -151,7 +151,7 @@ class BatchDesk:
     async def _found(self, record: Submission) -> BatchState | None:
         """Find the provider's batch that was made from a file of requests; `None`: there is none.
 
-        Raises `_NotEnded` if this is not known yet: a batch that still runs may be the one.
+        Raises `_NotEnded` if a batch that still runs may have been made from it.
         """
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False
@@ -239,7 +239,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
-        """Write the `missing` results into `draft`; return whether all lines of the files are valid."""
+        """Write the `missing` results into `draft`; return whether each line of the result files is valid."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             for path in state.results:
@@ -304,7 +304,7 @@ class BatchDesk:
     ) -> T:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
-        Use this only for requests that may be sent twice. `what` names the answer in a `BatchRefused`.
+        Use this only for requests that may be sent twice. The error `BatchRefused` calls the answer `what`.
         """
         patience = self._patience()
         while True:
@@ -340,7 +340,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits after each failure of a request, longer each time, and gives up after `patience_s`."""
+    """Waits after each failure of a request, longer each time; gives up `patience_s` after its creation."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]
@@ -375,7 +375,7 @@ def _fault(answer: Answered | Fault) -> Fault:
 
 
 class _NotEnded(Exception):  # noqa: N818 - never leaves this module
-    """A batch that still runs may be the wanted one. Only the ids in its results, at its end, show that."""
+    """A batch that still runs may be the one that is looked for. Only its results will show whether it is."""
 
 
 def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:

@@ -80,8 +80,8 @@ class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
     A folder that does not exist is created. A batch has at most `most_items` requests; `None`: as many as the
-    provider takes. All methods raise `BatchFolderError`, for example if the folder is in use, or holds
-    requests to another model.
+    provider takes. All methods may raise `BatchFolderError`; the constructor does so if another process uses
+    the folder, or if the folder holds requests to another model.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class BatchFolder(Closing):
         return self.path / "requests" / f"{number:04d}.jsonl"
 
     def item_of(self, turn: int, request: int, body: bytes) -> str:
-        """Return the id of a request: that of the same request in an earlier process, or a new id."""
+        """Return the id that the same request had in an earlier process, or a new id."""
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
         # Find the same request by its body, not by its number: a turn that was interrupted and is run again
@@ -139,7 +139,7 @@ class BatchFolder(Closing):
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # No earlier request has this body. But a request with this number and another body may have got a
+        # No usable request has this body. But a request with this number and another body may have got a
         # reply in an earlier process. Use that reply, because a new request would have to be paid, too.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):

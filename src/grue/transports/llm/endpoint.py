@@ -3,8 +3,8 @@
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
 it closes them. Each event loop has its own connections.
 
-The API key is chosen from the environment here, by one rule for code, configuration and commands. In a turn
-whose replies come from a batch, a `ReplyRoom` takes the place of the network.
+The API key is chosen from the environment here, by the same rule for programs, configuration files and the
+command line. In a turn whose replies come from a batch, a `ReplyRoom` takes the place of the network.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
 
 
 def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> str:
-    """Return what gave the key and has to be set to another one if it is refused; empty: there was no key."""
+    """Return the name of the setting that the key came from: an environment variable, or `api_key`.
+
+    The advice about a refused key names this setting. Empty: there was no key.
+    """
     if key is None:
         return ""
     held = (name for name in key_names(base_url) if key and environ.get(name, "").strip() == key.strip())
@@ -258,7 +261,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-msgspec.json.Decoder(LlmSettings)  # see the end of `grue.messages`
+msgspec.json.Decoder(LlmSettings)  # built at import: two threads that build it at once crash
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
@@ -303,7 +306,7 @@ def limit_in(body: bytes) -> int | None:
 
 
 class _Limits(Struct):
-    # `extra_body` may set any value.
+    # Not `int`: these fields may come from the user's `extra_body`, which can hold any value.
     max_tokens: object = None
     max_completion_tokens: object = None
     max_output_tokens: object = None
@@ -397,7 +400,7 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Import what a connection needs and create its object. The first request opens the connection."""
+        """Do the slow imports for a connection now. The connection itself is opened by the first request."""
         async with self:
             with self._open().lease():
                 pass
@@ -519,7 +522,7 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
-        """Return the first of this endpoint and its fallbacks that has not just failed, or else `self`.
+        """Return the first of this endpoint and its fallbacks whose `breaker` is closed, or else `self`.
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
@@ -741,7 +744,7 @@ def _has_infinity(value: object) -> bool:
     try:
         json.dumps(value, default=repr, skipkeys=True, check_circular=False, allow_nan=False)
     except RecursionError:
-        return False  # the runner refuses what is nested too deeply
+        return False  # not known, but the runner refuses a value that is nested so deeply
     except ValueError:
         return True
     return False

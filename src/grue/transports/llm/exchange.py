@@ -76,8 +76,8 @@ class ContentDecoder:
     """Decompresses one body, in one stage for each of the `codings`.
 
     No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
-    servers put a character set there. So is a coding that was not asked for, if the body is text all the
-    same: some proxies decompress a body, but do not remove the header.
+    servers put a character set there. A known coding that was not asked for is ignored if the body is text:
+    some proxies decompress a body, but do not remove the header.
 
     Raises:
         EncodingError: The body was compressed more than `MAX_STAGES` times.
@@ -148,7 +148,7 @@ class _Stage:
                 yield piece
 
     def _next_member(self, data: bytes) -> bytes:
-        """Return the bytes from the start of the next gzip member on. Ignore any other bytes after a body."""
+        """Return `data` from the start of the next gzip member on; empty: no further member begins in it."""
         if self._rest is None or self._windows != (_GZIP,):
             return b""
         rest, self._rest = self._rest + data, None
@@ -163,8 +163,8 @@ class _Stage:
     def _step(self, data: bytes) -> bytes:
         if self._plain:
             return data
-        # Keep the body's first two bytes, which may arrive in separate chunks: if zlib refuses them because
-        # its window setting is wrong, they are decompressed again with the next setting.
+        # Keep the body's first two bytes, which may arrive in separate chunks: if zlib refuses them, they are
+        # decompressed again with the next of `windows`, because servers use `deflate` for two formats.
         before = len(self._head)
         self._head = (self._head + data)[:2]
         try:
@@ -446,7 +446,7 @@ def tls() -> ssl.SSLContext:
 
 @functools.cache
 def _no_tls() -> ssl.SSLContext:
-    """Return a context without certificates, for `http://` URLs: loading certificates would take time."""
+    """Return a TLS context that is quick to make. httpx asks for one even for `http://`, but does not use it."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -533,7 +533,7 @@ class Upload(Struct, frozen=True):
 
 
 class Streamed(Struct, frozen=True):
-    """The receivers of a streamed reply: `show` gets each piece of text as it arrives.
+    """What to do with a streamed reply: `assembler` gets its events, `show` each piece of its text.
 
     `asked`: the request asks for a stream. Some endpoints stream a reply unasked.
     """
@@ -589,7 +589,7 @@ async def _exchanged(
 
 
 class _TooSlow(Exception):  # noqa: N818 - never leaves this module
-    """A part of an exchange took too long. The arguments: a text that says which, and the limit's setting."""
+    """A part of an exchange took too long. `args`: a text that names the part, and the name of its limit."""
 
 
 async def _within(limit_s: float | None, waiting: Awaitable[T], otherwise: str, setting: str) -> T:
@@ -814,7 +814,7 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add the last event if the stream ended without the blank line after it; ignore a damaged event."""
+        """Add the last event if no blank line ends the stream; ignore the event if it is damaged."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             large = self._lines.waiting > LONG_BYTES
