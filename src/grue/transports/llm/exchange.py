@@ -446,7 +446,7 @@ def tls() -> ssl.SSLContext:
 
 @functools.cache
 def _no_tls() -> ssl.SSLContext:
-    """Return a TLS context that is quick to make. httpx asks for one even for `http://`, but does not use it."""
+    """Return a TLS context that is quick to make. httpx wants one even for `http://`, but does not use it."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -210,7 +210,8 @@ class McpClient:
         result that does not match the output schema becomes an error. If the server makes an MCP task of the
         call, this method waits for the task's result. A cancellation is sent to the server too.
 
-        `timeout_s` holds even if the server has stopped reading; a smaller limit in its options wins.
+        `timeout_s` holds even if the server has stopped reading. A smaller limit in the server's options
+        takes precedence.
 
         Raises:
             ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
@@ -231,7 +232,7 @@ class McpClient:
         return result, await _off_loop(content_blocks, answer)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Wait for the result of an MCP task of an interrupted turn. Raises as `call` does."""
+        """Wait for the result of an MCP task that an interrupted turn has left. Raises as `call` does."""
         with self._limited(tool, timeout_s):
             return await self._read(tool, await self._follow(task, at_once=True))
 
@@ -255,7 +256,10 @@ class McpClient:
 
     @contextmanager
     def _limited(self, name: str, timeout_s: float) -> Iterator[float]:
-        """Limit the time of a request, also by the server's own limit; raises `ToolTimedOutError`."""
+        """Limit a request to `timeout_s`, or to a smaller limit in the server's options.
+
+        Yields the limit that applies; raises `ToolTimedOutError`.
+        """
         limit_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(limit_s):
@@ -346,8 +350,8 @@ class McpClient:
         """Return the tools if the server has announced a change; `None`: no change, or listing failed.
 
         A failed listing only gives a notice: if the connection is broken, the next call reports the cause.
-        A listing that was refused is tried again by the next call of this method. One that has timed out is
-        not, because then each batch would wait that long.
+        The next call of this method tries again after a refusal, but not after a timeout, because then each
+        batch of tool calls would wait that long.
         """
         from grue.transports.mcp import sdk
 
@@ -423,7 +427,7 @@ class McpClient:
                 return await link.request("tools/list", params)
             except sdk.SdkError as error:
                 if error.code == _METHOD_NOT_FOUND and not params:
-                    return {"tools": []}  # A server that has no tools need not know `tools/list`.
+                    return {"tools": []}  # a server without tools need not support `tools/list`
                 raise
 
         server, most = m.ServerName(self._server.name), self._options.max_pages

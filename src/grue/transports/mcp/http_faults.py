@@ -200,8 +200,8 @@ def login_fault(
 ) -> WireFault:
     """Return the fault of a server that needs a person's login, or credentials of another kind.
 
-    `scope`: all scopes to ask for; `None`: the login lacks none. `had_token`: somebody has logged in before.
-    `challenge`: the header `WWW-Authenticate`; untrusted.
+    `scope`: all scopes that the login must ask for, if the present ones do not suffice; else `None`.
+    `had_token`: somebody has logged in before. `challenge`: the header `WWW-Authenticate`; untrusted.
     """
     scheme = challenge_scheme(challenge)
     if scheme and scheme.lower() != "bearer" and not had_token:
@@ -214,7 +214,7 @@ def login_fault(
         cause = "the server wants a login"
     remedy = f"Run: grue login {server}" + ("" if scope is None else f' --scope "{scope}"')
     if not had_token and scope is None and not offers_login(challenge):
-        # The challenge does not say where to log in. Perhaps the server has no login, and wants an API key.
+        # The header does not say where to log in. Perhaps the server has no login, and wants an API key.
         remedy += ". If it has no OAuth, set the key that it wants under `headers` in its configuration."
     return WireFault(f"{cause} (HTTP {status})", ends_session=True, remedy=remedy, needs_login=True)
 

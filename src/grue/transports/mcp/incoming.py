@@ -58,7 +58,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return the error that replaces an answer that is too long; `None`: the answer's id is not found."""
+    """Return the error to deliver in place of an answer that is too long; `None`: it has no readable id."""
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None
@@ -70,7 +70,7 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 
 
 def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
-    """Return the error that replaces an unusable answer; `None`: `value` is not an answer."""
+    """Return the error to deliver in place of an unusable answer; `None`: `value` is not an answer."""
     if "method" in value:
         return None
     member = "error" if "error" in value else "result"
@@ -170,7 +170,7 @@ def _integer(digits: str) -> int | str:
 
 
 class _Undecoded(Struct):
-    """A message whose parts are not decoded yet."""
+    """A JSON-RPC message whose result or error is still JSON text."""
 
     jsonrpc: str = "2.0"
     id: int | str | None = None
@@ -196,7 +196,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer with many values; keep large parts as JSON text. `None`: the line is no answer."""
+    """Decode an answer with many values; its large parts stay JSON text. `None`: `line` is not an answer."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):
@@ -240,7 +240,7 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # `values_in` also counts commas inside strings, so a long text may have been taken for many values.
+        # First try to read a single text: `values_in` also counts the commas in it, and so counts too many.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

@@ -68,7 +68,10 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
-    """Yield the packages that npx installs: each `--package`, or else the first argument not in `words`."""
+    """Yield the packages that npx installs: each `--package`, or else the first argument.
+
+    Options do not count as arguments, and neither do `words`, such as the subcommand.
+    """
     rest = iter(args)
     named = False
     for arg in rest:
@@ -126,7 +129,7 @@ def direct_command(server: StdioServer) -> Direct | None:
 def missing_npx_package(server: StdioServer) -> str | None:
     """Return the name of the server's npx package if it is missing and npx must not install it; else `None`.
 
-    npx would need seconds to report it. If npx gets options that are not known here, return `None`.
+    npx itself would need seconds to report this. If npx gets options that are not known here, return `None`.
     """
     options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
     if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
@@ -150,7 +153,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
 
 
 class _Npx(Struct, frozen=True):
-    """A parsed npx command line. `program` is a name in the package's `bin`; empty: the only name there."""
+    """A parsed npx command line. `program` is one of the package's programs (`bin`); empty: the only one."""
 
     package: str
     program: str
@@ -318,7 +321,7 @@ async def node_too_old(
 ) -> str | None:
     """Return advice for the user if Node is older than the server's package needs, or else `None`.
 
-    Runs `node --version`, which may take `limit_s`. `None` also means that a version is not known.
+    Runs `node --version`, for at most `limit_s`. If one of the two versions is unknown, return `None`.
     """
     found = _wanted(server)
     if found is None:

@@ -47,7 +47,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Drop a record. Used during a login, whose records may hold addresses with secrets."""
+    """Drop a record. Used while tokens are obtained, because these records may hold secrets."""
 
 
 class _ToReceiver(logging.Filter):

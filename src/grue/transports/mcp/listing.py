@@ -69,8 +69,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    The errors of `ask` are not caught. What is left out is reported by `bad_tool` notices. A page that a
-    server repeats for the cursor of its last page, such as an empty one, is not reported.
+    The errors of `ask` are not caught. A `bad_tool` notice reports each tool or page that is left out. If the
+    last page names itself as the next one, and that has no new tools, this is not reported.
 
     Raises:
         ValueError: A page has no list of tools at all.
@@ -88,7 +88,7 @@ async def read_pages(
             if tools.setdefault(tool.tool, tool) != tool:
                 notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
         as_tasks.update(_only_as_tasks(page))
-        stated = seconds_in(page, "ttlMs") or None  # 0 counts as not stated: the SDK's servers send it
+        stated = seconds_in(page, "ttlMs") or None  # the SDK's servers send 0 if they state no time
         if stated is not None:
             ttl_s = stated if ttl_s is None else min(ttl_s, stated)
             private = private or page.get("cacheScope") == "private"

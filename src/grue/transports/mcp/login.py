@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._show_page(returned.get("error"))
         finally:
-            self.server.came.set()  # after the page is sent: the caller of `wait` now closes the server
+            self.server.came.set()  # only now that the page is sent: the caller of `wait` closes the server
 
     def _show_page(self, refused: str | None) -> None:
         # The code has not been exchanged for a token yet, so whether the login succeeds is not known here.
@@ -189,7 +189,7 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     try:
         async with httpx2.AsyncClient(headers=accept, timeout=_ASK_S) as client:
             response = await _answer(client, "POST", server.url, _FIRST)
-            # Some servers answer a handshake without a token, and refuse only the requests after it.
+            # Some servers answer a handshake without a token, and refuse only later requests. Send one.
             if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
                 headers = {**session, "mcp-protocol-version": "2025-11-25"}
@@ -218,7 +218,7 @@ async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> htt
 
 
 async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
-    """Send a request in the form of MCP revision 2026-07-28, and return the head of the server's answer."""
+    """Send a request in the form of MCP revision 2026-07-28; return the response's status and headers."""
     headers = {"mcp-protocol-version": _MODERN, "mcp-method": method}
     named = {
         "protocolVersion": _MODERN,
@@ -246,7 +246,7 @@ def log_out(server: HttpServer) -> tuple[bool, bool]:
     """Forget the tokens of a server, and ask its authorization server to revoke them.
 
     Returns:
-        Whether any tokens were stored, and whether they were revoked.
+        Whether any tokens were stored, and whether the authorization server has revoked them.
 
     Raises:
         LoginRefused: The place where the tokens are kept cannot be used.

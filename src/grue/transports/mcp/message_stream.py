@@ -26,8 +26,8 @@ class MessageStream(ABC):
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
         tools_changed: Whether the server has announced changed tools since a reader last set this to `False`.
-            Set when the announcement is read: the SDK handles notifications in another task, and a call
-            could be sent before that.
+            Set when the announcement is read. The SDK handles it in another task, possibly after the next
+            call was sent.
         last_request_id: The id of the last tool call that was sent; the client empties it before a call.
     """
 
@@ -81,7 +81,7 @@ class MessageStream(ABC):
 def is_closed(error: SdkError, stream: MessageStream) -> bool:
     """Return whether `error` means that the stream is broken.
 
-    The code alone does not tell, because an error that the server sends may have the same code.
+    The error's code is not enough, because an error that the server sends may have the same code.
     """
     return (
         stream.broken is not None
@@ -102,5 +102,5 @@ def encode_message(message: types.JSONRPCMessage) -> bytes:
     """Return a message as one line of JSON, without its newline. Never raises."""
     try:
         return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-    except ValueError:  # A lone surrogate in the arguments; JSON can hold it in escaped form.
+    except ValueError:  # the arguments have a lone surrogate, which JSON can hold in escaped form
         return json.dumps(message.model_dump(by_alias=True, exclude_unset=True)).encode()

@@ -78,7 +78,7 @@ _SECRET_FIELDS = frozenset(
 async def sent(request: httpx2.Request) -> httpx2.Response:
     """Send a request and return the answer with its body, of which at most `_MAX_BODY_BYTES` are read."""
     request.headers["accept-encoding"] = "identity"
-    # Without this header GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
+    # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
     if request.method == "POST":
         request.headers["accept"] = "application/json"
     async with httpx2.AsyncClient(verify=_tls(), timeout=EXCHANGE_S) as client:
@@ -133,7 +133,7 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
         return answer
     try:
         return _with_body(answer, msgspec.json.encode(said | changes))
-    except (OverflowError, ValueError):  # Another member is a huge number, or is not valid Unicode.
+    except (OverflowError, ValueError):  # another member is a huge number, or is not valid Unicode
         return answer
 
 
@@ -281,7 +281,7 @@ class Authorizer:
         Raises:
             AuthorizationRefused: No other token can be obtained.
         """
-        # Take two locks, because the lock of a file does not keep other tasks of this process out.
+        # Take two locks: the file's lock keeps out other processes, but not other tasks of this process.
         async with self._lock, self.store.locked():
             stored = await self._load()
             if stored is not None and stored.access_token not in ("", used):
@@ -324,16 +324,16 @@ class Authorizer:
         if storage.issued is None:
             raise authorization_failed("the authorization server issued no token")
         record = _record(url, storage.issued, auth.issuer or "")
-        # Drop the refresh token, so that the identity provider is asked for each new token: it decides
-        # whether the person still has access.
+        # Drop the refresh token. Then each new token has to come from the identity provider, which checks
+        # that the person still has access.
         record.refresh_token = ""
         return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
         """Return a refreshed token, or an empty text if the refresh token is refused.
 
-        If no refreshed token is `needed`, because the present one still works, an authorization server that
-        is unavailable is not an error: the text is empty then too.
+        `needed` is false if the present token still works. Then the text is empty, too, if the authorization
+        server is unavailable; otherwise this raises `AuthorizationRefused`.
         """
         provider = self._provider(stored, None, None)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
@@ -348,9 +348,9 @@ class Authorizer:
         status = self._last_status
         if needed and (status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500):
             raise server_unavailable(status)
-        # Any other answer than these may come from a proxy, so the refresh token is kept for another try.
+        # An answer with another status may come from a proxy: then keep the refresh token for another try.
         if status in _REFUSED:
-            # Remove the tokens only: the next login needs the client's registration.
+            # Remove only the tokens from the record: the next login needs the client's registration.
             stored.access_token = stored.refresh_token = ""
             await self._saved(stored)
             self._record = stored
@@ -469,7 +469,7 @@ class Authorizer:
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
         self._last_status = None
-        # Drop the SDK's log records: it logs a traceback of each error, and the error is raised here anyway.
+        # Drop the SDK's log records: the SDK logs a traceback of each error, which is raised here anyway.
         with library_logs_to(drop):
             try:
                 asked = await anext(flow)
@@ -568,7 +568,10 @@ class _Storage:
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return the OAuth client that the user has configured, or else the one that grue has registered."""
+        """Return the OAuth client that the user has configured, or else the one that grue has registered.
+
+        `None`: there is neither, or the registered one has another redirect address.
+        """
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
         if auth.client_id is not None:
@@ -583,8 +586,8 @@ class _Storage:
         if record is None or record.client is None:
             return None
         client = OAuthClientInformationFull.model_validate(record.client)
-        # Do not use a registration with another redirect address, such as another port: the authorization
-        # server would not send the browser back to ours.
+        # If the client was registered with another redirect address, such as another port, the authorization
+        # server would not send the browser back to the address of this login.
         fits = redirects is None or redirects[0] in (client.redirect_uris or [])
         return client if fits else None
 

@@ -168,7 +168,7 @@ class Link:
     async def _elicit_or_refuse(
         self, context: object, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        """Ask the user. If the host's code fails, the trace gets its words, and the server does not."""
+        """Ask the user. If the host's code fails, only the trace gets the error's text, not the server."""
         del context
         try:
             return await self._elicit(params)
@@ -193,7 +193,8 @@ class Link:
     async def _elicited(self, params: types.ElicitRequestParams) -> types.ElicitResult:
         """Ask the user in the task that waits for the call; raises `SdkError` if the host's code fails.
 
-        Otherwise the exception would end the session, or a `TimeoutError` be taken for the call's own.
+        An exception of the host's code would end the session, or, if it is a `TimeoutError`, look as if the
+        call had timed out.
         """
         try:
             return await self._elicit(params)
@@ -251,7 +252,7 @@ class Link:
                     raise
                 await self._session.discover()
             except RuntimeError as unusable:
-                # The SDK raises if the answer names the newest revision, which has no handshake.
+                # The SDK raises this if the answer names the newest revision, which has no handshake.
                 if not str(unusable).endswith(_NEWEST):
                     raise
                 await self._session.discover()
@@ -353,7 +354,7 @@ class Link:
             options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
         elif method == "tools/call" and (mirrored := self._param_headers.of_call(params)):
             options["headers"] = mirrored
-        # Each revision of MCP requires its own metadata and HTTP headers. Only the SDK's session knows them.
+        # Add the metadata and HTTP headers of the MCP revision in use. Only the SDK's session knows them.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
         if self._interrupt is None or method == _CANCEL_TASK:
             with library_logs_to(self._library_logged), anyio.CancelScope() as scope:
@@ -374,7 +375,7 @@ class Link:
         return more
 
     async def respond(self, questions: object) -> dict[str, Any]:
-        """Return the answers to a server's requests for input, by their names; raises `SdkError`."""
+        """Return the answers to a server's requests for input, by the requests' names; raises `SdkError`."""
         try:
             wanted = types.InputRequiredResult.model_validate(
                 {"resultType": "input_required", "inputRequests": questions}, by_name=False

@@ -326,7 +326,7 @@ class HttpStream(MessageStream):
         self.sessionless = True
 
     def break_off(self, fault: WireFault) -> None:
-        """Break the stream. If the stream is broken already, the first fault stays the cause."""
+        """Break the stream because of `fault`. If the stream is broken already, the first cause stays."""
         if self.broken is None:
             self.broken, self.remedy = fault.cause, fault.remedy
         self._arrived.close()
@@ -334,7 +334,7 @@ class HttpStream(MessageStream):
     def logged(self, record: logging.LogRecord) -> None:
         """Receive a log record that a library wrote for this stream."""
         if record.exc_info:
-            return  # the transport also delivers this exception, and `_receive_all` reports it
+            return  # the transport also delivers the logged exception to `_receive_all`, which reports it
         text = record.getMessage()
         self.notify("noise", text)
         if text.startswith(_OTHER_ORIGIN_LOGGED):
@@ -390,7 +390,7 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # The SDK's transport delivers no more messages. If it raises while it ends, `carry` reports that.
+        # The SDK's transport delivers no more messages. If it raises as it ends, `carry` reports the error.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:
@@ -490,12 +490,12 @@ class _Client(httpx2.AsyncClient):
         if following is not None and _same_target(request, following):
             return response
         awaited = _is_awaited(request, head)
-        # A few compressed bytes may expand to gigabytes before a limit counts them.
+        # Refuse a compressed body: a few bytes may expand to gigabytes before a limit counts them.
         if awaited and response.is_success and _is_compressed(response):
             await response.aclose()
             return COMPRESSED
         if awaited and response.is_success and _content_type(response) == _EVENTS:
-            # The SDK's transport reads and closes the stream.
+            # The answer is a stream of events, which the SDK's transport reads and closes.
             answered = head.id if request.method == "POST" else _resumed(request)
             limits = (self._max_message_bytes, self._max_event_bytes)
             stream = self._stream
@@ -509,7 +509,7 @@ class _Client(httpx2.AsyncClient):
             # A GET asks for an event stream with the server's own messages. This answer is no event stream.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
-            # A notification has no answer. With the old transport, an answer comes on the stream of the GET.
+            # A notification has no answer. With the SSE transport, the GET's stream brings the answer.
             if not awaited or (response.is_success and self._stream.transport == "sse"):
                 return _empty_success(request)
             return await self._read(request, response, head)
@@ -596,7 +596,10 @@ def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
 def _refusal(
     request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
 ) -> WireFault | None:
-    """Return the fault of a response with status 400 or more; `None`: `message` is passed to the caller."""
+    """Return the fault of a response with status 400 or more.
+
+    `None`: `message` is a JSON-RPC error that does not end the session, and is passed to the caller.
+    """
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
     in_url = not {"sessionId", "session_id"}.isdisjoint(request.url.params)

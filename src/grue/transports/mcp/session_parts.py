@@ -59,7 +59,7 @@ __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task"
 
 
 class _Schemas:
-    """Checks values by the schemas of their tools. A notice `bad_schema` reports what cannot be checked."""
+    """Checks tools' arguments or results by their schemas. A `bad_schema` notice says what is not checked."""
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
     _value: ClassVar[str]
@@ -71,7 +71,7 @@ class _Schemas:
         self._checks: dict[str, Check | None] = {}
 
     def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
-        """Use the tools of a new listing from now on."""
+        """Check by the schemas of these tools from now on."""
         before = self._schemas
         declared = {tool.tool: getattr(tool, self._field) for tool in tools}
         self._schemas = {name: schema for name, schema in declared.items() if schema is not None}
@@ -79,7 +79,7 @@ class _Schemas:
             del self._checks[name]
 
     def fault(self, tool: str, value: object) -> str | None:
-        """Return the first fault of a tool's value; `None`: it has none, or cannot be checked."""
+        """Return the first fault of a tool's arguments or result; `None`: no fault, or not checked."""
         check = self._check(tool)
         try:
             return None if check is None else check(value)
