@@ -27,6 +27,7 @@ from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.games.zmachine import ZMachineGame
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import GamePast, read_past
+from grue.runtime.safe_text import well_formed
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
@@ -71,7 +72,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         say(f"grue: {game.notice}", err=True)
     recorder = Recorder()
     folder_path = options.resume or options.run_dir or new_run_path(RUNS)
-    episode_id = past.started.episode_id if past else folder_path.name
+    episode_id = past.started.episode_id if past else well_formed(folder_path.name)
     with (
         closing(game),
         chosen_backends(episode_id, langfuse=options.langfuse, otel=options.otel) as backends,

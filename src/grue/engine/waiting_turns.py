@@ -51,6 +51,7 @@ from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.context.history import History, take_step
 from grue.protocol.turn.prices import most_usage
+from grue.runtime.files import as_path
 from grue.runtime.loops.loop_thread import Call
 from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
@@ -302,7 +303,9 @@ def run_waiting(
         wire=endpoint.profile.wire,
     )
     form = batch_form_of(endpoint.profile.wire)
-    with BatchFolder(Path(batching.folder), manifest, form, most_items=batching.most_items) as files:
+    with BatchFolder(
+        as_path(batching.folder, "batch="), manifest, form, most_items=batching.most_items
+    ) as files:
         rounds: _Rounds[T] = _Rounds(batch, batching, endpoint, files)
         try:
             yield from rounds.results(enumerate(requests))

@@ -34,10 +34,11 @@ from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.context.history import History
 from grue.protocol.tools.lock import ToolLock
+from grue.runtime.files import as_path
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.safe_text import printable
+from grue.runtime.safe_text import printable, well_formed
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter, refuse_unreadable
 from grue.runtime.trace.format import TRACE_FILE
@@ -292,7 +293,7 @@ class OwnTrace:
     """
 
     def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:
-        target = Path(path)
+        target = as_path(path, "trace=")
         self._recorder = recorder
         self._close: Callable[[], None]
         if target.suffix == ".jsonl":
@@ -322,7 +323,7 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
         path.parent.mkdir(parents=True, exist_ok=True)
     # A file `trace.jsonl` is most likely in a run folder.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
-    writer = TraceWriter(path, episode=episode, options=TraceOptions(version=__version__))
+    writer = TraceWriter(path, episode=well_formed(episode), options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():
         recorder.hide(name, value)
     recorder.add(refuse_unreadable)

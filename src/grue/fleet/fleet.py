@@ -5,7 +5,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import msgspec
@@ -28,6 +27,7 @@ from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import KnownWork, Work, find_work, name_of
 from grue.policies import Batching
+from grue.runtime.files import as_path
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 """A function that is called with the counts, the time at which each running episode was submitted (monotonic
@@ -132,7 +132,7 @@ class Fleet:
                 "A Ray cluster is named, but not used: say --engine ray (in Python engine='ray')."
             )
         # Make the path absolute now, because the program may change the working directory later.
-        self.folder = FleetFolder(Path(directory).absolute())
+        self.folder = FleetFolder(as_path(directory, "A fleet").absolute())
         self._workers = workers
         self._engine = engine
         self._options = options or FleetOptions()

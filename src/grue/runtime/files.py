@@ -40,7 +40,14 @@ def as_path(given: object, what: str) -> Path:
     """Return a path that the user has given, or raise `MCPConfigError`, whose text begins with `what`."""
     if not isinstance(given, str | os.PathLike):
         raise MCPConfigError(f"{what} wants a path, 'file' or Path('file'), not {shown(given)}.")
-    return Path(given)
+    path = Path(given)
+    try:
+        usable = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise MCPConfigError(f"{what} wants a path, and no file can have this name: {shown(str(path))}.")
+    return path
 
 
 def expanded(path: str) -> Path:

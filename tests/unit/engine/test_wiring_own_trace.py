@@ -1,5 +1,6 @@
 """`Runner(trace=...)` writes a trace, and closes it with the runner."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_a_runner_writes_its_trace(tmp_path: Path, name: str, monkeypatch: pytes
 def test_each_runner_has_a_folder_of_its_own(tmp_path: Path) -> None:
     with Runner(llm=NOWHERE, trace=tmp_path) as one, Runner(llm=NOWHERE, trace=tmp_path) as other:
         assert one.trace != other.trace
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses such names")
+def test_a_file_whose_name_is_not_utf_8_is_a_trace_too(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"bot-\xff.jsonl")
+    with Runner(llm=NOWHERE, trace=path):
+        assert read_trace(path, AnyMessage).header.episode == "bot-\ufffd"
 
 
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.agent_loop.loop import RunnerOptions
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.turn.prices import Spent
-from grue.runtime.safe_text import written_out
+from grue.runtime.safe_text import well_formed, written_out
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
 from grue.tracing.message_words import problem_in
@@ -125,7 +125,7 @@ class Talk:
         self._recorder = Recorder()
         self.path = options.resume or options.run_dir or new_run_path(RUNS)
         past = read_chat(self.path) if options.resume else None
-        self._id = past.started.episode_id if past else self.path.name
+        self._id = past.started.episode_id if past else well_formed(self.path.name)
         self.changed: tuple[ConditionChanged, ...] = ()
         with ExitStack() as open_things:
             self._folder = open_things.enter_context(

@@ -29,9 +29,10 @@ from msgspec.structs import replace
 
 from grue.errors import MCPConfigError, TraceError
 from grue.field_checks import check_settings, is_usable, shown
-from grue.runtime.files import LineFile, next_line, open_regular, write_whole
+from grue.runtime.files import LineFile, as_path, next_line, open_regular, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
+from grue.runtime.safe_text import require_well_formed
 from grue.runtime.trace.format import (
     FORMAT,
     UNDECODABLE,
@@ -258,7 +259,6 @@ class TraceWriter(Closing):
         resume: bool = False,
     ) -> None:
         for argument, value, kind in (
-            ("path", path, str | os.PathLike),
             ("episode", episode, str),
             ("started_at", started_at, int | float | None),
             ("options", options, TraceOptions | None),
@@ -267,9 +267,11 @@ class TraceWriter(Closing):
                 raise MCPConfigError(f"TraceWriter: {argument}= cannot be a {type(value).__name__}.")
         if started_at is not None and not is_usable(started_at, above_0=False):
             raise MCPConfigError(f"TraceWriter: started_at= wants seconds, not {shown(started_at)}.")
-        self.path = Path(path)
+        self.path = as_path(path, "TraceWriter")
         self.last_seq, self.last_t = 0, 0.0
         self._options = options or TraceOptions()
+        require_well_formed(episode, "TraceWriter: episode=")
+        require_well_formed(self._options.version, "TraceOptions: version=")
         header = _header_to_resume(self.path, episode) if resume else None
         self._file = LineFile(self.path, "trace file")
         try:
