@@ -1,8 +1,8 @@
 """Hold back a fleet's requests and server processes until its limits allow them, and sum up the costs.
 
-The ledger is an append-only file. Before a request starts, a line with the most that it can cost is written,
-and when the request has ended, a line with its cost. So a later run of the fleet knows what may have been
-spent, even if a process was killed.
+The costs are in the ledger, an append-only file. Before a request starts, `Accounts` writes a line with the
+most that it can cost, and when the request has ended, a line with its cost. So a later run of the fleet knows
+what may have been spent, even if a process was killed.
 """
 
 import contextlib
@@ -209,7 +209,7 @@ class Claims:
     def lost(self) -> None:
         """Give back all that the worker holds, because the worker has ended.
 
-        A request under way is charged with the most that it can cost. The guard process kills the servers.
+        A request under way is charged with the most that it can cost.
         """
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())

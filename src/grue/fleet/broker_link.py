@@ -58,7 +58,7 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(id_, None)
             if unanswered is not None:
-                # A late answer is not passed on, so the thread that waits in `answer.result` has to end now.
+                # The thread that waits in `answer.result` cannot be cancelled: a result makes it end.
                 unanswered.set_result("the wait was given up")
             claim.leave()
             raise

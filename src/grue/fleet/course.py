@@ -146,7 +146,7 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
 
 
 def read_said(trace: Path) -> LastExchange:
-    """Return the last question and answer, cut to 1 MiB; raises `TraceError`."""
+    """Return the last question and its answer, each cut to 1 MiB; raises `TraceError`."""
     question = answer = ""
     for line in open_episode(trace).lines():
         if line.tag == "RunTurn":

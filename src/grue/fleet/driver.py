@@ -182,8 +182,8 @@ class Driver:
     def run(self) -> Finished:
         """Play the episodes without a result. Blocks until they are done, or the fleet pauses or is stopped.
 
-        After the first Ctrl-C or `grue fleet stop` the running episodes still end; a second Ctrl-C cancels
-        them.
+        After the first Ctrl-C or `grue fleet stop`, no episode begins, and the running ones are played to
+        their end; a second Ctrl-C cancels them.
 
         Raises:
             FleetError: A case cannot be used or occurs twice, the fleet's folder is gone, its disk is full,
@@ -287,7 +287,7 @@ class Driver:
     def _ids(self, digests: FileDigests) -> bytes:
         """Return the ids of all episodes; raises `FleetError` if two cases make the same episode.
 
-        Two workers would play that episode at the same time, and it would be counted once.
+        Otherwise two workers would play that episode at the same time, but only one result would be kept.
         """
         ids: dict[bytes, None] = {}
         for planned in self._plan.cases():

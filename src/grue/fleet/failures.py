@@ -187,7 +187,7 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return the words of a command that shows the failure in the trace, or in the result without a trace."""
+    """Return a command that shows the failure in the trace, or shows the result if there is no trace."""
     if not has_trace(result, fleet):
         return ["grue", "fleet", "show", str(fleet), result.id[:10]]
     message = (result.course or Course()).message

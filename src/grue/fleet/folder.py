@@ -4,7 +4,7 @@
     DIR/driver.lock                locked while a driver works on the fleet
     DIR/ledger.jsonl               what requests have cost
     DIR/latest.txt                 the ids of the latest sweep's episodes, which reports and comparisons show
-    DIR/named.txt                  the ids of all episodes, in the order in which runs last named them
+    DIR/named.txt                  the ids of all episodes; those of the latest run come last
     DIR/results.jsonl              an index of the commits, for readers; see `results.py`
     DIR/batches/                   requests that wait for batches; see `batches.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`

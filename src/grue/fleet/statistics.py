@@ -154,7 +154,7 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
 
 
 def range_of(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the largest score that seems possible: 0 and 1, if all scores are between them."""
+    """Return 0 and 1 if all scores are between them, else the least and the largest of the scores."""
     least, most = min(scores), max(scores)
     return (0.0, 1.0) if least >= 0 and most <= 1 else (least, most)
 

@@ -329,7 +329,7 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Return a check of `prlimit64(pid, limit, new, old)`: refuse another process, and a new RTTIME."""
+    """Return a check of `prlimit64(pid, limit, new, old)`: refuse other processes, and a new RTTIME limit."""
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),

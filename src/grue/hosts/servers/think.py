@@ -279,7 +279,7 @@ def answer(session: Session, message: object) -> Json | list[Json] | None:
     """Return the reply to one decoded message, or None if it gets no reply.
 
     A cancellation has no effect, because each call is finished before the next message is read. A list is a
-    batch, which only version 2025-03-26 of the protocol allows.
+    JSON-RPC batch, which only version 2025-03-26 of the protocol allows.
     """
     if not isinstance(message, list):
         return _answer_one(session, message)

@@ -343,7 +343,7 @@ register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 
 
 class FactEvents:
-    """An observer that calls `on_event(name, fields)` for each log event of the facts of these `kinds`.
+    """An observer that calls `on_event(name, fields)` for each log event of a fact whose class is in `kinds`.
 
     `on_event` is called in the thread that records the fact. That thread gets the exceptions of `on_event`.
     """

@@ -170,7 +170,7 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
 
 
 def require_same_tools(started: facts.EpisodeStarted, server: str | None) -> None:
-    """Raise `MCPConfigError` if an episode was begun with another server, with none, or now has none."""
+    """Raise `MCPConfigError` if an episode was not begun with `server` (`None`: without a server)."""
     now = (server,) if server else ()
     if now != started.servers:
         raise MCPConfigError(
