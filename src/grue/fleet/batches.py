@@ -179,8 +179,8 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._models: dict[str, _Model] = {}
-        # {id of an episode: (its folder, {id of a request in the batch: the request's `key`})}, with all
-        # requests that have no reply yet.
+        # By the episode's id: its folder, and its requests without a reply. Each request has two ids: the
+        # inner dictionary maps the id in the batch to the `key` in the episode's folder.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
         # Runs the polls, but only during `step` and `close`, because the driver is synchronous.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)

@@ -314,7 +314,7 @@ class Broker(Struct):
         if not outcome.sent:
             return Amount()
         if outcome.status is not None and outcome.status >= 400:
-            return Amount(1)  # an endpoint charges nothing for a request that it refuses
+            return Amount(1)  # no tokens and no money: an endpoint does not charge for what it refuses
         if outcome.input_tokens is None or outcome.output_tokens is None:
             return reserved
         money = outcome.cost_by(price_of(self.limits.budget.prices, model))

@@ -65,7 +65,7 @@ def folder_for_sockets() -> str:
 
 
 class BrokerServer:
-    """Answers the workers of one driver, inside a `with` block. Raises as `Accounts` does."""
+    """Answers the workers of one driver, inside a `with` block. Raises what `Accounts` raises."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)

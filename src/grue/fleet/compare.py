@@ -729,7 +729,7 @@ def _only_score(found: Iterable[Result]) -> str:
 
 
 def _first_value(written: str) -> tuple[str, int]:
-    """Return the first value in `VALUE,SETTING=VALUE,...`, as `setting_word` writes it, and its length."""
+    """Return the first value in `VALUE,SETTING=VALUE,...`, as `setting_word` writes it, and where it ends."""
     if written.startswith(('"', "[", "{")):
         with contextlib.suppress(ValueError, RecursionError):
             value, end = json.JSONDecoder().raw_decode(written)

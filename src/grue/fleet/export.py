@@ -246,7 +246,7 @@ class _Trajectory(Struct):
     def take(self, envelope: EpisodeEnvelope) -> None:
         match envelope.body:
             case m.RunTurn(resumed=None, turn=turn, system=system, user=user):
-                # Another run may have had a turn with this number, whose calls had the same ids.
+                # Forget the calls of an earlier turn with this number, which may have had the same ids.
                 self.calls = {key: step for key, step in self.calls.items() if key[0] != turn}
                 if system != self.system:
                     self.system = system
@@ -291,7 +291,7 @@ class _Trajectory(Struct):
         self.calls |= {(envelope.turn, call.call_id): step for call in reply.tool_calls}
 
     def observe(self, turn: int, record: m.ToolCallRecord) -> None:
-        # A turn that was parked names its calls again when it ends.
+        # Record each result once: a turn that was parked reports its calls again when it ends.
         step = self.calls.pop((turn, record.call_id), None)
         if step is not None:
             content = msgspec.json.encode(record.result.to_dict()).decode()
@@ -525,7 +525,7 @@ def _told_apart(columns: Iterable[str]) -> list[str]:
 
 
 class _Tables:
-    """A DuckDB database in memory with the wanted tables. Leaving it as a context manager discards it."""
+    """A DuckDB database in memory with the wanted tables. It is discarded at the end of the `with` block."""
 
     def __init__(self, wanted: dict[str, type[Struct]]) -> None:
         try:

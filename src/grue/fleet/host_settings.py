@@ -66,7 +66,7 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def require_usable(base_url: str | None) -> None:
-    """Check a case's base URL before it is written to disk; it may contain a password.
+    """Check a case's base URL before the case is written to disk: the URL may contain a password.
 
     Raises:
         MCPConfigError: The URL cannot be the URL of an endpoint.

@@ -1,9 +1,9 @@
 """The local engine: worker processes on this machine, each of which plays one episode after another.
 
 One thread starts the workers, gives them jobs and reads their reports, without waiting for a whole report.
-Each worker has a channel of its own, which it may damage. A worker is killed with all processes of its group
-if it dies, takes too long, sends an invalid report, or reports that the work has changed its process
-(`worker.py`). An episode runs on its process's main thread, so that signals work there.
+Each worker has a channel of its own, so that it can damage no other's. A worker is killed, with its process
+group, if it dies, takes too long, sends an invalid report, or reports that the work has changed its process
+(`worker.py`). An episode runs on the main thread of its process, so that signals work there.
 """
 
 import contextlib
@@ -324,7 +324,7 @@ def _need_descriptors() -> None:
 def place_sockets() -> str:
     """Return the folder for multiprocessing's sockets, which multiprocessing makes once.
 
-    Its path is short, because a socket's path must be. The guard removes it if this process is killed.
+    Its path is short, because a socket's path must be. A guard process removes it if this one is killed.
     """
     usual = tempfile.tempdir
     tempfile.tempdir = folder_for_sockets()

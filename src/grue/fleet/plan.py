@@ -21,7 +21,7 @@ _RESULT_BYTES = 3_000
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """How many episodes of a sweep are missing, their estimated size, and what the played ones cost."""
+    """How many episodes of a sweep are missing, how large they will be on disk, and the cost so far."""
 
     work: str
     total: int

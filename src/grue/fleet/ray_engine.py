@@ -69,8 +69,8 @@ class RayBroker:
 class RayEngine:
     """Makes attempts on a Ray cluster, whose machines see the fleet's folder at the same path.
 
-    `workers`: attempts at one time; 0: as many as the cluster has cores. `address`: that of the cluster, or
-    `auto`; `None`: start a cluster on this machine.
+    `workers`: attempts at one time; 0: as many as the cluster has cores. `address`: the cluster's address, or
+    `auto` for the cluster that runs on this machine; `None`: start a cluster on this machine.
 
     Raises:
         MissingDependencyError: Ray is not installed.

@@ -41,7 +41,7 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """The figures of the episodes with equal settings.
+    """A row of the report's table: the figures of one cell.
 
     `low` and `high` are the ends of the 95 % interval; `None`: there are too few cases.
     """

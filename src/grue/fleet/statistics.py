@@ -94,7 +94,7 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean of values. It does not depend on their order, and does not overflow."""
+    """Return the mean of values. The result does not depend on their order, and sums do not overflow."""
     unit = max(1.0, max(map(abs, values)) / _LARGE)
     return math.fsum(value / unit for value in values) / len(values) * unit
 
@@ -160,9 +160,9 @@ def range_of(scores: Sequence[float]) -> tuple[float, float]:
 
 
 def with_unseen(interval: Interval, least: float, most: float) -> Interval:
-    """Return an interval of values that are all equal, widened for cases that may have other values.
+    """Widen the interval of values that are all equal, because further cases may have other values.
 
-    `least` and `most` are the ends of the range in which these values are.
+    The values of further cases are between `least` and `most`.
     """
     part, mean = _NONE_OF / interval.groups, interval.mean
     return replace(interval, low=mean - part * (mean - least), high=mean + part * (most - mean))

@@ -146,7 +146,7 @@ def _begin(place: Place) -> None:
     from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
-    # The fork server has the environment in which the first fleet of this program began; it may have changed.
+    # The fork server keeps the environment of the program's first fleet, which may have changed since.
     os.environ.clear()
     os.environ.update(place.environment)
     os.chdir(place.folder)

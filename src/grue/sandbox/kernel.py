@@ -112,7 +112,7 @@ def coverage() -> Coverage:
 class Rule(Struct, frozen=True):
     """The allowed access to a file, or to everything in a folder.
 
-    `path` must be free of symbolic links: a rule for a path with one allows nothing.
+    `path` must not contain symbolic links: a rule for a path with a link allows nothing.
     """
 
     path: str

@@ -142,7 +142,7 @@ def own_folders(
 
 
 def home() -> str:
-    """Return the user's home folder, with links resolved; for a user without one `/nonexistent`."""
+    """Return the user's home folder, with links resolved; `/nonexistent` if the user has none."""
     mine = os.path.expanduser("~")  # noqa: PTH111
     return "/nonexistent" if mine == "~" else real_once(mine)
 

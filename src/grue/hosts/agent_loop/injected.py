@@ -1,6 +1,6 @@
 """The injected invoker: one function that serves every MCP tool in place of the servers.
 
-It is an argument and not registered globally, so that one test of an agent cannot affect another.
+The function is an argument of an `AgentLoop` and not a global, so that one test cannot affect another.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -76,7 +76,7 @@ def playable(response: AgentResponse) -> AgentResponse:
 
 
 def answer_spec() -> AnswerSpec[AgentResponse]:
-    """Return the form of a turn's answer: an `AgentResponse` with one command that the game takes."""
+    """Return the spec of a turn's answer: an `AgentResponse` with one command that the game takes."""
     return AnswerSpec.from_model(
         AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION), told=True
     )
@@ -164,7 +164,7 @@ def route_of(manager: object, client: object) -> Route:
 
 
 def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer]:
-    """Return the name and the tool server for a manager; raises `MCPError` if it lacks a coroutine."""
+    """Return the name and the tool server for `manager`; raises `MCPError` if `manager` lacks a coroutine."""
     if isinstance(manager, McpServer):
         return m.ServerName(manager.name), manager
     ours = own_manager(manager)

@@ -24,7 +24,7 @@ from grue.protocol.chat_wire.wire_format import Reply
 
 @dataclass
 class FunctionCall:
-    """The function and the arguments of a tool call: a canonical name, and JSON text."""
+    """The function and the arguments of a tool call: a name such as `server.tool`, and JSON text."""
 
     name: str
     arguments: str

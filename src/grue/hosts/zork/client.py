@@ -113,7 +113,7 @@ class LLMClient:
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
         """Return this client's settings for a model, by default the configured model."""
         settings = model_settings(model or self.config.agent_model, sampling)
-        # Another model than the configured one has no fallback models.
+        # The fallback models belong to the configured model, so another model gets none.
         then = self._settings.then if settings.model == self._settings.model else ()
         chosen = {name: getattr(settings, name) for name in ("model", *Sampling.__annotations__)}
         return replace(self._settings, **chosen, then=then)
@@ -214,7 +214,7 @@ class LLMClient:
         extra = {key: value for key, value in kwargs.items() if value is not None}
         if not calling and mode == m.RequireAnswer() and response_format:
             extra["response_format"] = response_format
-        # The endpoint's constructor would refuse fields that a turn sets itself, such as `response_format`.
+        # Set these fields now: the constructor refuses fields that a turn sets, such as `response_format`.
         endpoint.settings = replace(settings, extra_body={**settings.extra_body, **extra})
         choice = _choice(tool_choice, conversation)
         outcome = run_blocking(

@@ -132,7 +132,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return methods of a class as they are now, for `is_overridden`."""
+    """Return a class's methods by name, before a program may replace them; pass them to `is_overridden`."""
     return {name: vars(cls)[name] for name in names}
 
 
@@ -175,7 +175,7 @@ async def asked_of_client(
 
 
 async def called(call: "functools.partial[Any]") -> object:
-    """Return what a method of the program returns. If it is no coroutine function, a thread calls it."""
+    """Call a method of the program, in a thread if it is not a coroutine function; return its result."""
     if inspect.iscoroutinefunction(call.func):
         return await call()
     said = await call_in_daemon_thread(call)

@@ -54,7 +54,7 @@ class SessionNews:
     """An observer of a manager's sessions, which passes their messages to the manager's observers.
 
     During a turn it passes on nothing, because the turn reports its connects and tool calls to the same
-    observers. It then records in the turn's trace what the turn does not report, such as a changed tool.
+    observers. It only records in the turn's trace what the turn does not report, such as a changed tool.
 
     This object has no reference to the manager. Otherwise an open session, which has a reference to this
     object, would keep the manager alive.

@@ -220,9 +220,9 @@ def styled_story() -> bytes:
     size = _CODE_AT + len(code) + -len(code) % 4
     header = bytearray(64)
     header[0] = 5
-    # The addresses of high memory, code, dictionary, objects, global variables and static memory.
+    # Write the addresses of high memory, code, dictionary, objects, global variables and static memory.
     struct.pack_into(">6H", header, 0x04, _CODE_AT, _CODE_AT, 64, 64, 64, _CODE_AT)
-    struct.pack_into(">2H", header, 0x18, 64, size // 4)  # the address of the abbreviations, and the size
+    struct.pack_into(">2H", header, 0x18, 64, size // 4)  # the abbreviations' address, the size in 4 bytes
     return (bytes(header).ljust(_CODE_AT, b"\0") + code).ljust(size, b"\0")
 
 
@@ -303,7 +303,7 @@ def choose_interpreter(version: int, name: str | None = None) -> Choice:
     """Choose the interpreter for a story of this version.
 
     With a `name`, choose the interpreter of that name. Without, choose the first installed interpreter that
-    prints all text of such a story; if none does, the first installed. Raises as `find_interpreter`.
+    prints all text of such a story; if none does, the first installed. Raises what `find_interpreter` raises.
     """
     first = find_interpreter(name)
     if version < FIRST_VERSION_WITH_STYLES or _prints_all(first):
