@@ -31,6 +31,10 @@ _CHECK_DEPTH_FROM = 100
 _DEPTH = MAX_DEPTH + 20
 """Deepest nesting of a decoded message. The content of a message may be `MAX_DEPTH` deep itself."""
 
+_BATCH = (
+    "The server sent its answer in a JSON-RPC batch, an array of messages. MCP no longer has batches, and"
+    " grue reads none: the server has to send each message by itself."
+)
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,18}|"[^"\\]{1,100}")'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _ID_AT_START = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb'\s*,\s*"(?:result|error)"')
@@ -69,9 +73,15 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
     return _refusal(msgspec.json.decode(found[1]), text)
 
 
-def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
-    """Return the error to deliver in place of an unusable answer; `None`: `value` is not an answer."""
-    if "method" in value:
+def refusal_of(value: object) -> types.JSONRPCError | None:
+    """Return the error to deliver in place of an unusable answer; `None`: `value` is not an answer.
+
+    For a batch, an array of messages, this is an error for the first answer in it.
+    """
+    if isinstance(value, list):
+        answers = (each for each in value if isinstance(each, dict) and "method" not in each)
+        return next((found for each in answers if (found := _refusal(each.get("id"), _BATCH))), None)
+    if not isinstance(value, dict) or "method" in value:
         return None
     member = "error" if "error" in value else "result"
     return _refusal(
@@ -110,7 +120,7 @@ def _shown(value: object) -> str:
 
 def _message_of(value: object) -> types.JSONRPCMessage | None:
     if not isinstance(value, dict):
-        return None
+        return refusal_of(value)
     value.setdefault("jsonrpc", "2.0")
     try:
         message = types.jsonrpc_message_adapter.validate_python(value, by_name=False)

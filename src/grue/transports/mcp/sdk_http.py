@@ -93,7 +93,7 @@ def refusal_in(error: Exception) -> types.JSONRPCError | None:
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())
-    return next((refusal_of(value) for value in values if isinstance(value, dict)), None)
+    return next((refusal_of(value) for value in values if isinstance(value, dict | list)), None)
 
 
 def broken_by(error: Exception) -> WireFault:

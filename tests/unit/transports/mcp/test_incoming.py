@@ -61,6 +61,18 @@ def test_an_unusable_answer_becomes_an_error_for_its_request(members: bytes) -> 
     assert "not usable" in message.error.message
 
 
+def test_a_batch_is_an_error_for_the_answer_in_it() -> None:
+    notice, answer = (
+        b'{"method":"notifications/message","params":{}}',
+        b'{"jsonrpc":"2.0","id":7,"result":{}}',
+    )
+    message = read_message(b"[" + notice + b", 1, " + answer + b"]")
+    assert isinstance(message, JSONRPCError)
+    assert message.id == 7
+    assert "JSON-RPC batch" in message.error.message
+    assert read_message(b"[" + notice + b"]") is None
+
+
 @each_case(
     "line",
     [

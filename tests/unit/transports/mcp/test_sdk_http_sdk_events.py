@@ -42,3 +42,16 @@ async def test_a_byte_order_mark_before_the_first_event_does_not_lose_it() -> No
     source = Source(b"\xef\xbb\xbfdata: 1\n\n", b"data: 2\n\n")
     events = FilteredEvents(source, 7, {}, lambda *_: None, (2**22, 2**23))
     assert b"".join([event async for event in events]) == b"data: 1\n\ndata: 2\n\n"
+
+
+def test_a_batch_that_the_sdk_cannot_parse_is_an_error_for_its_answer() -> None:
+    import pydantic
+    from mcp_types import jsonrpc_message_adapter
+
+    from grue.transports.mcp.sdk_http import refusal_in
+
+    with pytest.raises(pydantic.ValidationError) as unparsed:
+        jsonrpc_message_adapter.validate_json('[{"jsonrpc": "2.0", "id": 7, "result": {}}]', by_name=False)
+    refusal = refusal_in(unparsed.value)
+    assert refusal is not None
+    assert (refusal.id, "JSON-RPC batch" in refusal.error.message) == (7, True)
