@@ -16,7 +16,7 @@ class MCPError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A process pool pickles the exceptions of its work. By default, unpickling calls the class with the
-        # message alone. If the class needs more arguments, this raises, and the pool is broken.
+        # message alone. If the class needs more arguments, that call raises, and the pool is broken.
         usual = super().__reduce__()
         assert isinstance(usual, tuple), "that of an exception: its class, its arguments, and its state"
         return _unpickled, (type(self), self.args), *usual[2:]

@@ -10,7 +10,7 @@ from msgspec import Struct
 from grue.errors import MCPConfigError
 from grue.field_checks import OwnKeywords, check_settings, shown
 
-# --- Closed sets of words
+# --- Types that allow only certain words
 #
 # After you have added a word, mypy names the places that have to handle it. Never remove a word: old traces
 # contain it, and could no longer be read.

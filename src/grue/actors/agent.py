@@ -195,7 +195,7 @@ class AgentActor(Actor[m.TurnEvent]):
     ) -> tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
         if not envelope.is_long:
             return step(self._state, envelope.body)
-        # Long arguments take long to parse, so a thread does the step. A cancellation waits for the thread,
+        # Long arguments take long to parse, so a thread calls `step`. A cancellation waits for the thread,
         # because a trace with an event, but without the commands that follow from it, could not be replayed.
         outcome: list[tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
         with anyio.CancelScope(shield=True):

@@ -243,7 +243,7 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
         """Settle a batch's calls; without a connection, none is made."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
-        # `exclusive`, its calls wait until the batch is done.
+        # `exclusive`, the program's calls wait until the batch is done.
         async with exclusive(connection):
             await self._serve_batch(connection, batch, cause)
 

@@ -73,7 +73,7 @@ class Sampler:
         reply = await self._llm.ask(self._command(request), sender=server)
         self._ended += 1
         ended = m.ServerSampled(server=server, usage=reply.usage)
-        # The agent gets this before the server's result, so the turn's next request is within the budget.
+        # Tell the agent before the server gets the reply, so that the agent counts the cost in time.
         await self._agent.send(ended, sender=self._llm.name)
         if not isinstance(reply, m.CompletionReceived):
             return Declined(f"the model gave no completion: {reply.failure.message}")

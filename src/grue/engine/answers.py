@@ -171,7 +171,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
     schema = bare if was_wrapped else form.schema
 
     def convert(found: object) -> object:
-        # Imported here, because this module imports the schema validator, which few programs need.
+        # Imported here, because `json_schema` imports the schema validator, which few programs need.
         from grue.protocol.tools.json_schema import fault_of
 
         fault = fault_of(schema, found)
@@ -384,7 +384,7 @@ class AnswerCheck(Generic[T]):
     def __call__(self, text: str) -> m.AnswerAccepted | m.AnswerRefused:
         """Run the host's check on a final text."""
         try:
-            # JSON can spell a lone surrogate as an escape, which some parsers refuse.
+            # Some parsers refuse the escape of a lone surrogate, although JSON allows it.
             valid = text if self._spec.schema is None else well_formed_escapes(text)
             self.accepted = self._spec.parse(valid)
         except UNREADABLE as error:

@@ -221,7 +221,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-        # Keep a decision about a call that no question is about: the turn records it as ignored.
+        # Also return a decision about a call without a question: the turn records it as ignored.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)
@@ -322,7 +322,7 @@ def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None
         return arguments
     if question.input_schema is None:
         return None
-    # Imported here, because this module imports the schema validator, which few programs need.
+    # Imported here, because `json_schema` imports the schema validator, which few programs need.
     from grue.protocol.tools.json_schema import fault_of
 
     return fault_of(question.input_schema, arguments)

@@ -369,7 +369,7 @@ class CurrentEpisode:
     def _running(self, users: int = 0) -> Episode:
         """Return the current episode; start a new one if there is none, or if its loop has failed.
 
-        `users` is added to the number of its users. Call `_leave` when a user no longer needs the episode.
+        `users` is added to `Episode.users`. Call `_leave` when a user no longer needs the episode.
         """
         refuse_reentry()
         with self._lock:

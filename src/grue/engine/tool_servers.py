@@ -360,8 +360,8 @@ class PresumedListings:
     def take_spoken(self, name: m.ServerName) -> str:
         """Return the MCP revision that a server spoke last, and forget it; empty: unknown.
 
-        The server may exit when it gets a request of that revision. Then the next start tries the
-        `initialize` handshake, because the revision has been forgotten.
+        If the server exits when it gets a request of that revision, its next start tries the `initialize`
+        handshake, because grue has forgotten the revision.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:
@@ -370,13 +370,13 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that notes a server's listing for the cache; `None`: it may not be cached."""
+        """Return a function that takes a server's listing for the cache; `None`: it may not be cached."""
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})
 
     def unsaved(self) -> list[tuple[McpServer, SeenListing]]:
-        """Return the noted listings that the cache does not hold yet, each once."""
+        """Return the listings that the user's cache does not hold yet, each once."""
         new, self._unsaved = self._unsaved, {}
         changed = {name: seen for name, seen in new.items() if self._cached.get(name) != seen}
         self._cached |= changed

@@ -228,7 +228,7 @@ class TurnActors:
         self._before = connections
         end = await self._within_limit()
         await self._save_listings()
-        # The host acts on the result only when all messages of the turn are in the trace.
+        # Wait until all messages of the turn are in the trace, because the host acts on the result.
         await self._wiring.recorder.shown()
         return end
 

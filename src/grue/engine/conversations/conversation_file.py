@@ -178,7 +178,7 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
-                # A reply in an earlier line was an entry already when the history was rewritten.
+                # A reply in an earlier line was an entry already when the history was rewritten: add it now.
                 history.say(())
                 history.rewrite(line)
             case Dropped():

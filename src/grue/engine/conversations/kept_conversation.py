@@ -385,8 +385,8 @@ class KeptConversation:
                 yield past
             except BaseException as error:
                 self._close_turn(lent, past.actors, parked)
-                # `_require_saved` may raise in place of `error`, but an exception that cancels the turn must
-                # reach the caller.
+                # The exception of `_require_saved` would replace `error`, but an exception that cancels the
+                # turn must reach the caller.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise
@@ -708,7 +708,7 @@ def given_conversation(
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return the `TurnParked` with which a parked turn is given up; `None`: no turn is parked."""
+    """Return a message that answers the calls of a parked turn as not made; `None`: no turn is parked."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)

@@ -353,8 +353,8 @@ class RecordedTurn:
         events: The events that the agent got in the last part.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork: its tool calls got the results recorded in another turn.
-        said: The messages that add to a conversation, from all parts. If a part sends the last request again,
-            a `ReplyDropped(request=0)` before that part drops the reply to the first sending.
+        said: The messages that add to a conversation, from all parts. If a part begins by sending the last
+            request again, a `ReplyDropped(request=0)` takes the place of the reply that was lost.
         said_before: The requests and replies of earlier parts.
     """
 
@@ -427,7 +427,7 @@ class RecordedTurn:
 
     @property
     def decided(self) -> tuple[ApprovalDecision, ...]:
-        """The decisions with which the turn was resumed, if it was parked again before a call was made."""
+        """The decisions of the last resumption, if the turn was parked again before it made a call."""
         resumed, end = self.run.resumed, self.end
         if resumed is None or not isinstance(end, m.TurnParked):
             return ()

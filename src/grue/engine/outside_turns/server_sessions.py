@@ -305,7 +305,7 @@ class ServerSessions:
         seen = state.attempts
         async with state.lock:
             if state.attempts > seen and state.outcome is not None:
-                # Another caller has tried to connect meanwhile.
+                # Another caller has tried to connect while this one waited for the lock.
                 return state.outcome
             if state.session is not None and isinstance(state.outcome, m.SessionOpened):
                 if state.session.usable or not anew:
