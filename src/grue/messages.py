@@ -317,7 +317,7 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
 
 
 class CachePoint(Struct, frozen=True):
-    """A point in a text, after `end` characters, that the host has marked with `cache_control`."""
+    """A place in a text that the host has marked with `cache_control`: after the first `end` characters."""
 
     end: int
     control: JsonObject

@@ -735,8 +735,8 @@ class LendingFactory(Protocol):
     def lending(self, lent: LentConversation) -> LlmFactory:
         """Return a factory for one turn, whose actor continues `lent`.
 
-        For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. It
-        keeps the histories of other conversations itself.
+        For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. The
+        actor keeps the histories of other conversations itself.
         """
         ...
 

@@ -118,7 +118,7 @@ def problem_of(error: msgspec.ValidationError) -> MCPConfigError.Problem:
 
 
 def dotted(keys: KeyPath) -> str:
-    """Return a path as a user writes it: `mcp.servers`."""
+    """Return a path of keys as a user writes it, such as `mcp.servers`."""
     return ".".join(map(str, keys))
 
 
@@ -317,7 +317,7 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 
 
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
-    """Convert a document that grue itself writes to the type `kind`.
+    """Return, as a value of the type `kind`, the content of a file that grue itself has written.
 
     Raises:
         MCPConfigError: The document does not fit `kind`. The text is "FILE is not WHAT: ... Restore it, or

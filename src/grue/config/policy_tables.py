@@ -104,6 +104,6 @@ def _error(keys: KeyPath, text: str) -> MCPConfigError:
 
 
 def _said(keys: KeyPath) -> str:
-    # For `("rules", 1, "verdict")`, this returns `rules, number 2, verdict: `.
+    # The keys `("rules", 1, "verdict")` become the text `rules, number 2, verdict: `.
     words = [f"number {key + 1}" if isinstance(key, int) else key for key in keys]
     return f"{', '.join(words)}: " if keys else ""

@@ -314,7 +314,7 @@ class CurrentEpisode:
         return await self._running().beside_async(work)
 
     def submit(self, work: Work[T]) -> Call[T]:
-        """Start a turn in the loop and return at once."""
+        """Start a turn in the episode's loop and return at once."""
         episode = self._running(users=1)
         try:
             # The bound method `self._keep` keeps this object, and so the loop, alive until the turn's end.
@@ -328,7 +328,7 @@ class CurrentEpisode:
         return call
 
     def run_beside(self, work: Work[T]) -> T:
-        """Run work in the loop at once, even beside turns. Blocks until it is done."""
+        """Run work in the episode's loop at once, even while turns run. Blocks until the work is done."""
         episode = self._running(users=1)
         try:
             return episode.beside(work)

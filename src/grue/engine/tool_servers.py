@@ -127,7 +127,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import the modules that the sessions of these servers need, and start the guard for stdio servers."""
+    """Import the modules that sessions of these servers need. For a stdio server, start the guard process."""
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):

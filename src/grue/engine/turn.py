@@ -339,7 +339,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 class ProgressSource:
     """Reports what a turn is doing, even before its actors exist and after they are gone.
 
-    It is apart from the turn, so that the handle of an ended turn does not keep the turn and its runner.
+    It is apart from the turn, so that the handle of an ended turn does not keep the runner in memory.
     """
 
     def __init__(self) -> None:
@@ -440,7 +440,7 @@ class EpisodeMemory:
             return self.turn
 
     def skip(self, number: int) -> None:
-        """Give none of the numbers up to `number` to a later turn: the trace has turns with these numbers."""
+        """Do not give a number up to `number` to a later turn: the trace has turns with these numbers."""
         with self._lock:
             self._highest = max(self._highest, number)
 

@@ -196,9 +196,9 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 
 
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
-    """Return the places at which a conversation may branch off another one.
+    """Return the places in conversations (number and digest of entries) at which branches may begin.
 
-    If a conversation has entries before its first turn in the trace, it may branch off at that turn.
+    A conversation that has entries before its first turn in the trace may be a branch from that place.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
@@ -548,7 +548,7 @@ class RecordedTurn:
         self._tasks[called.call_id] = m.OpenTask(server=called.server, call=call)
 
     def _state(self, path: str | PathLike[str]) -> Transition:
-        """Return the state after the last recorded event, and the commands that follow from that event.
+        """Return the turn's state after the last recorded event, and the commands that follow from the event.
 
         The process may have been killed before it recorded these commands.
         """
