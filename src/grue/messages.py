@@ -1579,7 +1579,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> ConversationId:
-        """The id of the turn's conversation; a turn that continues none counts as one of its own."""
+        """The id of the turn's conversation. A turn that continues none is a conversation of its own."""
         return ConversationId(f"turn-{self.turn}") if self.history is None else self.history.conversation
 
 

@@ -147,7 +147,7 @@ class AgentActor(Actor[m.TurnEvent]):
                     self._note_request(command)
 
     async def run(self) -> None:
-        """Run the turn. If cancelled, close its sessions within a time limit, then re-raise."""
+        """Run the turn. If this task is cancelled, close the turn's sessions within a time limit first."""
         try:
             while not self._is_over:
                 await self.receive(await self._next())

@@ -58,7 +58,7 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """The line of each value, counted from 1, by its path. Some values have none."""
+        """The number of each value's line, from 1, by the value's path. Some values have none."""
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:

@@ -277,7 +277,7 @@ class CurrentEpisode:
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking.
 
-        In an episode's loop, the turns that were submitted before run first.
+        In an episode's loop, a turn waits for those that were submitted earlier.
         """
         if not self.lasting and self._episode is None:
             return _run_alone(self._until_closed(work), "Runner.run_turn_async")

@@ -541,7 +541,7 @@ def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> It
 
 
 def _new_system(run: RecordedRun, changed: m.RunTurn, history: History) -> tuple[m.HistoryRewritten, ...]:
-    """Give `history` the system text of `changed`, if it is another one; return the note about the change."""
+    """Give `history` the system text of `changed`, if that differs; return the note about the change."""
     first = history.entries[0] if history.entries else None
     if not isinstance(first, m.Said) or changed.system == run.begun.system == run.first.system:
         return ()

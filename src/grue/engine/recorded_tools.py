@@ -1,4 +1,4 @@
-"""Answer a fork's tool calls and approval questions with the answers recorded in the forked turn's trace.
+"""Answer a fork's tool calls and approval questions with the answers that the original turn got.
 
 `ForkSettings.misses` says what happens to a call without a recorded result. By default it ends the fork,
 because a real call may have effects.

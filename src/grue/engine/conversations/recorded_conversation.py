@@ -198,7 +198,7 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
     """Return the places in conversations (number and digest of entries) at which branches may begin.
 
-    A conversation that has entries before its first turn in the trace may be a branch from that place.
+    A conversation that has entries before its first turn in the trace may be a branch, made at that place.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()

@@ -1,4 +1,4 @@
-"""The calls of tools outside turns that a `Runner` and a `ToolClient` offer.
+"""Tool calls outside turns, as a `Runner` and a `ToolClient` offer them.
 
 `server_sessions.py` is imported at the first such call, because the import would delay a runner's first turn.
 """
