@@ -475,7 +475,7 @@ class LlmActor(Actor[m.LlmCommand]):
         self._unreported = m.Usage()
 
     def around(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep the connections of the endpoint and its fallbacks open."""
+        """Keep the connections to the endpoint and its fallbacks open while the actor runs."""
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:

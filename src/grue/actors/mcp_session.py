@@ -2,8 +2,8 @@
 
 `_attempt` opens the connection, serves the session and closes the connection in one call, because anyio
 requires the task that entered a cancel scope to leave it. `protocol/turn/connection.py` decides what follows
-a failed connect, `protocol/tools/calls.py` which calls of a batch are made. The server is used only through
-`ToolConnection` (`tool_sessions/connection.py`).
+a failed connect, and `protocol/tools/calls.py` decides which calls of a batch are made. The server is used
+only through `ToolConnection` (`tool_sessions/connection.py`).
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def _names(statement: str) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield for each TOML statement its line number and its `[header]`, or its key before `=`."""
+    """Yield the line number of each TOML statement, with its `[header]` or the key before its `=`."""
     number, depth, start, ends = 1, 0, -1, False
     for token in _TOML.finditer(text):
         found = token[0]

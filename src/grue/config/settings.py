@@ -1,8 +1,8 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
 An unknown key is an error. A setting that the tables of `[tool.grue]` lack is taken from the same table below
-`[tool.zorkgpt]`. There, the tables `llm`, `agent_sampling`, `retry` and `budget` belong to a larger project,
-so unknown keys in them are ignored. Every value is checked when it is set, whether from a file, by a keyword
+`[tool.zorkgpt]`, where the tables `llm`, `agent_sampling`, `retry` and `budget` belong to a larger project, so
+that unknown keys in them are ignored. Every value is checked when it is set, whether from a file, by a keyword
 or by an assignment.
 
 Source: R2.4, R13, P4, P45

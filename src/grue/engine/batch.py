@@ -130,7 +130,7 @@ class CompletedTurns:
     def recall(
         self, command: m.RunTurn, answer: AnswerSpec[Any]
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
-        """Return the earlier outcome of the same request, and the messages that add to its conversation.
+        """Return the outcome of the earlier turn, and its messages that add to the turn's conversation.
 
         There are no messages if the conversation has the turn already. `None`: no earlier turn fits.
         `command` is the message that would start the turn now. `answer` has to accept the earlier answer.

@@ -227,7 +227,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`, completed by `when`, the value of the configuration file.
+    """Return `start`; what it leaves open is taken from `when`, the value in the configuration file.
 
     Raises `MCPConfigError` if the two exclude each other.
     """

@@ -61,7 +61,7 @@ class RecordedCall(Struct):
 
     @property
     def key(self) -> _Key:
-        """What a fork's call must have in common with this recorded call to get the recorded result."""
+        """Server, tool and arguments: a fork's call with the same key gets the result of this call."""
         return self.server, self.call.tool, digest(self.call.arguments)
 
 
@@ -145,7 +145,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return, for each server that the recorded turn disabled, the state with which the fork disables it.
+        """Return the state in which each server begins that the fork disables, as the recorded turn did.
 
         `policy` is the policy of the recorded turn.
         """
@@ -345,7 +345,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers the approval questions of a fork with the decisions recorded in the forked turn."""
+    """Answers the approval questions of a fork with the decisions recorded in the original turn."""
 
     fork: ForkSettings
 

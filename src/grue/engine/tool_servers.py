@@ -229,7 +229,7 @@ def _right_form(server: object) -> str:
 def _may_connect(function: Callable[..., object]) -> bool:
     """Return whether a function may be a `Connect`: its argument is a `Note`, and it returns a connection.
 
-    If it cannot, the user has probably passed a function that is to be offered as a tool.
+    If not, the user has probably passed a function that is to be offered as a tool.
     """
     if isinstance(function, BuiltinFunctionType):
         return False
@@ -280,7 +280,7 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
 def servers_for(
     tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
 ) -> tuple[m.ServerName, ...]:
-    """Return the servers that a turn has to open; `tools`: all tools, none, or patterns of their names.
+    """Return the servers that a turn opens for `tools`: all tools (`True`), none, or patterns of their names.
 
     Only MCP servers can be left out, because other servers' tools may have any names.
     """
@@ -317,7 +317,7 @@ class PresumedListings:
     ) -> m.ToolsPresumed | None:
         """Return the listings with which a turn may ask the model before its servers have started.
 
-        `None`: the turn has to wait for its servers, because no earlier listing of one of them is known.
+        `None`: the turn has to wait for its servers, because the listing of at least one is not known.
         `HostCommands` are listed too: `registry` is passed to their `connect`.
         """
         waiting = {listing.server for listing in command.when_called}

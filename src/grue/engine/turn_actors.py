@@ -71,7 +71,7 @@ class EarlyRequest:
 
     Such a request presumes that the servers will list the same tools as before. If they do not, its reply is
     dropped, so the reply's text is held back until the tools are verified. The servers' sessions need modules
-    whose import blocks all threads for most of a second, so they are imported after the request was sent.
+    whose import blocks all threads for most of a second, so the import begins after the request was sent.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.
@@ -322,7 +322,7 @@ class TurnActors:
             return end
         expected = agent.expect_reply("host")
         begun = replace(begun, seq=numbers.get(begun.seq, begun.seq), reply_to=expected)
-        # Record this note before the first await, so that the trace has it before the LLM actor's reply.
+        # Record `noted` before the first await, so that the trace has it before the LLM actor's reply.
         assert noted is not None, "it has a past"
         supervisor.note(noted, sender="agent")
         self._agent.recall(begun, (*past.events, noted))
@@ -489,7 +489,7 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm the next turn's sessions, if the pool has to prewarm sessions.
+        """Start to prewarm the next turn's sessions, if the pool prewarms any.
 
         Servers that start when they are called are left out: the next turn may call none of them.
         """

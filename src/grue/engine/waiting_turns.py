@@ -155,7 +155,7 @@ class _Turns(Generic[T]):
         self._path = FORMATS[files.manifest.wire].path_of(files.manifest.model, stream=False)
 
     def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
-        """Return how a turn ended in an earlier run; `None`: it is to be run.
+        """Return how a turn ended in an earlier run; `None`: the turn has to be run.
 
         Raises `TraceError` if the turn's trace in the folder belongs to another request.
         """

@@ -222,8 +222,8 @@ class ServerSessions:
     ) -> tuple[m.JsonObject, ...]:
         """Send a listing request, such as `resources/list`, page by page; return the items of all pages.
 
-        Reading also ends after 100 pages, or when the server repeats a cursor. If it repeats the last page
-        too, that page counts once. Raises `ValueError` if the method's results have no pages.
+        At most 100 pages are read, and none after the server has repeated a cursor. If it repeats the last
+        page too, that page counts once. Raises `ValueError` if the method's results have no pages.
         """
         member = _PAGED.get(method)
         if member is None:
