@@ -714,8 +714,8 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
     """llm -> agent: whether the model supports tools.
 
     Attributes:
-        by: How this is known. `forced`: the configuration says so. `endpoint`: from its list of models.
-            `client`: the host's LLM client says so. `name`: from the model's name.
+        by: How this is known. `forced`: the configuration says so. `endpoint`: the endpoint's list of models
+            says so. `client`: the host's LLM client says so. `name`: the model's name suggests it.
         reason: Why the model does not support tools, for people; empty if it does.
     """
 

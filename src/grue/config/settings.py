@@ -1,9 +1,9 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
 An unknown key is an error. A setting that the tables of `[tool.grue]` lack is taken from the same table below
-`[tool.zorkgpt]`, where the tables `llm`, `agent_sampling`, `retry` and `budget` belong to a larger project, so
-that unknown keys in them are ignored. Every value is checked when it is set, whether from a file, by a keyword
-or by an assignment.
+`[tool.zorkgpt]`. Below `[tool.zorkgpt]`, unknown keys of the tables `llm`, `agent_sampling`, `retry` and
+`budget` are ignored: these tables belong to a larger project. Every value is checked when it is set, whether
+from a file, by a keyword or by an assignment.
 
 Source: R2.4, R13, P4, P45
 """

@@ -145,7 +145,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the state in which each server begins that the fork disables, as the recorded turn did.
+        """Return the state in which each server that the recorded turn disabled begins in the fork.
 
         `policy` is the policy of the recorded turn.
         """

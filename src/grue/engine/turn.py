@@ -231,7 +231,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
-    """Return `request`; a text becomes a request with this `user`. Else `MCPConfigError` is raised."""
+    """Return `request`, or a request with this text as `user`. Raises `MCPConfigError` for other values."""
     if isinstance(request, str):
         request = TurnRequest(user=request)
     if not isinstance(request, TurnRequest):
