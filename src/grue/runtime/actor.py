@@ -29,15 +29,15 @@ BOUND = 16
 
 
 class MailboxFull(MCPError):  # noqa: N818 - a state, named as anyio names `WouldBlock`
-    """`send_nowait` found no room."""
+    """`Mailbox.send_nowait` was called while the mailbox was full."""
 
 
 class MailboxClosed(MCPError):  # noqa: N818 - a state, named as anyio names `ClosedResourceError`
-    """The mailbox takes no further message."""
+    """The mailbox was closed, or its reader has ended."""
 
 
 class AskTimedOut(MCPError):  # noqa: N818 - named as the event it reports
-    """No reply came in time."""
+    """`Mailbox.ask` got no reply within its `timeout_s`."""
 
 
 class Tap(Protocol):
@@ -150,7 +150,7 @@ class Mailbox(Generic[M]):
         self._entrance.send_nowait(envelope)
 
     def expect_reply(self, sender: str) -> ReplyChannel:
-        """Return the channel for the reply to a question, which the caller then sends with `put_recorded`."""
+        """Return the channel for the reply to a question. Then send the question with `put_recorded`."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply
@@ -345,7 +345,7 @@ class Supervisor:
         self._crash: tuple[str, BaseException] | None = None
 
     def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
-        """Make a mailbox whose messages are recorded. The supervisor closes it when its block ends."""
+        """Make a mailbox whose messages are recorded. It is closed when the supervisor's block ends."""
         mailbox: Mailbox[Any] = Mailbox(name, self._tap, bound=bound)
         self._mailboxes.append(mailbox)
         return mailbox
@@ -376,14 +376,14 @@ class Supervisor:
     ) -> bool | None:
         cut_short: BaseException | None = None
         self._stopping = True
-        # An observer may raise an exception when the body sends a message, as it may when an actor does.
+        # If the block sends a message, an observer of the host gets it, and may raise an exception here.
         host_failed = exc_val is not None and bool(raised_by(exc_val)) and not ends_the_task(exc_val)
         if exc_val is None:
             try:
                 await self._stop()
             except anyio.get_cancelled_exc_class() as cancelled:
-                # Either an actor has crashed, or a scope outside the group was cancelled. Only in the first
-                # case the group suppresses the cancellation when `_end` leaves it.
+                # Either an actor has crashed, or a scope outside the task group was cancelled. Only after a
+                # crash does the task group suppress this cancellation (in `_end`).
                 cut_short = cancelled
         elif host_failed:
             self._crashed("host", exc_val)
@@ -459,7 +459,7 @@ class Supervisor:
 
 
 def raise_crash(actor: str, error: BaseException) -> Never:
-    """Raise an actor's exception as the host gets it: mostly as the cause of an `ActorCrashed`."""
+    """Raise `ActorCrashed` from an actor's exception; or the exception itself, such as a `TraceError`."""
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

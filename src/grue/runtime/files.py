@@ -29,7 +29,7 @@ _CHUNK = 2**20
 
 @contextmanager
 def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Iterator[None]:
-    """Raise an `OSError` of the block as an error of the class `kind`: "Cannot DOING: CAUSE."."""
+    """Raise an `OSError` of the block as `kind("Cannot DOING: CAUSE.", **about)`."""
     try:
         yield
     except OSError as error:

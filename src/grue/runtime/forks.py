@@ -14,7 +14,7 @@ def here_and_in_children(method: Callable[[], None]) -> None:
     """Call a bound method now, and in every forked child in which its object still exists.
 
     Usually the method makes a new lock. In a child it must not release the old lock: if the thread that
-    forked holds it, this thread will release it. An object can have one such method.
+    forked holds it, that thread will release it. An object can have one such method.
     """
     assert isinstance(method, MethodType), "it is bound to its object"
     method()

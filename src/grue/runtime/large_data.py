@@ -153,8 +153,8 @@ class EventBuffer(LineBuffer):
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""
         super().feed(chunk)
-        # A chunk without a newline completes no comment, so it is skipped. Otherwise a long comment would be
-        # searched again for each of its chunks.
+        # Search only after a newline, which may complete a comment. Otherwise a long comment would be
+        # searched again at each of its chunks.
         if self._head is None and b"\n" in chunk:
             ignored = _IGNORED.match(self._received)
             if ignored is not None:

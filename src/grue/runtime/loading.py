@@ -97,7 +97,7 @@ def _wait_for_others() -> None:
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        # A thread that has waited since before the change still gets the GIL after 5 ms, so let it run now.
+        # A thread that was already waiting for the GIL still gets it after 5 ms, so let that thread run now.
         time.sleep(0.001)
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:
@@ -117,9 +117,9 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return what `_work_in` says of each other thread.
+    """Return the work (`_work_in`) of each thread but this one, by the thread's id.
 
-    Threads of which it says "" are left out, and imports that forks no longer wait for (`_outlasted`).
+    Threads with the work "" are left out, and imports that forks no longer wait for (`_outlasted`).
     """
     # Find this thread by its frame: under gevent, `threading.get_ident` returns the numbers of greenlets.
     here, frames = sys._getframe(), sys._current_frames()  # noqa: SLF001 - the documented names

@@ -118,9 +118,9 @@ async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
 async def look_up(*args: Any, **options: Any) -> list[Any]:
     """Do the same as the method `getaddrinfo` of an event loop, but in a daemon thread.
 
-    A look-up cannot be cancelled, and takes half a minute if the network is down. asyncio does it in its
-    default executor, for whose threads the end of a loop waits, and which takes no call when the main thread
-    has ended, although other threads may still run turns.
+    A look-up cannot be cancelled, and takes half a minute if the network is down. asyncio makes it in its
+    default executor. The end of a loop waits for that executor's threads, and the executor takes no call
+    after the main thread has ended, although other threads may still run turns.
     """
     call = partial(socket.getaddrinfo, *args, **options)
     return await call_in_daemon_thread(call, limiter=anyio.CapacityLimiter(math.inf))

@@ -166,8 +166,8 @@ def run_in_main_thread(
 
     Use this function only if `may_handle_interrupts()` is true. The second Ctrl-C calls `force_kill`, which
     kills the processes that the clean-up waits for. The SIGINT handler is set before the loop starts, because
-    asyncio then sets none of its own. Asyncio's would cancel the main task even while the loop starts or
-    ends.
+    asyncio then sets none of its own. asyncio's handler would cancel the main task even while the loop
+    starts or ends.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
@@ -177,7 +177,7 @@ def run_in_main_thread(
     result: list[T] = []
 
     async def run() -> None:
-        with contextlib.suppress(WorkInterrupted):  # raised below
+        with contextlib.suppress(WorkInterrupted):  # after the loop's end this is raised again
             result.append(await work.run(function))
 
     def press(signum: int, frame: FrameType | None) -> None:

@@ -90,9 +90,9 @@ class LoopThread(Struct, frozen=True):
     def refuse_waiting(self) -> None:
         """Raise `MCPError` if the caller's wait for this loop could never end.
 
-        That is so in this loop, in a worker thread that a call in this loop waits for, in the loop that all
-        greenlets of gevent share, in a forked process, and in a signal handler that has interrupted grue or
-        an import.
+        A wait never ends in this loop, in a worker thread that a call in this loop waits for, in the loop
+        that all greenlets of gevent share, in a forked process, and in a signal handler that has interrupted
+        grue or an import.
         """
         self.refuse_forked()
         refuse_reentry()
@@ -137,7 +137,7 @@ class Call(Future[T]):
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set `ended_at` first."""
+        """Set `ended_at`, then the exception, as `set_result` does with the result."""
         self.ended_at = time.monotonic()
         super().set_exception(exception)
 
@@ -356,8 +356,8 @@ class EpisodeLoop:
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # `_serve` does not do this itself: while it waited for the next call, its variable `call` would keep
-        # the last call alive.
+        # This loop is not in `_serve`: there, the variable `call` would keep the last call alive while
+        # `_serve` waits for the next one.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)

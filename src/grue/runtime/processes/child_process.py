@@ -69,8 +69,8 @@ class ChildProcess:
     """A running child process, as an async context manager. A subclass reads its output.
 
     The task that enters the block has to leave it. Leaving closes the process's standard input and waits,
-    sends SIGTERM and waits, then sends SIGKILL. The limits of the two waits are the graces. In every case the
-    whole group is killed before the leader is reaped.
+    sends SIGTERM and waits, then sends SIGKILL. Each wait has a limit, its grace (`exit_grace_s`,
+    `term_grace_s`). In every case the whole process group is killed before its leader is reaped.
 
     Cancellation is what makes leaving hard: in a cancelled scope every `await` raises at once.
 
@@ -88,7 +88,7 @@ class ChildProcess:
         registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
         limits: Time limits for closing, and size limits. If the process is started under a deadline, each
             grace is cut to a part of the time left, so that SIGTERM and SIGKILL still fit in.
-        own_words: As in `ProcessRegistry.spawn`.
+        own_words: See `ProcessRegistry.spawn`.
 
     Raises:
         SpawnError: On entering, if the command or the directory is not found, or the system refuses.
@@ -141,7 +141,7 @@ class ChildProcess:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         if exc_type is not None and not issubclass(exc_type, Exception):
-            self._limits = self._limits.when_cancelled()  # it is cancelled, or the program is to end
+            self._limits = self._limits.when_cancelled()  # the task is cancelled, or the program ends
         try:
             if not leaves_no_time(exc_type):
                 await self._leave()
@@ -254,7 +254,7 @@ class ChildProcess:
 
     async def _leave(self) -> None:
         # End the tasks that read, because `_await_end` starts new ones, and two tasks must not read the same
-        # pipe. Without the new ones, a server that still writes would block and not exit. The process has to
+        # pipe. Without new readers, a server that still writes would block and not exit. The process has to
         # be closed even if a cancellation interrupts this `await`.
         try:
             await self._tasks.__aexit__(None, None, None)
@@ -489,7 +489,7 @@ class Command(ChildProcess):
     """A running command. Enter it, call `finish`, leave it.
 
     At most `max_output_bytes` of each output stream are kept. If the command writes more than
-    `max_written_bytes` to both streams together, `finish` returns before it has exited.
+    `max_written_bytes` to both streams together, `finish` returns while the command still runs.
     """
 
     def __init__(

@@ -285,8 +285,8 @@ class ProcessRegistry:
             cwd: The working directory of the process; `None`: the host's.
             sandbox: What the process may do; `None`: whatever the host may do.
             own_words: How many words of the command line, counted from the command, the user has chosen. The
-                box opens the files that belong to these, and none for words that a model has chosen. `None`:
-                all words.
+                box gives access to the files that these words name. Words that a model has chosen give no
+                access. `None`: the user has chosen all words.
 
         Raises:
             SpawnError: The command or the directory does not exist, the system refuses, or the box cannot
@@ -475,7 +475,7 @@ def _in_box(
 
 
 def _more_room(error: Exception) -> str | None:
-    """Return the advice for an error that says that the process or the machine is at a limit."""
+    """Return advice if the error says that the process or the machine is at a limit, else `None`."""
     if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
         return None
     return "Run fewer servers at once, or raise the limit: `ulimit -a` shows those of this process."

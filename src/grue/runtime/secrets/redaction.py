@@ -30,8 +30,8 @@ from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelli
 class Found(NamedTuple):
     """A span of bytes that is to be replaced by `shown`.
 
-    If spans overlap, the replacement of the lower `rank` is used. `is_number`: the span is a complete JSON
-    number, and not a part of a string.
+    If spans overlap, the `shown` of the span with the lower `rank` is used. `is_number`: the span is a
+    complete JSON number, and not a part of a string.
     """
 
     start: int
@@ -41,7 +41,7 @@ class Found(NamedTuple):
     is_number: bool = False
 
     def merged(self, other: Self) -> Found:
-        """Return one span that covers both, with the replacement of the one that has the lower `rank`."""
+        """Return one span that covers this span and `other`."""
         first = min(self, other, key=lambda found: found.rank)
         return first._replace(start=min(self.start, other.start), end=max(self.end, other.end))
 
@@ -254,7 +254,7 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # The checks of `may_contain_credentials` are repeated here, because a call of it would be slower.
+            # The checks of `may_contain_credentials` are repeated here, because calling it would be slower.
             if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()
@@ -267,7 +267,7 @@ class Redaction:
         return any(self._index.may_match(piece) or may_contain_credentials(piece) for piece in pieces)
 
     def redact_json(self, written: bytes, *, numbers: bool = False) -> bytes:
-        """Return the JSON text `written` with all secrets in strings replaced, with `numbers` everywhere."""
+        """Return the JSON text `written` with the secrets in strings replaced; `numbers`: in numbers too."""
         if not self.may_contain_secrets(written):
             return written
         select = in_strings_and_numbers if numbers else in_strings

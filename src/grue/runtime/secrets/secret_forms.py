@@ -268,8 +268,8 @@ _SECRET_PARTS = re.compile(
 _SECRET_WORDS = frozenset(
     ("AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD")
 )
-# A variable whose name ends in one of these words says where a secret is, and does not contain it. The same
-# is true of `_NOT_SECRET`.
+# A variable whose name ends in one of these words says where a secret is, and does not contain it. Nor do
+# the variables in `_NOT_SECRET` contain one.
 _PLACES = frozenset(("DIR", "DIRECTORY", "FD", "FILE", "FOLDER", "PATH", "PID", "SOCK", "SOCKET"))
 _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPWD", "PWD"))
 

@@ -217,7 +217,7 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 
 
 def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
-    """Observe a recorder before a writer does, and raise `TraceError` for what `grue trace` cannot read."""
+    """Raise `TraceError` for a line that `grue trace` could not read: an observer to add before a writer."""
     if not (b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)):
         raise TraceError(
             f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"

@@ -226,7 +226,10 @@ def error_text(error: Exception) -> str:
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
-    """Raise `TraceError` if a line's number is not above `after`, the previous one, or a time is invalid."""
+    """Raise `TraceError` if a message's number is not above the previous one (`after`), or a time is invalid.
+
+    `number` is the line's number in the file.
+    """
     if line.seq <= after:
         raise damaged(path, number, f"not in order: message {line.seq} comes after message {after}")
     if not (abs(line.t) <= _LATEST_S and abs(line.at) <= _LATEST_S):
@@ -235,8 +238,7 @@ def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
 
 def check_depth(path: Path, number: int, body: bytes) -> None:
     """Raise `TraceError` if a body is nested more than `MAX_DEPTH` levels deep."""
-    if len(body) <= STEP:
-        # Most bodies are this short. For them, two calls of `count` are faster than `count_of`.
+    if len(body) <= STEP:  # as most bodies are; here two calls of `count` are faster than `count_of`
         if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
             return
     elif count_of(body, "[{") <= MAX_DEPTH:

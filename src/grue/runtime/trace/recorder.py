@@ -327,7 +327,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Show the observers the part of the text so far that cannot belong to a secret, if there is any."""
+        """Pass to the observers the part of the text so far that cannot belong to a secret, if any."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)
