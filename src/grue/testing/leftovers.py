@@ -42,9 +42,9 @@ class _Present(NamedTuple):
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     """Assert that the `with` block leaves no process, descriptor or thread behind.
 
-    Not counted are what existed before the block, grue's guard process, Python's own fork server and resource
-    tracker, which a fleet starts and which end with the program, and descriptors of Landlock rules that grue
-    keeps for the next sandbox. If the block raises an exception, nothing is checked.
+    What existed before the block does not count, nor do these: grue's guard process; Python's fork server and
+    resource tracker, which a fleet starts and which end with the program; descriptors of Landlock rules that
+    grue keeps for the next sandbox. If the block raises an exception, nothing is checked.
 
     Args:
         within_s: How many seconds leftovers have to disappear after the end of the block.

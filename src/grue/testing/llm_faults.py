@@ -26,7 +26,7 @@ _GOOD_REPLY = text_reply("It is well.")
 
 
 def stalled(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send the headers and a fraction of the body, or of the stream's events, then nothing more."""
+    """Send the headers and the fraction `after` of the body, or of the stream's events, then nothing more."""
     return replace(reply, then="hang", after=after)
 
 
@@ -41,7 +41,7 @@ def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmRe
 
 
 def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Close the connection after a fraction of the body, before all bytes of the Content-Length are sent."""
+    """Close the connection after the fraction `after` of the body, although Content-Length promises more."""
     return replace(reply, then="drop", after=after)
 
 
@@ -105,12 +105,12 @@ def in_place_of_json(body: bytes) -> LlmReply:
 
 
 def error_in_stream(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send a fraction of a stream's events, then an error event, which ends the stream."""
+    """Send the fraction `after` of a stream's events, then an error event, which ends the stream."""
     return replace(reply, amid="error", after=after)
 
 
 def garbage_in_stream(
     reply: LlmReply = _GOOD_REPLY, garbage: bytes = b"data: {garbage\n\n", *, after: float = 0.5
 ) -> LlmReply:
-    """Send `garbage` after a fraction of a stream's events, then the rest of the events."""
+    """Send the fraction `after` of a stream's events, then `garbage`, then the rest of the events."""
     return replace(reply, amid=garbage, after=after)

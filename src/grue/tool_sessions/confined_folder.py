@@ -100,7 +100,7 @@ class ConfinedFolder:
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
             # A file's draft usually has this name, so the next write replaces a draft that a kill has left.
-            # If somebody else is writing in this folder, the draft may be theirs, so it gets a random name.
+            # If somebody else is writing in this folder, that draft may be theirs, so use a random name.
             fixed = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             draft = fixed if _is_only_writer(folder) else None
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)

@@ -97,7 +97,7 @@ class Parameters:
             raise
         except msgspec.ValidationError as error:
             raise InvalidArgumentsError(str(error)) from error
-        except Exception as error:  # of a validator or a default factory, which are the host's own code
+        except Exception as error:  # raised by a validator or a default factory of the host
             raise InvalidArgumentsError(_in_words(error)) from error
         return given
 
@@ -340,7 +340,7 @@ class ToolContext:
             )
 
     def _end(self, *, cancelled: bool) -> None:
-        """Mark the call as ended. What it reports later is dropped. Call this in the event loop."""
+        """Mark the call as ended: later reports of the function are dropped. Call this in the event loop."""
         self._over = True
         if cancelled:
             self._cancelled.set()

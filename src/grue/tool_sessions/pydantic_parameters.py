@@ -67,7 +67,7 @@ class PydanticParameter:
     def convert(self, value: Any) -> Any:
         """Convert an argument to the type of the annotation; raises `InvalidArgumentsError`."""
         try:
-            # Read as JSON: as a Python value, a strict model would refuse a text for a date or an enum.
+            # Give pydantic JSON text: a strict model accepts a string for a date or an enum only in JSON.
             return self._adapter.validate_json(json.dumps(value))
         except pydantic.ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)

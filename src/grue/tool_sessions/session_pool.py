@@ -184,7 +184,7 @@ class SessionPool:
     prewarmed.
 
     Attributes:
-        sessions: Which sessions the pool has; see the module's docstring.
+        sessions: When the pool opens sessions: `fresh` (in their turn), or a word of the module's docstring.
         opened: Servers with which a turn has had an open session.
     """
 
@@ -456,8 +456,9 @@ class LeasedConnection(_SessionUser):
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the prewarmed or kept connection; `None` if it cannot be used."""
-        # No `timeout_s` here: opening has its own limit, which began earlier and gives a better error.
         owned.wanted.set()
+        # Do not wait for `opened` within `timeout_s`: opening has its own time limit, which began earlier and
+        # gives a better error.
         with anyio.move_on_after(self._request.within(float("inf"))):
             await owned.opened.wait()
         if owned.listing is None or not owned.usable or not await _still_there(owned.connection):

@@ -59,10 +59,10 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replay's `command`, but with the limits and policies of the `recorded` command.
+        """Return a replay's message `command` with the limits and policies of its `recorded` counterpart.
 
-        Commands repeat limits of the turn, for example `OpenSession.timeout_s`. With changed limits each
-        command would be reported as a difference.
+        Messages such as `OpenSession` repeat limits of the turn. So after a change of limits, each of them
+        would be reported as a difference.
         """
         if not self or type(command) is not type(recorded):
             return command

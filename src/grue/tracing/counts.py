@@ -44,7 +44,7 @@ class TurnCounts:
     def __init__(self) -> None:
         self._started = 0
         self._iterations = 0
-        self._parked: dict[int, int] = {}  # by turn: the iterations until it was parked
+        self._parked: dict[int, int] = {}  # by turn: its iterations before it was parked
         self._outcomes: Counter[str] = Counter()
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
@@ -92,7 +92,7 @@ class TurnCounts:
         unanswered = "parked" if isinstance(end, m.TurnParked) else "failed"
         outcome = end.kind if isinstance(end, m.TurnCompleted) else unanswered
         self._outcomes[outcome] += 1
-        # The iterations of a turn that goes on include those until it was parked.
+        # The iterations of a resumed turn include those before it was parked.
         self._iterations += end.iterations - self._parked.pop(end.turn, 0)
         if isinstance(end, m.TurnParked):
             self._parked[end.turn] = end.iterations
@@ -282,7 +282,7 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # Only the host's own calls get their names here; `CompletionReceived` has named the model's.
+                # This names only calls of the host itself: the model's calls got their names from the reply.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():

@@ -1,15 +1,15 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
 The i-th turn of one trace is compared with the i-th turn of the other. A fork copies the beginning of a
-recorded turn and has its number. If one of the traces has forks, only turns with their numbers are compared.
+recorded turn, and has that turn's number. If a trace has forks, only turns with their numbers are compared.
 
 The messages of a turn form a tree, in which each message is below the message that caused it. If two messages
 are counterparts, the messages that they caused are paired, in order, if they have the same sender, receiver
 and kind. So two traces can be identical even if their actors ran in a different order.
 
 Numbers, times and `IGNORED` fields of messages are not compared. `IDS` may differ if they are used
-consistently. Kinds of messages that are not `compared` are left out, such as pieces of streamed replies: the
-whole reply follows.
+consistently. Messages whose class has `compared = False` are left out, such as pieces of streamed replies:
+the whole reply follows.
 """
 
 import hashlib
@@ -311,8 +311,8 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does, with `KEPT_BYTES` of messages in memory at most.
 
-    The other messages of an `EpisodeReader` stay in its file, from which `whole` reads them. Messages that
-    are not `compared` are left out.
+    The other messages of an `EpisodeReader` stay in its file, from which `whole` reads them. Messages whose
+    class has `compared = False` are left out.
     """
     splitter = TurnSplitter()
     kept: dict[int, int] = {}  # key: `id()` of a slice; value: bytes of its messages in memory

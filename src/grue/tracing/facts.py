@@ -100,10 +100,10 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str]) -> str:
-    """Return what a method of a fact says, for a reader; `words` is the method of `Fact`: `Fact.summary`.
+    """Call a method of a fact; `words` is the method as the base class defines it, such as `Fact.summary`.
 
-    If the host's own method raises or returns no text, return what the method of `Fact` says, so that the
-    trace can be read all the same.
+    If the host has overridden the method, and its version raises or returns no text, call that of the base
+    class, so that the trace can be read all the same.
     """
     try:
         said = getattr(fact, words.__name__)()

@@ -17,13 +17,13 @@ _BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.T
 
 
 class OwnMessages:
-    """Takes the messages of a trace in order. Those of several turns may be mixed."""
+    """Selects the messages to count. Takes them in the trace's order; those of several turns may be mixed."""
 
     def __init__(self) -> None:
         self._forked: dict[int, m.TurnForked] = {}  # by turn
 
     def take(self, envelope: Envelope[Any]) -> Envelope[Any] | None:
-        """Return a message as it counts: `None` if it is copied, and a fork's end without what is copied."""
+        """Return the message to count; `None`: it is a copy. From a fork's end, subtract the copied part."""
         if envelope.copied:
             return None
         if type(envelope.body) not in _BOUNDS:

@@ -1,7 +1,7 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
 A row has the line of text with its severity for `grue trace show`, the viewer, the diagrams and the live view
-of `grue play`; the log lines that depend on this message alone (the requirements specify their texts); and a
+of `grue play`; the log lines that depend on one message alone (the requirements specify their texts); and a
 `SpanNote`, an event in a span of Langfuse and OpenTelemetry. A kind without a row is shown by its fields.
 Log lines and spans that depend on earlier messages are in `observers/events.py` and `observers/span_feed.py`.
 

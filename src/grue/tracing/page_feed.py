@@ -237,7 +237,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope. `turn`: its turn; `None`: the one in the envelope."""
+        """Yield the spans that end with this envelope. `turn`: its turn; `None`: take `envelope.turn`."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:
@@ -437,8 +437,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     Attributes:
         repeats: For a reply, the share of its prompt that repeats an earlier prompt.
         broken: For a reply, where and why its prompt differs from that earlier prompt.
-        left_out: For a `RewriteHistory` that leaves out the oldest exchanges: how many entries of the history
-            after the first it has replaced.
+        left_out: For a `RewriteHistory` that shortens the history: how many entries it replaces by one.
     """
 
     seq: int

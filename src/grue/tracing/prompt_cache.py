@@ -102,9 +102,9 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """The form of requests.
+    """What determines how requests are encoded: the wire profile and the model.
 
-    `cause` is the number and the kind of the trace message that reported this form; 0: no message did.
+    `cause` is the number and the kind of the trace message that reported them; 0: no message did.
     """
 
     profile: WireProfile
@@ -174,8 +174,8 @@ class CachedPrompts:
     """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order.
 
     Attributes:
-        left_out: How many entries after the history's first one the latest rewrite has replaced by a note,
-            because the conversation was too long; 0: none.
+        left_out: How many entries the latest rewrite of a history has replaced by one, because the
+            conversation was too long; 0: none.
     """
 
     def __init__(self) -> None:
@@ -470,7 +470,7 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """If a message, given by number and kind, has changed the last prompt, note it in `talk.blame`."""
+    """If a message, given by number and kind, has changed the last prompt, add it to `talk.blame`."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]

@@ -123,7 +123,8 @@ def union_of(kinds: Iterable[type[Struct]]) -> Any:
     return functools.reduce(operator.or_, kinds)
 
 
-msgspec.json.Decoder(union_of(known_kinds().values()))  # see the end of `grue.messages`
+# Let msgspec prepare the decoding now: two threads that did so at once would crash the process.
+msgspec.json.Decoder(union_of(known_kinds().values()))
 
 
 class EpisodeReader(TraceReader[EpisodeBody]):

@@ -301,9 +301,8 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. If an effect of
-    a message was recorded before the event, the agent has handled this message and all earlier ones before
-    the event.
+    at once, while older messages may still be in the mailbox. If an effect of a message was recorded before
+    the event, the agent has handled this message and all earlier ones before the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -419,7 +418,7 @@ class Connections:
                 if not isinstance(body, m.StartupFailed):
                     self._recorded[m.ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # The turn ran out of time while the session connected.
+                # The turn ran out of time before the session was connected, so no outcome will follow.
                 connecting.discard(envelope.sender)
         # Learn nothing from the sessions that are still connecting: they were cancelled.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
@@ -501,8 +500,8 @@ class _Session:
             # The host itself has disabled the server. No other message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
-            # An earlier turn had connected, which the fork's trace does not hold: a first connect is not
-            # tried again.
+            # Only a server that an earlier turn has connected to gets a retry. The fork's trace does not hold
+            # that turn.
             self._connection = Proven()
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
         while isinstance(order, Attempt):

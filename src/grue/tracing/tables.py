@@ -157,13 +157,14 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 class _Rows:
     def __init__(self, episode: str) -> None:
         self._episode = episode
-        # The key is the number of the message that began the turn. Each row stands beside the time `t` of
-        # this message: the wall clock may be set while the turn runs.
+        # The key is the number of the message that began the turn; the first item of the value is the time
+        # `t` of this message, because the wall clock may be set while the turn runs.
         self._turns: dict[int, tuple[float, TurnRow]] = {}
         # The key is the number of the `RequestCompletion`. If the reply is dropped, `_drop` replaces this key
         # by the number of the `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
-        # The key is the number of a parked turn. When the turn ends, its counts include those until then.
+        # The key is the number of a parked turn. The counts at the end of the resumed turn include those of
+        # the part before it was parked.
         self._parked: dict[int, m.TurnParked] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:

@@ -20,7 +20,7 @@ class TurnSlice(Struct):
     Attributes:
         turn: The turn's number; 0 if the slice has only facts.
         resumed: Whether an interrupted episode continues with this turn.
-        again: Whether the slice before this one has the same or a higher number.
+        again: Whether the slice before this one has the same turn number or a higher one.
         begun: Whether the turn's `RunTurn` has arrived.
         over: Whether the turn has ended or crashed.
         overtaken: Whether a later turn has started, and nothing has arrived for this turn since.

@@ -64,7 +64,7 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    # `done`: how many earlier replies of this turn had thoughts. A turn's thoughts are numbered through.
+    # `done`: how many earlier replies of this turn had thoughts. Thoughts are numbered from 1 in each turn.
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1
     return tuple(

@@ -1,8 +1,8 @@
 """The rules of strict providers for a chat completions request, with error messages like theirs.
 
 No provider has all of these rules, but a request that keeps all of them is accepted by every provider.
-Requests in the other formats are translated to chat completions first. What the formats share is here as
-well: reading completions, making reasoning look encrypted, and the stream of chat completions.
+Requests in the other formats are translated to chat completions first. Functions that all formats use are
+here as well: they read completions, make reasoning look encrypted, and write the stream of chat completions.
 """
 
 import base64

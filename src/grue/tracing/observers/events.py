@@ -269,7 +269,7 @@ class EventFeed:
             self._episode_id = body.episode_id
         turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
         if isinstance(body, m.ToolDrifted):
-            if body in self._drifted:  # each session of the server records an equal one
+            if body in self._drifted:  # each session of the server records an equal message
                 return []
             self._drifted.add(body)
         if isinstance(body, m.RunTurn):

@@ -401,8 +401,8 @@ def _finished(reason: str | None) -> Attributes:
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return a parked turn's usage since it was resumed; for any other turn, the whole usage.
 
-    What it used before is in the spans of an earlier trace. Tools that add up the usage of all traces, such
-    as MLflow, would count that twice.
+    The usage before the turn was parked is in the spans of an earlier trace. Tools that add up the usage of
+    all traces, such as MLflow, would count it twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

@@ -108,7 +108,7 @@ class Outbox:
         if self._closed or isinstance(envelope.body, m.TextDelta):
             return
         if self._process != os.getpid():
-            if self._thread is None:  # no episode has begun in the parent
+            if self._thread is None:  # this process was forked before the parent had recorded anything
                 self._warn(
                     f"{self._name}: this process sends nothing, because it was forked after the observer was"
                     " made. Make the observer in this process."
@@ -228,11 +228,11 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
 
 
 def session_of_exporter(provided: "Session | None" = None) -> "Session":
-    """Return the HTTP session for an exporter of OTLP. A redirect is an error in it, and no body is read.
+    """Return an HTTP session for an OTLP exporter, which raises on a redirect and reads no response's body.
 
     The exporter takes a redirect for a success and does not follow it, so all spans would be lost without a
-    warning. It needs no body, and would wait for one that never ends, even at the end of the program. The
-    `provided` session of a credential provider reads bodies, because the provider may need them.
+    warning. The exporter needs no body, and would wait for one that never ends, even at the end of the
+    program. The `provided` session of a credential provider reads bodies, because the provider may need them.
     """
     import requests
 
@@ -287,7 +287,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether to log a record. A thread that exports spans keeps the text for a warning instead."""
+    """Return whether to log a record; if this thread exports spans, keep the text for a warning instead."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

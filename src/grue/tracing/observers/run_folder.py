@@ -135,7 +135,7 @@ class RunFolder(Closing):
         shown = self._recorder.redacted(encoded, numbers=True)
         try:
             msgspec.json.decode(shown, type=type(result))
-        except (msgspec.ValidationError, TypeError):  # the result's type requires one of these numbers
+        except (msgspec.ValidationError, TypeError):  # the type requires a number that was redacted
             shown = self._recorder.redacted(encoded)
         text = msgspec.json.format(shown, indent=2)
         with os_errors_as(TraceError, f"write {target}"):

@@ -143,7 +143,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """An event without duration in a span. Its `facts` have no text of models or tools."""
+    """An event without duration in a span. `facts` holds its data, without texts of models or tools."""
 
     span: SpanId
     at: float
