@@ -33,7 +33,7 @@ class MailboxFull(MCPError):  # noqa: N818 - a state, named as anyio names `Woul
 
 
 class MailboxClosed(MCPError):  # noqa: N818 - a state, named as anyio names `ClosedResourceError`
-    """The mailbox was closed, or its reader has ended."""
+    """The mailbox was closed, or its actor ended before it replied."""
 
 
 class AskTimedOut(MCPError):  # noqa: N818 - named as the event it reports
@@ -53,8 +53,8 @@ class Tap(Protocol):
 class Mailbox(Generic[M]):
     """A named queue of envelopes with one reader.
 
-    An envelope is recorded when it enters, with no await in between, so that the trace has the order of the
-    mailbox.
+    Each envelope is recorded and queued without an `await` in between, so that the trace and the mailbox have
+    the same order.
 
     Args:
         name: The owner's name, which is the receiver in every envelope of this mailbox.
@@ -93,7 +93,7 @@ class Mailbox(Generic[M]):
         Only `ask` passes `reply_to`. A cancelled call sends and records nothing.
 
         Raises:
-            MailboxClosed: The reader is gone.
+            MailboxClosed: The mailbox was closed.
         """
         while True:
             try:
@@ -110,7 +110,7 @@ class Mailbox(Generic[M]):
 
         Raises:
             MailboxFull: The mailbox is full.
-            MailboxClosed: The reader is gone.
+            MailboxClosed: The mailbox was closed.
         """
         if self._closed:
             raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
@@ -311,7 +311,7 @@ class Supervisor:
 
     On leaving, it closes every mailbox and waits until each actor has handled the messages in its mailbox.
     An actor that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox does
-    not count as crashed if the group is being left, or if the actor that was started with `whole=True` has
+    not count as crashed if the block is being left, or if the actor that was started with `whole=True` has
     returned.
 
     The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's

@@ -11,7 +11,7 @@ command, *args = faulty_server.argv("--silent-at", "call", "--ignore-eof", "--ig
 ```
 
 Flags such as `--silent-at` take a PHASE: `start` (before anything is read), `initialize`, `list` or `call`.
-The server uses only the standard library, and without the site packages, so that it boots in about 20 ms.
+The server uses only the standard library, and Python runs with `-S`, so that it boots in about 20 ms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read parts of a tool's whole result, for the built-in tool `read_result`.
 
 A result may be megabytes of hostile text, and a model writes the arguments. So the length of an answer and
-the time of a search are bounded. Patterns have no look-around and no back references, because they are
-matched in linear time. Read results in a worker thread: 10 MB take some tens of milliseconds.
+the time of a search are bounded. A search pattern may have no look-around and no back references, because it
+is matched in linear time. Read results in a worker thread: 10 MB take some tens of milliseconds.
 """
 
 import functools

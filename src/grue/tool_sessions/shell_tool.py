@@ -243,7 +243,7 @@ class _Commands:
         return ", ".join(shlex.join(each.words) for each in self._allowed) or "none"
 
     def _program_of(self, argv: Sequence[str]) -> tuple[str, int] | None:
-        """Return the program to run, and how many words are the user's; `None` if it is not allowed."""
+        """Return the program, and how many words of `argv` the user has chosen; `None`: it is not allowed."""
         if self._allowed is None:
             # The user has chosen the PATH, on which a name is looked up, but not where a path leads.
             return argv[0], int("/" not in argv[0])

@@ -331,7 +331,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
-    """Return an envelope with its message; if that was left in the file (`LeftInFile`), read it now.
+    """Return an envelope with its message; if the message is only in the file (`LeftInFile`), read it now.
 
     Raises:
         TraceError: The file has changed since it was first read, or cannot be read.

@@ -1,4 +1,4 @@
-"""Count only what a fork has done itself.
+"""Count only what a fork has done itself. A fork runs a recorded turn again, from one of its messages on.
 
 A fork's trace repeats the messages of the recorded turn before the fork, marked as copied, and the fork's end
 counts them again. Programs show them, but do not count them: the fork has not asked, called, paid or waited
@@ -17,7 +17,7 @@ _BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.T
 
 
 class OwnMessages:
-    """Selects the messages to count. Takes them in the trace's order; those of several turns may be mixed."""
+    """Selects the messages to count from a trace's messages, in order; several turns may be mixed."""
 
     def __init__(self) -> None:
         self._forked: dict[int, m.TurnForked] = {}  # by turn

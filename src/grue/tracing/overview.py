@@ -106,7 +106,7 @@ class Overview(Struct, kw_only=True):
         self.facts = _plain_fields(started)
 
     def _fork(self, forked: m.TurnForked) -> None:
-        """Count a fork. Turns before the first fork are not counted."""
+        """Count a fork (a recorded turn that is run again). Turns before the first fork are not counted."""
         changed = f": {', '.join(forked.changed)}" if forked.changed else ""
         what = f"turn {forked.turn} of {forked.episode}{changed}"
         self.forks = (*self.forks, printable(what, _CHARS))

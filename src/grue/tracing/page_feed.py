@@ -87,7 +87,7 @@ _SENT, _SETTLED, _ASKED, _DECIDED = range(4)
 
 
 class StoryTeller:
-    """Makes the story, a list of passages. Call `see` with each envelope in order."""
+    """Makes the page's story: passages of related messages. Call `see` with each envelope in order."""
 
     def __init__(self) -> None:
         self._turns: dict[int, _Turn] = {}
@@ -210,7 +210,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
         turn: Number of the turn that the first message of the step belongs to.
         lane: Name of the actor.
         label: Short description; may be untrusted text.
-        start_s: Begin of the period, in seconds since the trace began. `end_s` is its end on the same clock.
+        start_s: Start of the period, in seconds since the trace began. `end_s` is its end on the same clock.
         first: Number of the message that began the step.
         last: Number of the message that ended the step, or of the last message before it was abandoned.
         grade: `fail` if the step failed, `warn` if it was tried again or ended with a warning, else empty.

@@ -192,8 +192,8 @@ class CachedPrompts:
     def see(self, envelope: Any) -> CachedPrompt | None:
         """Take the next message. If it ends a request, return that request, compared with earlier ones.
 
-        Return `None` for the failure of a request: no endpoint has read its prompt. Do the same for a request
-        that a fork repeats; later ones are compared with it.
+        Return `None` for a request that failed, because no endpoint has read its prompt. Also return `None`
+        for a request that a fork has copied; later requests are still compared with it.
         """
         prompt = self._see(envelope)
         return None if envelope.copied else prompt

@@ -94,7 +94,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def is_fork(self) -> bool:
-        """Whether the turn is a fork."""
+        """Whether the turn is a fork: it runs a turn of another trace again, from one of its messages on."""
         return any(isinstance(envelope.body, m.TurnForked) for envelope in self.noted)
 
     @property
@@ -137,7 +137,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
 
 def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
-    """Return the turn of a slice, or `None` if no agent ran a turn in it."""
+    """Return the `AgentTurn` of a `TurnSlice`; `None`: no agent ran a turn in it."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
     for envelope in turn_slice.envelopes:
@@ -443,9 +443,8 @@ def replay_sessions(
 ) -> tuple[int, list[Divergence]]:
     """Replay the sessions of a turn.
 
-    `commands` has the messages of the replayed agent. The key is the number of the recorded message that the
-    value replaces.
-    Returns how many messages were compared, and the first difference of each session that has one.
+    `commands` has the messages of the replayed agent, each by the number of the recorded message that it
+    replaces. Return how many messages were compared, and the first difference of each session that has one.
     """
     compared = 0
     found: list[Divergence] = []

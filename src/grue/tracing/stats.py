@@ -3,10 +3,10 @@
 Percentiles use the nearest rank: each is a measured value. Times are rounded to the microsecond.
 
 `PhaseClock` assigns the time between two envelopes to the phase that was active after the first of them. The
-**model** phase is active during a request to the model with its retries, during a server's
-request (sampling), and while the model's tool support is checked. **Tools**, **start-up** and **teardown**
-are active while a call is made, a session opens, or a session closes. If several are active, the first in
-this order counts.
+**model** phase is active during a request to the model with its retries, during a server's request
+(sampling), and while the model's tool support is checked. **Tools**, **start-up** and **teardown** are active
+while a call is made, a session opens, or a session closes. If several phases are active, the first in this
+order counts.
 
 The remaining time of a turn is **other**: the agent itself and the check of the answer. The remaining time
 outside turns belongs to the **host**, as do start-up and teardown there, because no turn waits for them. If
@@ -83,7 +83,7 @@ class PhaseClock:
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
-        """Count the time until an envelope, then apply the steps that begin or end with it.
+        """Count the time until an envelope; then begin and end the steps in `changes`.
 
         `resumed`: no host ran since the last envelope, so that the time since then is not counted.
         """

@@ -135,8 +135,8 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
     """Yield the rows of an episode: one for each turn, tool call and request.
 
     A turn's row and the rows of its calls are yielded when the turn has ended, a request's row when the
-    request has ended. The rows of turns and requests without an end come last. What a fork repeats of another
-    turn has no rows.
+    request has ended. The rows of turns and requests without an end come last. There are no rows for messages
+    that a fork has copied from a recorded turn.
 
     Raises:
         TraceError: The trace is damaged or cannot be read. Raised after the rows of all messages before the

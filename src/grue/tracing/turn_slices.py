@@ -1,6 +1,6 @@
 """Split an episode's trace into its turns. Only turns that have not ended are in memory.
 
-In an episode one turn runs at a time; in a batch (`Runner.map`) turns overlap.
+In an episode one turn runs at a time, except in `Runner.map`, where turns overlap.
 """
 
 from collections import deque

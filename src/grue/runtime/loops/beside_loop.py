@@ -8,7 +8,7 @@
 | a loop that has to stay in the event loop's thread  | `Pace`, which lets other tasks run                |
 | a task beside a block of code, cancelled at its end | `BackgroundTasks`                                 |
 | a short blocking call of our own                    | `anyio.to_thread`                                 |
-| the look-up of a host's name, which asyncio makes   | `look_up`, set by `run_loop`                      |
+| a DNS look-up, which asyncio makes                  | `look_up`, set by `run_loop`                      |
 
 The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are not
 always daemons. A function of the host that hangs in one would keep the program alive after Ctrl-C.

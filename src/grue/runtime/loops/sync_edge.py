@@ -6,8 +6,8 @@ runs.
 
 After gevent's `monkey.patch_all()` all threads are greenlets of one system thread, in which asyncio allows
 one running loop. A real thread would not help, because gevent's `subprocess` cannot start a process in it. So
-each coroutine becomes a task of one loop, which runs in a greenlet and ends with its last task. It waits with
-functions that gevent has patched, so other greenlets run meanwhile.
+each coroutine becomes a task of one loop, which runs in a greenlet and ends with its last task. This loop
+waits with functions that gevent has patched, so other greenlets run meanwhile.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had exited before anything was closed. The first call decides this."""
+        """Return whether the process had exited at the first call, which comes before anything is closed."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died

@@ -51,7 +51,7 @@ class HostMark:
         self._serial = itertools.count(1)
 
     def digits(self) -> str:
-        """Return the ten digits that all marks of this host begin with; empty if marks cannot be set."""
+        """Return the ten digits that all server marks of this host begin with; empty: marks cannot be set."""
         if self._digits is None:
             room = _room() if _can_mark() else 0
             self._digits = f"4{secrets.randbelow(room):09d}" if room >= _FEWEST_MARKS else ""
@@ -63,7 +63,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Forget `digits`, because this process was forked: its marks must begin with other digits."""
+        """Forget `digits`: this process was forked, so the marks of its servers must begin with others."""
         self._digits = None
 
 
@@ -115,9 +115,9 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """If this process has inherited a server's mark, remove the mark from its child `pid`."""
+    """If this process has inherited a server's RLIMIT_RTTIME mark, remove the mark from its child `pid`."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
-        # A limit below `_BASE` does not count as a mark. "Unlimited" is not possible, because the kernel lets
+        # A limit below `_BASE` does not mark a server. "Unlimited" is not possible, because the kernel lets
         # no process raise its hard limit.
         _set_mark(pid, _BASE - 1)
 
@@ -127,7 +127,7 @@ def _can_mark() -> bool:
         return False
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if any(limit != resource.RLIM_INFINITY and limit < _BASE for limit in (soft, hard)):
-        return False  # this is a real limit, which a mark would lift
+        return False  # the user has set a real limit, which a server's mark would lift
     try:
         os.close(os.pidfd_open(os.getpid()))
         # If /proc belongs to another pid namespace, its ids are not the ids that this process can kill.
@@ -157,7 +157,7 @@ def _set_mark(pid: int, mark: int) -> bool:
 
 
 def _mark_of(pid: int) -> int:
-    """Return a process's mark, its hard RLIMIT_RTTIME; -1: none, or the process is gone or another user's."""
+    """Return a process's mark, its hard RLIMIT_RTTIME; -1: it has none, has exited, or is another user's."""
     if sys.platform == "linux":
         with suppress(OSError):
             return resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]

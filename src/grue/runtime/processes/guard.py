@@ -99,7 +99,7 @@ class HostGuard:
             self._send(f"+{listed}")
 
     def release(self, listed: int | str) -> None:
-        """Remove a process group or a folder from the guard's list. Call this before the leader is reaped."""
+        """Remove a process group or a folder from the list. Call this before the group's leader is reaped."""
         with self._lock:
             self._list.discard(listed)
             if self._shell is not None:

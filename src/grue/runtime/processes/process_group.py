@@ -325,8 +325,8 @@ class ProcessRegistry:
     def kill_now(self) -> None:
         """Send SIGKILL to every group, and return without waiting for the processes to exit.
 
-        The signal handler calls this at a second Ctrl-C. If it raised an exception instead, that could strike
-        inside the event loop's own code, and a task's wake-up could be lost.
+        The signal handler calls this at a second Ctrl-C. A handler that raised an exception instead could
+        interrupt the event loop's own code, and a task's wake-up could be lost.
         """
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)
@@ -423,8 +423,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
     """Return the program's absolute path, or raise a clearer error than a spawn would."""
     base = cwd or "."
     # Use strings: `Path`s take ten times as long, and the server cannot start before this is done.
-    # A process can start in the host's own directory even if no path leads there any more.
-    if cwd:
+    if cwd:  # the host's own directory needs no check: a process can start there even if it was deleted
         try:
             os.stat(f"{cwd}/.")  # noqa: PTH116
         except (OSError, ValueError) as error:

@@ -608,7 +608,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: dict[_State, int], state: _State, length: int) -> None:
-        """Add the states that can follow `state`: none if a whole form of the secret has matched."""
+        """Add to `states` those that can follow `state`: none if a whole form of the secret has matched."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

@@ -115,8 +115,7 @@ def _escaped(secret: str) -> bytes:
     r"""Return a regular expression for the secret, with each character plain or escaped in any way.
 
     Each level of JSON in JSON doubles the backslashes, so the expression matches any number of them before a
-    character.
-    Every repetition is bounded or repeats a single character, so matching takes linear time.
+    character. Every repetition is bounded or repeats a single character, so matching takes linear time.
     """
     parts: list[bytes] = []
     after_backslashes = False

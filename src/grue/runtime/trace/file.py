@@ -138,8 +138,8 @@ class LineQueue:
     def _write_some(self) -> bool:
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # This delays no `flush` or `close`: each queues its entry before it sets `_hurry`, and the loop below
-        # gets the entry.
+        # Clear `_hurry` before the queue is emptied. `flush` and `close` add their entry to the queue before
+        # they set `_hurry`, so the loop below gets an entry whose `_hurry` is cleared here.
         self._hurry.clear()
         try:
             while True:
@@ -217,7 +217,7 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 
 
 def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
-    """Raise `TraceError` for a line that `grue trace` could not read: an observer to add before a writer."""
+    """Raise `TraceError` if `grue trace` could not read a line. Add this observer before a `TraceWriter`."""
     if not (b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)):
         raise TraceError(
             f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"
@@ -309,7 +309,7 @@ class TraceWriter(Closing):
             self._in_time = self._lines.flush(self._options.flush_within_s if self._in_time else _LATE_S)
 
     def added_to(self, recorder: Recorder) -> None:
-        """Remember the recorder, so that `close` waits for its work. `Recorder.add` calls this."""
+        """Remember the recorder, so that `close` waits for the recorder. `Recorder.add` calls this."""
         self._recorders.append(recorder)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
@@ -408,7 +408,7 @@ class TraceWriter(Closing):
         try:
             if not path.exists() or path.stat().st_size != len(content):
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                # Other traces in this folder may be writing the same payload, so each has a draft of its own.
+                # Other traces in this folder may be writing the same payload, so each has its own draft.
                 draft = f"{hashlib.sha256(os.fsencode(self.path.name)).hexdigest()}.part"
                 write_whole(path, content, fsync=self._options.fsync, draft=draft)
         except OSError as error:

@@ -287,7 +287,7 @@ class Recorder:
         long message may reach them after this returns: await `shown`. Held-back text (`hold_back`) is
         recorded later.
         """
-        # A piece without text says that the reply starts again.
+        # A piece without text means that the reply starts again.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
         with self._lock:

@@ -83,7 +83,7 @@ def chat_call(call_id: str, name: str, arguments: str) -> Json:
 
 
 def chat_tool(tool: Json, parameters: str) -> Json:
-    """Return a tool on offer in the form of chat completions; `parameters` is the field with its schema."""
+    """Return a tool in the form of chat completions; `tool[parameters]` is its schema."""
     function = {"name": tool.get("name"), "parameters": tool.get(parameters), **given(tool, "description")}
     return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") else {})}
 

@@ -107,7 +107,8 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    # DeepSeek and OpenRouter refuse an assistant message without the reasoning of the reply that it repeats.
+    # An assistant message repeats an earlier reply; DeepSeek and OpenRouter refuse it without that reply's
+    # reasoning.
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():

@@ -45,7 +45,8 @@ class _Talk:
     def take(self, step: SaidStep) -> None:
         """Apply the recorded message `step` to the history.
 
-        If the trace lacks messages before `step`, the entries so far are missing, and a new history begins.
+        If the trace lacks messages just before `step`, count all entries so far as missing, and begin a new
+        history.
         """
         try:
             take_step(self.history, step)

@@ -290,7 +290,7 @@ class EventFeed:
             )
             for line in (*log_lines(body), *of_turn.lines(body))
         ]
-        return [] if envelope.copied else made  # a fork repeats the message of another turn
+        return [] if envelope.copied else made  # a fork's trace repeats a message of the recorded turn
 
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}

@@ -8,14 +8,14 @@ host records such a call with the number of the turn that has just ended, it is 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
   everything inside it, except for a host's calls in a turn that has ended.
-- A call that was sent has a span (`ToolUse`). A call that was skipped or rejected has only a note.
+- A call that was sent has a span (`ToolUse`). A call that was skipped or rejected has only a `SpanNoted`.
 - A turn has one `ToolSession`, from its first request that offers tools to its end; without such a request
   it has none.
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed or
   that is open when the episode ends; it ends at the time of its last envelope.
 - A host's `EpisodeEnded` decides how the episode ended. Without a host's facts, the episode ended as its last
   turn did, or was cut off if a turn is still open.
-- What a fork repeats of another turn has no spans, and is not counted in the span of the fork.
+- The messages that a fork copies from a recorded turn have no spans, and do not count in the fork's span.
 - Times never run backwards: each is the wall clock's time of the first envelope, plus the monotonic time
   since then.
 
@@ -127,13 +127,13 @@ class SpanFeed:
         self._events: list[SpanEvent] = []
 
     def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
-        """Take the next envelope. Return the spans that it opens or closes, and its notes, in order."""
+        """Take the next envelope. Return the events that it causes, such as `SpanOpened`, in order."""
         self._events = []
         if self._epoch is None:
             self._epoch = envelope.at - envelope.t
         self._now = max(self._now, self._epoch + envelope.t)
         self._sent = self._conversations.see(envelope)
-        # Copied messages make no spans, but the spans after them need what they say, such as names of calls.
+        # Copied messages make no spans, but later spans need data from them, such as the names of calls.
         envelope = self._own.take(envelope) or envelope
         body = envelope.body
         match body:

@@ -37,7 +37,7 @@ class SpanSink(ABC):
         self._ended_turn: dict[SpanId, Any] = {}
 
     def consume(self, envelope: Envelope[Any]) -> None:
-        """Export the spans and notes of `envelope`."""
+        """Export the spans that begin or end with `envelope`, and the events in them."""
         self._write(self._feed.feed(envelope))
 
     def finish(self) -> None:
@@ -78,7 +78,7 @@ class SpanSink(ABC):
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
-        """Add a note to a span. `span` is what `open` returned; `None`: `open` failed."""
+        """Add an event to a span. `span` is what `open` returned; `None`: `open` failed."""
 
     @abstractmethod
     def close(self, event: SpanClosed, span: Any) -> None:

@@ -1,4 +1,4 @@
-"""The spans and notes that Langfuse and OpenTelemetry get.
+"""The spans that Langfuse and OpenTelemetry get, and the events in them (`SpanNoted`).
 
 ```
 Episode
