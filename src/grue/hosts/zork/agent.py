@@ -306,8 +306,8 @@ class ZorkAgent:
     def close(self) -> None:
         """End servers and tasks that outlive a turn, and flush the manager's Langfuse client.
 
-        This may take a few seconds. A second call does nothing. If this is never called, the client is
-        flushed when the program ends.
+        This may take a few seconds. A second call does nothing. If `close` is never called, the Langfuse
+        client is flushed when the program ends.
         """
         self._runner.close()
         if self._langfuse is not None:
@@ -317,7 +317,7 @@ class ZorkAgent:
         """Return the decision of a turn that an earlier run of the program finished. No request is sent.
 
         Raises:
-            MCPError: The turn has failed; the error is the one with which it failed.
+            MCPError: The turn has failed. It is the error with which the turn ended.
         """
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):

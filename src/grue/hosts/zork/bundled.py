@@ -13,8 +13,7 @@ BUNDLED_NAME = "mind"
 def bundled_server() -> StdioServer:
     """Return the server, which runs without site packages, so that it starts fast.
 
-    It needs neither files nor a network, so it runs in a box that allows neither, if this machine can enforce
-    that.
+    The server needs neither files nor a network. If this machine can enforce it, a box refuses it both.
     """
     # The module is not imported: no host imports another package of `grue.hosts`.
     file = Path(__file__).parents[1] / "servers" / "think.py"

@@ -60,7 +60,7 @@ class ManagerConnection:
     an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not
-    after one that raised. It is not cancelled with the turn.
+    after one that raised. A cancellation of the turn does not cancel `disconnect_session`.
 
     Args:
         server: The server's name in the session. It is removed from tool names of the form `SERVER.TOOL`;

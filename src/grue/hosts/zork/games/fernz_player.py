@@ -3,8 +3,8 @@ r"""Play a story with the package `fernz`: commands come from stdin, answers go 
     python -m grue.hosts.zork.games.fernz_player [-m] [-p] [-q] [-w COLUMNS] [-h ROWS] [-s SEED] [-R FOLDER]
     STORY
 
-It is a process of its own, so that a story that never stops or needs too much memory can be killed. It does
-the same as `dfrotz` in these points:
+The player is a process of its own, so that a story that never stops or needs too much memory can be killed.
+It does the same as `dfrotz` in these points:
 
 - The line `\sf-N` prints "Speed Factor -N" and the prompt again, and does not reach the story.
 - If the story waits for a single key, it gets the first character of the next line.

@@ -44,7 +44,7 @@ class Case(Struct, frozen=True):
 def case_for(seed: int) -> Case:
     """Return the variation of the house for a seed.
 
-    It is computed from a digest of the seed, because `random` may differ between versions of Python.
+    The digits and words come from a digest of the seed: `random` may differ between versions of Python.
     """
     dice = hashlib.sha256(f"house {seed}".encode()).digest()
     figures = dict(zip(PEOPLE, list(permutations(range(2, 9), 3))[dice[0] % 210], strict=True))

@@ -68,8 +68,8 @@ class Interpreter(Struct, frozen=True, kw_only=True):
 class InterpreterProcess:
     """A running interpreter with one story, in a process group of its own.
 
-    The process may read and write files only in a temporary folder. It is ended and the folder removed by
-    `close`, when this object is garbage-collected, or when the program ends.
+    The process may read and write files only in a temporary folder. `close` ends the process and removes the
+    folder. The same happens when this object is garbage-collected, or when the program ends.
 
     Attributes:
         ended: Whether the story and the interpreter have ended; if so, no further line may be sent.
