@@ -432,7 +432,7 @@ class EncodedConversation:
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: w.Reply) -> m.AssistantReply:
-        """Return a history entry of the reply, which the next `ask` adds to the history."""
+        """Return the reply as a history entry. The next `ask` adds this entry to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens

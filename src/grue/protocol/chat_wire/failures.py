@@ -389,7 +389,7 @@ def _wait_of(error: object) -> float | None:
 
 
 def _wait_in_headers(error: object, now_s: float | None) -> float | None:
-    # OpenRouter's errors contain the headers of the provider's response.
+    # The body of an OpenRouter error contains the headers of the provider's response, such as `Retry-After`.
     match error:
         case {"error": {"metadata": {"headers": dict() as headers}}} if now_s is not None:
             return asked_wait({str(name).lower(): str(value) for name, value in headers.items()}, now_s)

@@ -31,7 +31,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: The name that the endpoint uses.
-        max_tokens: Longest reply, thinking included.
+        max_tokens: Longest reply in tokens, thinking included.
         reasoning_effort: How much the model should think.
         reasoning_tokens: The most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.

@@ -330,7 +330,7 @@ def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.A
 def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, shown: str = "") -> str:
     """Return the text of a message, with a line for each attachment that is not sent in this message.
 
-    `shown` is the line for attachments that are sent in another message; empty: all are sent in this message.
+    `shown`: the line about an attachment that is sent in another message; empty: there is no other message.
     """
     lines = [message.text if isinstance(message, m.UserText) else message.content]
     for each in message.attachments:

@@ -23,7 +23,7 @@ they repeat it.
 
 Images, audio and PDF files are checked before they are attached: a provider refuses a whole request for one
 image with the wrong media type or broken base64, and every later request would contain that image too. To add
-a media type, add it to the tables below. `chat_wire/wire_format.py` decides which of them an endpoint gets.
+a media type, add it to the tables below. `chat_wire/wire_format.py` decides which files an endpoint gets.
 
 Source: P43, P44
 """

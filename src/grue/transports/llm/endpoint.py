@@ -531,7 +531,7 @@ class LlmEndpoint:
         return self.after((), now_s, tools=tools) or self
 
     def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:
-        """Return the first of this endpoint and its fallbacks that is the model `asked`, or else `self`."""
+        """Return the first of this endpoint and its fallbacks that has the model of `asked`, else `self`."""
         wanted = None if asked is None else (asked.model, asked.address)
         same = (
             each

@@ -66,9 +66,9 @@ _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the 
 class McpClient:
     """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
-    Entering spawns the server's process, if it has one. Leaving ends it within `options.limits`, even if the
-    task is cancelled. Afterwards no process of its group is alive, and `status` says how it ended. For a
-    server over HTTP, leaving ends the session at the server, which gets one second to answer.
+    Entering spawns the server's process, if it has one. Leaving ends this process within `options.limits`,
+    even if the task is cancelled. Then no process of its process group is alive, and `status` says how the
+    process ended. For a server over HTTP, leaving ends the session at the server within one second.
 
     Raises:
         ServerFailed: On entering, with the phase `spawn`.

@@ -69,8 +69,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    The errors of `ask` are not caught. A `bad_tool` notice reports each tool or page that is left out. If the
-    last page names itself as the next one, and that has no new tools, this is not reported.
+    The errors of `ask` are not caught. A `bad_tool` notice reports what is left out, except a last page that
+    names itself as the next page and brings no new tools the second time.
 
     Raises:
         ValueError: A page has no list of tools at all.

@@ -303,7 +303,7 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver a message from the response to a request. If it is the answer, give it the request's id."""
+        """Deliver a message that came in the response to a request. An answer gets the id of the request."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
