@@ -42,7 +42,7 @@ The rules:
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
-    it, after all calls of that reply have been decided on. They are sent when it has listed its tools.
+    it, after all calls of that reply have been decided on. Calls to it are sent when it has listed its tools.
 13. A turn that forks a recorded turn gets the recorded events again, up to the fork. Until then its commands
     are not carried out. At the fork, `TurnForked` replaces limits, policies and tools.
 14. If a request is to be answered by a batch of the provider, the sessions are closed and the turn waits. A

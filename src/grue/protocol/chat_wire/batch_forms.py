@@ -40,7 +40,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
         total: How many requests the batch has; `None`: the provider does not say.
         results: API paths of the files with the batch's results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: Why requests of the batch have no result; empty: the provider does not say.
+        left: How the batch ended, if that is why requests have no result; empty: the provider does not say.
     """
 
     id: str
@@ -244,7 +244,7 @@ def batch_form_of(wire: str) -> BatchForm:
     """Return the batch API of the providers that use a wire format.
 
     Raises:
-        MCPConfigError: These providers take no batches.
+        MCPConfigError: The providers that use this format take no batches.
     """
     form = FORMATS[wire].batches
     if form is None:

@@ -518,8 +518,8 @@ class _Calls:
                 return self._by_id.get(call_id)
             return self._calls[-1]
         latest = self._by_index.get(_key(index))
-        # A piece with another id belongs to another call, even if the index is the same: some servers give
-        # all calls one index.
+        # The piece continues the latest call with its index, unless both have ids that differ: some servers
+        # give all calls one index.
         if latest is None or not (call_id and latest.id) or latest.id == call_id:
             return latest
         other = self._by_id.get(call_id)
@@ -559,7 +559,8 @@ class _Calls:
         if not isinstance(name, str):
             raise DamagedStream("adds to a tool call that has not begun")
         before = self._calls[-1].index if self._calls else None
-        # The first call may have any index: some gateways give an index to the text before it, too.
+        # Compare only with an earlier call. The first call may have any index, because some gateways give an
+        # index to the text before it, too.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"begins tool call {index} after tool call {before}")
         if len(self._calls) >= w.MAX_CALLS:

@@ -132,7 +132,7 @@ def _pieces(text: str) -> int:
 
 
 def _least_tokens(tool: m.ToolDefinition) -> int:
-    """Return the fewest tokens that this tool takes in a prompt, with any chat template and tokenizer."""
+    """Return the fewest tokens that this tool can take in a prompt, whatever the template and tokenizer."""
     arguments = tool.input_schema.get("properties")
     named = arguments if isinstance(arguments, dict) else {}
     told = (each.get("description") for each in named.values() if isinstance(each, dict))

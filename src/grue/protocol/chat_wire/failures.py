@@ -617,7 +617,7 @@ def _reply_remedy(fault: Fault) -> str:
     # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
     if fault.kind == "damaged":
         return "Check the proxies and gateways before the endpoint, or do not stream."
-    # A body with status 2xx that is no completion is often a web page: the base URL lacks /v1.
+    # The status is 2xx, but the body is not a completion. Often it is a web page, because /v1 is missing.
     return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
 
 

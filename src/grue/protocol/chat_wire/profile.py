@@ -80,7 +80,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         ignores_schema: The endpoint has accepted a schema but replied in another shape, so the schema is also
             sent to the model as text.
         tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. So
-            requests that offer no tools list them, with `tool_choice: "none"`.
+            even requests in which no tool may be called list the tools, with `tool_choice: "none"`.
         assistant_after_results: The endpoint refuses a user message directly after tool results, so an
             assistant's message is inserted.
         max_description_chars: Longest description of a tool; `None` for no limit.

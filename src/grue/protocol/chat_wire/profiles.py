@@ -9,7 +9,7 @@ of times. Later requests to the endpoint use the adapted profile too.
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
 or, as a heuristic, the table of names below. The rows for models without tools come first and cover whole
-families, so they also match some models that do call tools. A model that no row matches is taken to call
+families, so they also match some models that do call tools. A model that no row matches is assumed to call
 tools: if it does not, the first request fails with the provider's reason.
 
 Source: R4.5, R12, P13

@@ -220,7 +220,7 @@ def read_object(body: bytes) -> m.JsonObject | Fault:
 
 
 def no_completion(what: str) -> Fault:
-    """Return the fault for a body that is not a completion."""
+    """Return the fault for a body that is not a completion; `what` says why it is not."""
     return Fault(kind="invalid_reply", status=200, message=f"not a completion: {what}")
 
 

@@ -594,7 +594,7 @@ def _bare(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _named(text: str, known: Iterable[str]) -> Written | None:
-    """Find a call written as `>>>name`, without its arguments."""
+    """Find a call written as `>>>name`. The result has no calls: the arguments are not read."""
     if text.startswith("{") or not text.endswith("}"):
         return None
     fences = at = 0

@@ -243,7 +243,7 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit into the context window.
 
     Attributes:
-        ledger: The sizes of the history's parts, with the stubs of `cleared` and without the items in `new`.
+        ledger: The sizes of the history's parts after the clearing, without the items in `new`.
         new: The new items of the request; tool results that are too long are cut.
         cleared: The parts of the history that stubs replace; `None`: none.
         summarise: Whether a summary is needed before the request is sent.

@@ -1,4 +1,4 @@
-"""The tool calls of a reply: batches for each server, which calls of a batch are made, how each call ends.
+"""The tool calls of a reply: how they form batches, which calls of a batch are made, how each call ends.
 
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
 one batch within its session. A replay compares the commands of both state machines with the trace. The rules:
@@ -393,7 +393,10 @@ BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
 
 
 def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransition:
-    """Return the first state of a batch and its first commands; unless `connected`, all calls are skipped."""
+    """Return the first state of a batch and its first commands.
+
+    If the session is not `connected` to its server, all calls are skipped.
+    """
     if connected:
         return _next_call(batch, 0)
     return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)

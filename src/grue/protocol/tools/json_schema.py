@@ -139,7 +139,7 @@ def _check_of(written: bytes) -> Check:
     compiled = functools.cache(functools.partial(_compiled, own, name))
     is_plain = _is_plain(schema)
     if not is_plain:
-        compiled()  # compiled here, so that a schema that is not valid is refused
+        compiled()  # now, so that an invalid schema is refused here and not at its first use
     has_patterns, has_branches = b"attern" in written, b"Of" in written
 
     def check(value: object) -> str | None:
@@ -294,7 +294,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time, or is invalid, which the validator reports."""
+    """Return whether a pattern runs in linear time. An invalid one also counts: the validator refuses it."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 

@@ -13,7 +13,7 @@ here. The rules:
 - A call is made only if the verdict is `approve`, or `change` with usable arguments. Everything else is a
   denial: another word, `None`, a change without arguments, an approval with arguments.
 - A decision counts for one call only, and only for the arguments and the tool definition that were shown.
-- If decisions about a call contradict each other, it is denied.
+- If decisions about a call contradict each other, the call is denied.
 """
 
 from __future__ import annotations

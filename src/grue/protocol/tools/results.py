@@ -145,7 +145,7 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    Other data has no size because it may contain a secret. The trace has a placeholder for the secret, so a
+    For other data no size is returned: it may contain a secret, for which the trace has a placeholder, so a
     replay would compute another size. Data of more than a megabyte is taken for base64 without a check.
     """
     data = _without_prefix(data)

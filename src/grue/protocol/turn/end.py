@@ -88,7 +88,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, s.AwaitingReconnect):
-        # Do not close the dead server's session again: it was told to close when this state began.
+        # Do not close the dead server's session again: this state began with the command to close it.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
 

@@ -155,7 +155,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:
-        """Return the call that `call` makes through `call_tool`, if its tool exists; else `call` itself."""
+        """Return the call that `call` makes through `call_tool`; `call` itself if there is no such tool."""
         named = named_call(call) if self.searching else call
         if named is call:
             return call

@@ -11,13 +11,13 @@ The rules for the calls of a reply, besides those in `tool_loop.py`:
 - If nobody answers now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 
-The rules for servers that start when they are called (`RunTurn.when_called`), also besides those there:
+More rules, for servers that start when they are called (`RunTurn.when_called`):
 
 - The tools that such a server then lists replace those that the model was offered. If they are the same, the
-  next request offers the same list, in the same order. If a tool has changed, the session does not send its
-  calls (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
-- If the server does not start, its calls are answered with the reason, and the turn goes on without its
-  tools; or the turn fails, if the server is required.
+  next request offers the same list, in the same order. If a tool has changed, the session does not send calls
+  of it (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
+- If the server does not start, calls of its tools are answered with the reason, and the turn goes on without
+  these tools; or the turn fails, if the server is required.
 """
 
 from __future__ import annotations
@@ -580,7 +580,7 @@ def open_session(run: m.RunTurn, server: m.ServerName) -> m.OpenSession:
 
 
 def with_unstarted(turn: Turn) -> Turn:
-    """Return the turn with the known tools of those servers that start only when they are called."""
+    """Add to the turn the known tools of those servers that start only when they are called."""
     offered = {listing.server: listing.tools for listing in turn.run.when_called}
     return replace(turn.relist(offered), unstarted=tuple(offered)) if offered else turn
 
