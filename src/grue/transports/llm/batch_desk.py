@@ -304,7 +304,7 @@ class BatchDesk:
     ) -> T:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
-        Use this only for requests that may be sent twice. The error `BatchRefused` calls the answer `what`.
+        Use this only for requests that may be sent twice. `what` is a name for the answer, for error texts.
         """
         patience = self._patience()
         while True:
@@ -358,7 +358,7 @@ class _Patience:
         retry, asked_s = self._endpoint.settings.retry, fault.retry_after_s
         wait_s = backoff(retry, self._tries)
         if asked_s is not None and asked_s <= retry.max_asked_delay_s:
-            wait_s = max(wait_s, asked_s)  # a provider that asks for no wait gets no burst of requests
+            wait_s = max(wait_s, asked_s)  # even if the provider asks for 0 s, so that it gets no burst
         await self._sleep(wait_s)
 
 

@@ -57,7 +57,7 @@ class Submission(Struct, frozen=True, kw_only=True):
             the results of its requests are in the folder.
         key: Sent as metadata of the batch, to find the batch again if the provider keeps metadata.
         begun_at: When the file was first sent, in seconds since the epoch.
-        file_id: The provider's id of the file; empty: the provider takes no files, or it was not uploaded.
+        file_id: The provider's id of the uploaded file; empty: none was uploaded, or the provider takes none.
     """
 
     number: int

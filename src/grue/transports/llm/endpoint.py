@@ -261,7 +261,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-msgspec.json.Decoder(LlmSettings)  # built at import: two threads that build it at once crash
+msgspec.json.Decoder(LlmSettings)  # now, at import: if two threads did it first at once, msgspec would crash
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
@@ -522,7 +522,7 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
-        """Return the first of this endpoint and its fallbacks whose `breaker` is closed, or else `self`.
+        """Return the first of this endpoint and its fallbacks that has not failed lately, or else `self`.
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """

@@ -297,7 +297,7 @@ class _Connecting:
 
     async def _trace(self, event: str, info: dict[str, Any]) -> None:
         if event == "http11.send_request_headers.started":
-            if info["request"].method != b"CONNECT":  # the CONNECT to a proxy is still a part of the connect
+            if info["request"].method != b"CONNECT":  # not to a proxy: the connect is over
                 self.scope.deadline, self.opened = math.inf, None
                 if self._on_sent is None:
                     self._extensions.pop("trace", None)  # only `_on_sent` would need later events

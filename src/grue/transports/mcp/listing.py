@@ -2,9 +2,10 @@
 
 With `start="beside"`, a turn's first request offers the tools of the stored listing, before the server has
 started. The turn compares them with the real listing before it calls any tool, so a wrong listing costs one
-request. Because a request costs money, a file is used only if no other user can have written it.
+request. Because a request costs money, a stored listing is used only if no other user can have written its
+file.
 
-A file's name is a keyed digest (HMAC) of how the server is started or reached, environment and headers
+The name of the file is a keyed digest (HMAC) of how the server is started or reached, environment and headers
 included. The key is random and stays on the machine, so that nobody can guess a secret by computing the names
 for many values.
 

@@ -348,7 +348,8 @@ class Authorizer:
         status = self._last_status
         if needed and (status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500):
             raise server_unavailable(status)
-        # An answer with another status may come from a proxy: then keep the refresh token for another try.
+        # With these statuses the authorization server refuses the refresh token. Another status may come from
+        # a proxy.
         if status in _REFUSED:
             # Remove only the tokens from the record: the next login needs the client's registration.
             stored.access_token = stored.refresh_token = ""

@@ -252,7 +252,7 @@ class Link:
                     raise
                 await self._session.discover()
             except RuntimeError as unusable:
-                # The SDK raises this if the answer names the newest revision, which has no handshake.
+                # Raise any error but this one: the answer names the newest revision, which has no handshake.
                 if not str(unusable).endswith(_NEWEST):
                     raise
                 await self._session.discover()

@@ -1,9 +1,9 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
 The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
-ending a session waits for the server. If a request fails, their HTTP client (`_Client`) raises nothing, but
-returns a response with the fault. After most exceptions, the transports would end with an exception group,
-log a traceback, or never answer.
+ending a session waits for the server. If a request fails, their HTTP client (`_Client`) reports the fault to
+`HttpStream` and returns an empty response. It raises nothing: after most exceptions, the transports would end
+with an exception group, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
 loop. So this module filters the stream first: it drops comments, parses large events itself, and passes a
@@ -181,7 +181,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
-        """Keep a large answer, and return a small event in its place; without an answer, return a comment."""
+        """Keep a large answer, and return a small event in its place. `None`: return a comment instead."""
         if answer is None:
             self._notify("noise", "a large event that is not a message")
             return b": left out\n\n"
