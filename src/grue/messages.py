@@ -1840,6 +1840,6 @@ else:
     ]
 """Every message above; the trace reader decodes into it."""
 
-# When msgspec first reads a class, it builds what it needs for that. If two threads do so at once, the
-# process crashes. So build it here, for all messages and what they hold: only one thread runs an import.
+# When msgspec first reads a class, it builds a description of the class. If two threads do so at once, the
+# process crashes. So build all descriptions here: only one thread runs an import.
 msgspec.json.Decoder(AnyMessage)

@@ -336,7 +336,7 @@ class CurrentEpisode:
             self._leave(episode)
 
     def close(self) -> None:
-        """Cancel all work, and end the loop, within seconds. Later work starts a new one.
+        """Cancel all work, and end the loop, within seconds. Later work starts a new loop.
 
         Work in the caller's own loop is cancelled but not waited for.
         """

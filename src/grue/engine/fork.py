@@ -485,8 +485,7 @@ def _past(
     if not place.events:
         return TurnsPast(noted=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy also what the agent sent in answer to the messages before `seq`. It may have been recorded after
-    # `seq`.
+    # Copy also the agent's answers to the messages before `seq`, even if they were recorded after `seq`.
     copied = [
         each
         for each in run.envelopes

@@ -463,7 +463,7 @@ class RecordedConnection:
         return await self._miss(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the call must not be sent: the recorded reason, or that of the real server."""
+        """Return why the call must not be sent: the recorded reason, or the real server's."""
         found = self._fork.record.next(self._server, tool, arguments)
         if found is not None and found.call.call_id in self._fork.results:
             return None

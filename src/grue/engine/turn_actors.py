@@ -95,7 +95,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note) -> Note:
-        """Return a function that calls `note` and, if the note is a `ToolsVerified`, shows the held texts."""
+        """Return a function that calls `note`, and after a `ToolsVerified` gives the host the held texts."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)

@@ -85,9 +85,9 @@ def resume_conversation(
 ) -> tuple[KeptConversation, dict[m.ServerName, tuple[m.ToolDefinition, ...]]]:
     """Return a conversation that a trace holds, and each server's last listing in that trace.
 
-    `name` is the conversation's id; `None`: the one that was continued last. A turn that was not part of a
-    conversation counts as one, with the id `turn-N`. Raises `ConversationError` if the trace lacks a part
-    of the conversation, or if a secret in that part was redacted.
+    `name` is the conversation's id; `None`: the last turn's conversation. A turn that was not part of a
+    conversation counts as a conversation with the id `turn-N`. Raises `ConversationError` if the trace lacks
+    a part of the conversation, or if a secret in that part was redacted.
     """
     reader, forks = talk_reader(path), talk_reader(path)
     for line, fork in with_forks(path, forks_of(path)):
@@ -157,7 +157,7 @@ def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
             found.append(ForkPlace(min(body.first or seq, begun.get(turn, seq)), seq, turn))
     forks: deque[ForkPlace] = deque()
     for fork in reversed(found):
-        # Skip a `TurnForked` within a later fork: a fork of a fork repeats that of the first fork.
+        # Skip a `TurnForked` within a later fork: a fork of a fork repeats the message of the first fork.
         if not forks or fork.forked < forks[0].first:
             forks.appendleft(fork)
     return tuple(forks)

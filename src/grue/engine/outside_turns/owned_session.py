@@ -149,8 +149,8 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, after the session's current call. Cancellation cancels only this call.
 
-        `definition` is the tool definition that was the basis of the decision to call; `None`: the one in
-        `tools`. `turn` is the turn that the call is recorded in; 0: none.
+        `definition` is the tool definition on which the decision to call was based; `None`: the definition
+        in `tools`. `turn` is the turn that the call is recorded in; 0: none.
 
         Raises:
             TimeoutError: No answer within `timeout_s`, which starts when the call is sent.

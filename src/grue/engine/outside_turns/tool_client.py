@@ -217,7 +217,7 @@ _NO_ANSWER = "it needs an approval, and there was none"
 
 
 class OwnCall(Struct, frozen=True, kw_only=True):
-    """A call that a host is about to make, and what the policy says about it.
+    """A call that a host is about to make, and the policy's verdict on it.
 
     Attributes:
         call_id: Identifies the call among those that are judged together.
@@ -266,7 +266,7 @@ def judge_calls(
     approved: AbstractSet[str] = frozenset(),
     made: Sequence[m.ToolDefinition] = (),
 ) -> tuple[OwnCall, ...]:
-    """Return the calls with what the policy says about each.
+    """Return the calls, each with the policy's verdict: `denied`, `question`, or neither.
 
     Args:
         calls: The calls, in the order in which they are to be made.
