@@ -217,7 +217,7 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 
 
 def _is_of_a_fork(trace: Path) -> bool:
-    """Return whether the trace is of a fleet that forks turns, and so has only copies of turns.
+    """Return whether a fleet that forks turns has written the trace, which then has no original turn.
 
     Such a fleet may be inside the folder that is searched for turns.
     """
