@@ -267,7 +267,7 @@ class FleetBatches:
         timer.cancel()
 
     def _take_in(self) -> None:
-        """Write the replies that have arrived to the folders of their episodes."""
+        """Write each reply that has arrived into the folder of its episode."""
         for episode, keys in self._waiting.values():
             for item in list(keys):
                 found = filter(None, (each.files.result(item) for each in self._models.values()))

@@ -68,7 +68,7 @@ FORMAT = 1
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """The file `fleet.json`: what displays show about a fleet. It does not say which episodes are done."""
+    """The file `fleet.json`: what is shown to people about a fleet, but not which episodes are done."""
 
     format: int = FORMAT
     work: str = ""

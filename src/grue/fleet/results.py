@@ -173,7 +173,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result]:
-    """Leave out an episode if a later one has the same case: a file that the case names has changed."""
+    """Leave out an episode if a newer one has the same settings, but other content of a file."""
     newest: dict[bytes, Result] = {}
     for each in found:
         case = [each.settings, each.repetition] if each.work else each.id  # no work: `case.json` is damaged

@@ -197,7 +197,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
     shadowed: str
 
     def summary(self) -> str:
-        """Return by which name each tool is called."""
+        """Return the two tools, each with the name by which it can be called."""
         return (
             f"{self.server} and {self.shadowed} both have a tool {self.tool!r}: {self.tool} means that of"
             f" {self.server}, and {self.shadowed}.{self.tool} the other one"
