@@ -160,7 +160,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     def asks(self, place: _Place) -> m.ModelAsked | None:
-        """Return the model that the recorded turn asked at `place`; `None`: it is not known."""
+        """Return the model that a fork at `place` asks, unless it changes the model; `None`: not known."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
             match each.body:
