@@ -97,7 +97,7 @@ class AnthropicAssembler:
 
     @property
     def whole(self) -> bool:
-        """Whether the reply has ended. A stop reason is enough: some servers leave out `message_stop`."""
+        """Whether the reply has ended. A stop reason is enough: some endpoints leave out `message_stop`."""
         return self.finished or bool(self._message.get("stop_reason"))
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
@@ -159,7 +159,7 @@ class AnthropicAssembler:
         if key in self._latest and self._latest[key].open:
             raise DamagedStream(f"starts block {key} a second time")
         before = self._blocks[-1].index if self._blocks else None
-        # Some servers give all blocks the same index, so a repeated index does not show that a block is lost.
+        # Some endpoints give all blocks one index, so a repeated index does not show that a block is lost.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"starts block {index} after block {before}")
         if len(self._blocks) >= w.MAX_CALLS:

@@ -224,7 +224,7 @@ def _call(call: m.JsonObject, ids: w.CallIds, names: WireNames) -> m.ToolCall:
 
 
 def _function(call: m.JsonObject) -> m.JsonObject:
-    # Some local servers leave out the inner object `function`.
+    # Some local endpoints leave out the inner object `function`.
     return w.as_object(call.get("function")) or call
 
 
@@ -345,7 +345,7 @@ class ChatAssembler:
 
     @property
     def whole(self) -> bool:
-        """Whether the reply has ended. A `finish_reason` is enough: some servers leave out `[DONE]`."""
+        """Whether the reply has ended. A `finish_reason` is enough: some endpoints leave out `[DONE]`."""
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
@@ -457,7 +457,7 @@ class _Calls:
     """The tool calls of a reply.
 
     Each piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
-    servers send neither a new index nor an id with a new call. So a piece with a name but without an id
+    endpoints send neither a new index nor an id with a new call. So a piece with a name but without an id
     begins a new call if the arguments of the call that it names are already complete, or if that call has
     got another piece from the same chunk.
     """
@@ -518,7 +518,7 @@ class _Calls:
                 return self._by_id.get(call_id)
             return self._calls[-1]
         latest = self._by_index.get(_key(index))
-        # The piece continues the latest call with its index, unless both have ids that differ: some servers
+        # The piece continues the latest call with its index, unless both have ids that differ: some endpoints
         # give all calls one index.
         if latest is None or not (call_id and latest.id) or latest.id == call_id:
             return latest
@@ -528,7 +528,7 @@ class _Calls:
     def _is_another(self, known: _Call, call_id: str, name: str, arguments: object) -> bool:
         """Return whether a piece with a name begins a new call, although its index or id is that of `known`.
 
-        Some servers give all calls the same index; others repeat the name in every piece of a call.
+        Some endpoints give all calls the same index; others repeat the name in every piece of a call.
 
         Raises:
             DamagedStream: The piece names another tool, but the arguments of `known` are not complete.

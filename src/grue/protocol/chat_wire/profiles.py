@@ -71,7 +71,7 @@ def provider_name(base_url: str, wire: str) -> str:
 
 _OPENAI_SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop"})
 
-# The profiles of an unknown endpoint, such as a local server or a gateway.
+# The profiles of an endpoint that is not known, such as a local one or a gateway.
 GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES = (
     FORMATS[wire].profile for wire in ("chat_completions", "responses", "messages")
 )

@@ -164,8 +164,8 @@ class ResponsesAssembler:
     def _count(self, number: object) -> None:
         """Remember the first gap in the sequence numbers.
 
-        Some servers give all events the same number. A gateway may give one kind of event a fixed number, so
-        a number below the last one is no gap.
+        There is no gap if all events have the same number, as at some endpoints, or if a number is below the
+        last one: a gateway may give one kind of event a fixed number.
         """
         if not isinstance(number, int):
             return
@@ -220,7 +220,7 @@ class ResponsesAssembler:
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
         """Return the call that the event is about; a new one if no earlier event was about it.
 
-        Some servers give several calls the same id, and others give them the same index.
+        Some endpoints give several calls the same id, and others give them the same index.
         """
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
@@ -256,7 +256,7 @@ class ResponsesAssembler:
         if self._gap and not repeated:
             # The last event does not repeat the items, so nothing shows what was lost.
             raise DamagedStream(f"follows a gap: one {self._gap}")
-        # Compare only the items in the response: some servers leave items out.
+        # Compare only the items in the response: some endpoints leave items out.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")
@@ -324,7 +324,7 @@ def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
         raise DamagedStream("has an item with another type than the events before it")
     parts = [w.as_object(part) for part in w.listed(item.get("content"))]
     text = "".join(w.as_text(part.get("text")) or "" for part in parts if part.get("type") == "output_text")
-    # Some servers trim the whole text, but not its pieces.
+    # Some endpoints trim the whole text, but not its pieces.
     if pieces and parts and "".join(pieces).strip() != text.strip():
         raise DamagedStream("has another text than the events before it")
 

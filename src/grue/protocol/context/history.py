@@ -1,7 +1,7 @@
 """The history of a conversation: a sequence of entries, and the rules by which it grows.
 
 The LLM actor's conversation (`chat_wire/conversation.py`) encodes a `History`, the runner's conversation
-saves it, and the reader of a trace builds it again with `take_step`. Its methods:
+saves it, and the reader of a trace builds it again with `take_step`. The methods of `History`:
 
 - `say` adds the texts and results that a request sends to the model.
 - `keep` takes the reply. It becomes an entry only at the next `say` or `close`, because the turn may fail

@@ -7,10 +7,10 @@ The rules:
 
 - A refusal that shows what the endpoint does not accept changes the profile, and the request is sent again at
   once. A profile only loses features, so this happens a bounded number of times, and it uses up no retry.
-- A refusal with no known cause may be due to images or files. The newest are replaced by a line of text, and
-  the request is sent again at once; this uses up no retry either.
-- If a prompt fits into the context window, but not together with the limit of the reply, it is sent again
-  once, with the limit that fits.
+- A refusal with no known cause may be due to images or files. The newest of them are replaced by a line of
+  text, and the request is sent again at once; this uses up no retry either.
+- If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
+  again once, with the limit that fits.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported
   at once. Only if the status is 413 (the body is too large) are the newest images left out first.
 - Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind. `max_retries` limits

@@ -22,7 +22,7 @@ from grue.protocol.turn.tools import parked_at_questions
 def cut_off(
     state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
 ) -> m.Resumption | None:
-    """Return where a turn whose process was killed goes on; `None`: it had ended, or cannot go on.
+    """Return where a turn whose process was killed goes on; `None`: the turn had ended, or cannot go on.
 
     A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
     server has made an MCP task of the call, the turn asks the server for the result. Otherwise the turn tells
@@ -93,7 +93,7 @@ def _in_calls(
 
 
 def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.CompletionPostponed) -> Transition:
-    """Close the sessions: until the batch's reply comes, no process has to run."""
+    """Close the sessions: no process has to run until the reply comes from the provider's batch."""
     waiting = s.Waiting(state, state.turn.open, event.item)
     if not waiting.pending:
         return waiting, (_waits(waiting),)

@@ -664,7 +664,7 @@ class LlmEndpoint:
     def _new_connection(self) -> Connection:
         return Connection(
             https=self._base_url.scheme == "https",
-            # Use no proxy of the environment for a server on this machine, because no proxy can reach it.
+            # Use no proxy of the environment for an endpoint on this machine, because no proxy can reach it.
             proxy=None if is_loopback(self.settings.base_url) else proxy_for(self._base_url),
             transport=self._transport,
         )

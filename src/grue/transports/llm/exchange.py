@@ -76,7 +76,7 @@ class ContentDecoder:
     """Decompresses one body, in one stage for each of the `codings`.
 
     No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
-    servers put a character set there. A known coding that was not asked for is ignored if the body is text:
+    endpoints put a character set there. A known coding that was not asked for is ignored if the body is text:
     some proxies decompress a body, but do not remove the header.
 
     Raises:
@@ -164,7 +164,7 @@ class _Stage:
         if self._plain:
             return data
         # Keep the body's first two bytes, which may arrive in separate chunks: if zlib refuses them, they are
-        # decompressed again with the next of `windows`, because servers use `deflate` for two formats.
+        # decompressed again with the next of `windows`, because endpoints use `deflate` for two formats.
         before = len(self._head)
         self._head = (self._head + data)[:2]
         try:

@@ -1,4 +1,4 @@
-"""Add a server's token to each HTTP request to it. `oauth.py` obtains the tokens.
+"""Add an MCP server's token to each HTTP request to that server. `oauth.py` obtains the tokens.
 
 This module does not import the MCP SDK: `oauth.py` does, and is imported only if a token may be stored, or
 when the server refuses a request.

@@ -273,7 +273,7 @@ class Link:
 
     @property
     def server_version(self) -> str:
-        """The server's name and version; untrusted. Empty: it has not said them."""
+        """The server's name and version; untrusted. Empty: the server has not told them."""
         server = self._session.server_info
         return f"{server.name} {server.version}" if server else ""
 
