@@ -4,9 +4,9 @@ A call into C holds the GIL until it returns, and so blocks the event loop even 
 and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call: it
 takes about a millisecond per megabyte, and a message is at most 16 MiB long.
 
-A thread that needs the GIL waits for 5 ms before Python takes it from the thread that has it, and then
-another thread may be quicker to get it. An event loop releases the GIL several times between two callbacks,
-so two busy threads could delay each callback by 50 ms. That is why each step ends with `let_others_run`.
+A thread that needs the GIL waits for 5 ms until Python takes the GIL from its holder. Then a third thread may
+be quicker to get it. An event loop releases the GIL several times between two callbacks, so two busy threads
+could delay each callback by 50 ms. That is why each step ends with `let_others_run`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class CutLineError(Exception):
 class LineBuffer:
     """A buffer that takes chunks and returns lines, in linear time and bounded memory.
 
-    Of a line longer than `max_message_bytes` it keeps only the first and the last bytes, which are enough to
-    find the id of the request that the line answers (`incoming.refusal_of_cut`).
+    Of a line longer than `max_message_bytes` the buffer keeps only the first and the last bytes. They are
+    enough to find the id of the request that the line answers (`incoming.refusal_of_cut`).
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:

@@ -389,7 +389,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET: the state of a batch, a file of a batch, or the list of models."""
+        """Return the reply to a GET: a batch of requests, a file of such a batch, or the list of models."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
@@ -451,7 +451,7 @@ class ScriptedLlmServer:
 
 
 def _wake(connection: socket.socket) -> None:
-    # This also ends the thread that waits for the connection's next request.
+    # The shutdown also ends the thread that waits for the connection's next request.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

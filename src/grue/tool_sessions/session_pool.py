@@ -9,9 +9,9 @@ that a session can open or close while no turn runs:
   (`SharedSession`).
 
 A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
-So the processes of at most three turns are alive: closing, in use, and starting. A turn never uses a session
-that was started beside it, not even if its own has died: the server may have read files that the turn's calls
-have changed since.
+So the processes of at most three turns are alive: closing, in use, and starting. If a turn's session dies,
+the turn does not use the one that was started beside it: that server may have read files that the turn's
+calls have changed since.
 """
 
 import contextlib

@@ -263,7 +263,7 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # The closing of `command` is outside this limit: it has its own (`spec.limits`).
+                # This limits only the run of `command`. Closing it has limits of its own (`spec.limits`).
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:

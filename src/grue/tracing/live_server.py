@@ -253,7 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def do_POST(self) -> None:
-        # The body of a refused request is not read. An open connection would take it for the next request.
+        # The body of a refused request is not read. If the connection stayed open, that body would be taken
+        # for the next request.
         self.close_connection = True
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:

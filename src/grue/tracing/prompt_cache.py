@@ -151,8 +151,8 @@ class _Prompted(Struct, kw_only=True):
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
         sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: What has changed the messages since the last prompt was sent: how many bytes are unchanged, and
-            the number and the kind of the trace message that reports the change.
+        blame: The changes of the messages since the last prompt was sent. For each: how many bytes at the
+            beginning are unchanged, and the number and the kind of the trace message that reports the change.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
         notes: Possible reasons if the next request offers no tools: each with the number and kind of a trace

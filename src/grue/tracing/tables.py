@@ -1,8 +1,8 @@
 """An episode as rows of tables, for SQL and Parquet: its turns, its tool calls, its requests.
 
 The fields of a row are the columns of its table, so these classes also describe the tables that `grue fleet
-export` writes and `grue trace query` reads. If a trace ends early or is damaged, it gives the rows up to that
-place; columns about the end of a turn or request that is not recorded are empty.
+export` writes and `grue trace query` reads. A trace that ends early or is damaged gives the rows up to that
+place. If the end of a turn or request is not recorded, the columns about its end are empty.
 """
 
 from collections.abc import Iterator

@@ -62,7 +62,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     async with limiter or anyio.to_thread.current_default_thread_limiter():
         result = start_in_daemon_thread(call)
         result.add_done_callback(wake)
-        # Not `asyncio.wrap_future`: it replaces a `TimeoutError` by another one, without the traceback.
+        # Do not use `asyncio.wrap_future`: it replaces a `TimeoutError` by a new one without the traceback.
         await done.wait()
         return result.result()
 

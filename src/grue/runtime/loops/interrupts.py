@@ -177,7 +177,7 @@ def run_in_main_thread(
     result: list[T] = []
 
     async def run() -> None:
-        with contextlib.suppress(WorkInterrupted):  # after the loop's end this is raised again
+        with contextlib.suppress(WorkInterrupted):  # raised again after the loop has ended
             result.append(await work.run(function))
 
     def press(signum: int, frame: FrameType | None) -> None:

@@ -90,9 +90,9 @@ class LoopThread(Struct, frozen=True):
     def refuse_waiting(self) -> None:
         """Raise `MCPError` if the caller's wait for this loop could never end.
 
-        A wait never ends in this loop, in a worker thread that a call in this loop waits for, in the loop
-        that all greenlets of gevent share, in a forked process, and in a signal handler that has interrupted
-        grue or an import.
+        A wait never ends if the caller is in this loop, in a worker thread that a call in this loop waits
+        for, in the loop that all greenlets of gevent share, in a forked process, or in a signal handler that
+        has interrupted grue or an import.
         """
         self.refuse_forked()
         refuse_reentry()

@@ -101,8 +101,8 @@ class Descendants:
             return []
         found = []
         for pid in _ids_since(self._pid, time.monotonic() - self._since):
-            # Most ids belong to other programs, so check the mark before opening a pidfd. Check it again
-            # afterwards, because the id may have been given to another process meanwhile.
+            # Most ids belong to other programs, so check the mark before opening a pidfd. Check the mark
+            # again afterwards, because the id may have been given to another process meanwhile.
             if pid == self._pid or _mark_of(pid) != self._mark:
                 continue
             with suppress(OSError):  # the process has exited, or this is the id of a thread

@@ -68,7 +68,7 @@ class ExitWatch:
         try:
             self._source = _open_source(pid)
         except ProcessLookupError:
-            self._seen = True  # kqueue raises this for a child that has already exited
+            self._seen = True  # the child has already exited: kqueue raises this error then
 
     async def wait(self) -> None:
         """Return when the process has exited. May be cancelled and called again."""

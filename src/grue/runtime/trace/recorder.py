@@ -212,8 +212,8 @@ class Recorder:
         """Find secrets that are split over several messages of the type `piece`.
 
         Each of these messages has a piece of a longer text in its field `text`; its other fields identify the
-        longer text. An end that may be the beginning of a secret is held back, and recorded with the next
-        piece, or before the sender's next message of another type.
+        longer text. If the end of a piece may be the beginning of a secret, this end is held back. It is
+        recorded with the next piece, or before the sender's next message of another type.
         """
         self._piece = piece
 

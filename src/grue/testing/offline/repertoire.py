@@ -219,7 +219,7 @@ _ZORK_OBJECTIVES: Final = {
     "turn on lamp": "Find a treasure under the house, and a way back up.",
 }
 _ZORK_ROUNDS: Final = {
-    # One reply with two tool calls. The model sends it before the command "open window".
+    # Before the command "open window", the model sends one reply with two tool calls.
     "open window": (
         _round(
             "The doors of the white house are boarded up, which leaves whatever the carpenter forgot.",
@@ -297,7 +297,7 @@ def _steps(
 
 
 def _with_sum(step: Step, case: Case) -> Step:
-    # The three replies before this step deduce the combination of the vault.
+    # Before this step's command, the model sends three replies that deduce the combination of the vault.
     words = case.words
     names = [words[who].split(",")[0] for who in ("eldest", "middle", "youngest")]
     counted = names if words["order"] == "eldest first" else names[::-1]

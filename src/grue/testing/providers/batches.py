@@ -35,7 +35,7 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class BatchFaults(Struct, kw_only=True):
-    """The faults of batches. They may be changed while the server runs.
+    """What goes wrong with batches of requests. It may be changed while the server runs.
 
     Attributes:
         looks: How often the server shows a batch as running before the batch ends.
@@ -75,7 +75,7 @@ class _Batch(Struct, kw_only=True):
 
 
 class ScriptedBatches:
-    """The batches of one scripted endpoint.
+    """The batches of requests that one scripted endpoint has received.
 
     Args:
         ask: A function that answers one request of a batch, as if it had been posted alone.

@@ -206,7 +206,7 @@ class _OtelSink(SpanSink):
                 self.ids.next_span = self.ids.span_of(event.subject.message)
         span = self._tracer.start_span(
             name,
-            # Without a context of its own, the span would get the thread's current span as its parent.
+            # If no context were passed, the span would get the thread's current span as its parent.
             context=Context() if inside is None else set_span_in_context(inside, Context()),
             kind=SpanKind.CLIENT if remote else SpanKind.INTERNAL,
             attributes=present(attributes),

@@ -219,7 +219,8 @@ _exporting = threading.local()
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
     """Return an exporter that sends spans through `exporter`, and calls `warn` instead of logging failures.
 
-    OpenTelemetry itself would log two retries and a failure for each batch while it cannot reach the backend.
+    OpenTelemetry itself would log two retries and a failure for each group of spans while it cannot reach the
+    backend.
     The warning names the `backend`.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)

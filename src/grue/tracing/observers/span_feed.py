@@ -11,8 +11,8 @@ These rules hold for any sequence of envelopes:
 - A call that was sent has a span (`ToolUse`). A call that was skipped or rejected has only a `SpanNoted`.
 - A turn has one `ToolSession`, from its first request that offers tools to its end; without such a request
   it has none.
-- A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed or
-  that is open when the episode ends; it ends at the time of its last envelope.
+- A span that is open when its turn ends is closed without an outcome. A turn whose agent crashed, or that is
+  open when the episode ends, is closed without an outcome too, at the time of its last envelope.
 - A host's `EpisodeEnded` decides how the episode ended. Without a host's facts, the episode ended as its last
   turn did, or was cut off if a turn is still open.
 - The messages that a fork copies from a recorded turn have no spans, and do not count in the fork's span.
