@@ -233,7 +233,10 @@ _DIGITS = 40
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
-    """Return the arguments, or an error text for the model. At most `room` characters are read."""
+    """Return the arguments, or an error text for the model, for instance if `text` is longer than `room`.
+
+    `room` is what the other calls of the reply have left of `MAX_CHARS`.
+    """
     if text.endswith(CUT_MARK):
         return "the reply was cut at its length limit before its arguments were whole: make the call again"
     if not text.strip():
@@ -247,7 +250,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
     try:
         value = _strict(text)
     except RecursionError:
-        # Do not use the error's text: it depends on the stack, which is different in a replay.
+        # Do not use the error's text: it depends on how deep the stack is, which differs in a replay.
         return _DEEP
     except ValueError as error:
         if str(error).startswith("Extra data") and text.lstrip().startswith("{"):

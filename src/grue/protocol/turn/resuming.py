@@ -101,7 +101,7 @@ def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.Completi
 
 
 def closed_to_wait(state: s.Waiting, server: m.ServerName) -> Transition:
-    """Note that the session of `server` has closed. If it was the last open session, report `TurnWaits`."""
+    """Remove `server`, whose session has closed, from `pending`. After the last one, report `TurnWaits`."""
     state = replace(state, pending=without(state.pending, server))
     return state, () if state.pending else (_waits(state),)
 

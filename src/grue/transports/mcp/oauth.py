@@ -76,7 +76,10 @@ _SECRET_FIELDS = frozenset(
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the answer with its body, of which at most `_MAX_BODY_BYTES` are read."""
+    """Send a request and return the answer with its body.
+
+    A body of more than `_MAX_BODY_BYTES` raises `AuthorizationRefused`.
+    """
     request.headers["accept-encoding"] = "identity"
     # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
     if request.method == "POST":
