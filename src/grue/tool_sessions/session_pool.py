@@ -120,7 +120,7 @@ class PooledConnection:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # If `crash` says that the trace cannot be written, this note cannot be recorded either.
+            # If the trace cannot be written, this note cannot be recorded either.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:

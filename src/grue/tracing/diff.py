@@ -198,7 +198,7 @@ class _TurnDiff:
         self._right = _Tree(right)
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
-        self._lefts: dict[int, int] = {}  # number of a right message: number of its left counterpart
+        self._lefts: dict[int, int] = {}  # by the number of a right message: that of its left counterpart
 
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.

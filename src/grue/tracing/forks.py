@@ -20,7 +20,7 @@ class OwnMessages:
     """Selects the messages to count from a trace's messages, in order; several turns may be mixed."""
 
     def __init__(self) -> None:
-        self._forked: dict[int, m.TurnForked] = {}  # by turn
+        self._forked: dict[int, m.TurnForked] = {}  # by turn: the message that says that it is a fork
 
     def take(self, envelope: Envelope[Any]) -> Envelope[Any] | None:
         """Return the message to count; `None`: it is a copy. From a fork's end, subtract the copied part."""

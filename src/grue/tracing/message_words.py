@@ -547,7 +547,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # a pattern of the user's tool policy matches no tool
+            message = body.text  # it says that a pattern of the user's tool policy matches no tool
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":

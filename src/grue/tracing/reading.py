@@ -65,7 +65,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
         return fact
     for declared in subclasses_of(type(fact)):
         if not set(added).isdisjoint(declared.__struct_fields__):
-            with contextlib.suppress(msgspec.ValidationError):  # the fact is of another host: try the next
+            with contextlib.suppress(msgspec.ValidationError):  # another host's fact: try the next class
                 return msgspec.json.decode(body, type=declared)
     kind = _class_for(str(fact.__struct_config__.tag), added, type(fact))
     names = kind.__struct_fields__[-len(added) :]

@@ -494,7 +494,7 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # so that no disabled server is still within its pause
+        at_s = math.inf  # later than the end of any pause, for which a server was disabled
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The host itself has disabled the server. No other message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0

@@ -319,7 +319,7 @@ class EpisodeLoop:
         try:
             run_loop(lambda: self._work.run(self._serve))
         except WorkInterrupted:
-            pass  # `end` was called
+            pass  # `end` has interrupted the loop's work
         except BaseException as error:  # noqa: BLE001 - raised by the constructor, or by later calls
             self._failure = single(error)
         finally:

@@ -240,7 +240,7 @@ class ChildProcess:
             try:
                 await anyio.wait_writable(self._group.stdin)
             except (anyio.ClosedResourceError, OSError, ValueError):
-                break  # the input was closed meanwhile; the next `send_line` raises the error
+                break  # the input pipe is closed or broken; the next `send_line` raises the error
             self._write()
         self._flushing = False
         if self._input_ended:

@@ -204,7 +204,7 @@ class ProcessGroup:
         """Send a signal to the whole group, unless the group has ended."""
         with self._lock:
             if self._leader.returncode is not None:
-                return  # its id may belong to another group by now
+                return  # the group has ended, and another one may have its id by now
             # Darwin raises EPERM if a zombie is all that is left of the group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)

@@ -232,7 +232,7 @@ class SpanFeed:
         if isinstance(end, m.TurnCompleted):
             self._answered = end
         self._scopes.remove(scope)
-        for number in scope.envelopes:  # not all of `_scope_of`, which thousands of turns may share
+        for number in scope.envelopes:  # searching all of `_scope_of` would take too long
             del self._scope_of[number]
 
     # --- Messages within a turn or a session ---
