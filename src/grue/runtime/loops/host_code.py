@@ -44,7 +44,10 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """Unless `called` is grue's own, mark an exception of the block with `what` and the name of `called`."""
+    """If the block raises an exception, record that `called` raised it, unless `called` is grue's own.
+
+    `what` is written before its name, such as "the observer".
+    """
     try:
         yield
     except BaseException as error:

@@ -63,7 +63,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Forget `digits`: this process was forked, so the marks of its servers must begin with others."""
+        """Forget `digits`: this process was forked, so its servers' marks must begin with other digits."""
         self._digits = None
 
 
