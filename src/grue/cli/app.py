@@ -95,17 +95,17 @@ _Start = Annotated[
         help="When the MCP server starts. Each turn has a server process of its own.\n\n"
         "before: before the turn's first request to the model.\n\n"
         "beside: at the same time as that request, if the server's tools are known from an earlier start, "
-        "in this run or another; otherwise like before.\n\n"
-        "beside_if_locked: like beside, if `grue tools --lock` has approved the tools; otherwise like "
-        "before.\n\n"
+        "in this run or another; otherwise the same as `before`.\n\n"
+        "beside_if_locked: the same as `beside`, if `grue tools --lock` has approved the tools; otherwise "
+        "the same as `before`.\n\n"
         "when_called: when the model calls one of the server's tools, if they are known from an earlier "
-        "start; otherwise like before.\n\n"
+        "start; otherwise the same as `before`.\n\n"
         "after_turn: as soon as the previous turn has ended, so that the server may be ready when its turn "
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one: with after_turn or beside_turn, its server starts as start in "
-        "pyproject.toml says, or, without that key, as with beside_if_locked.",
+        "The first turn has no previous one. With `after_turn` or `beside_turn`, the first server starts as "
+        "the default of this option says.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -138,8 +138,8 @@ _GameServers = Annotated[
     typer.Option(
         metavar="FILE",
         help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="depends on enabled under tool.grue.mcp in pyproject.toml; true: config_file there, or "
-        "mcp_config.json; false: no server; not set: a server that comes with grue",
+        show_default="a server that comes with grue. If pyproject.toml has enabled = true under "
+        "tool.grue.mcp: config_file of that table, else mcp_config.json. With enabled = false: no server",
     ),
 ]
 _Turns = Annotated[
@@ -147,8 +147,8 @@ _Turns = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="End the episode after this many turns. A turn is one move. With --resume, the turns before "
-        "it count too.",
+        help="End the episode after this many turns. A turn is one move. With --resume, the turns "
+        "already played count too.",
         show_default="60; with --resume, as in the first run",
     ),
 ]
@@ -346,8 +346,9 @@ def add(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A value that the description or the bundle asks for, such as a folder; repeatable.",
-            show_default="at a terminal you are asked",
+            help="A value that the server needs, such as folder=./docs; repeatable. The registry, "
+            "server.json or the bundle names these values. An error lists those that are missing.",
+            show_default="at a terminal you are asked for each",
         ),
     ] = None,
     kind: _Use = None,
@@ -579,8 +580,8 @@ _At = Annotated[
         "the numbers. A fork can begin at a request to the model (RequestCompletion), at the tool calls of "
         "a reply (CallTools), or at the check of an answer (CheckAnswer). If message N is none of these, it "
         "begins at the nearest of them before N.",
-        show_default="the first message of the turn; with --tool-result: just before the first tool calls "
-        "whose result is replaced",
+        show_default="the first message of the turn; with --tool-result: the CallTools message of the "
+        "first call whose result is replaced",
     ),
 ]
 _ToolResult = Annotated[
@@ -588,8 +589,8 @@ _ToolResult = Annotated[
     typer.Option(
         metavar="CALL=FILE",
         help="Give the recorded call with the id CALL the content of FILE as its result; repeatable. A file "
-        "whose name ends in .json is read as JSON, any other file as text. `grue trace show --whole` prints "
-        "the ids.",
+        "whose name ends in .json may hold any JSON value. Any other file is a text. `grue trace show "
+        "--whole` prints the ids.",
     ),
 ]
 _OtherTools = Annotated[

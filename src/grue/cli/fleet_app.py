@@ -147,11 +147,11 @@ _Where = Annotated[
         metavar="CONDITION",
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". It '
         "consists of tests NAME OPERATOR VALUE, joined by and. The VALUE may have spaces. The operators "
-        "are =, !=, > and < (for numbers), and ~ (the regular expression VALUE is found in what NAME stands "
-        "for). The names are:\n\n"
-        "tool: the name of a tool that the turn called; error: the text of an error of such a call. A "
-        "turn with several calls passes a test of tool or error if at least one of the calls does; with !=, "
-        "only if all do. Two tests may be passed by two different calls.\n\n"
+        "are = and !=, > and < for numbers, and ~: the regular expression VALUE is found in what NAME stands "
+        "for. The names are:\n\n"
+        "tool: the name of a tool that the turn called; error: the text of an error of such a call. "
+        "`tool = X` is true if at least one call of the turn is to X, and `tool != X` if none is; the same "
+        "holds for error. In `tool = X and error ~ Y` the error may be that of another call.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -295,7 +295,7 @@ def _pass(otherwise: str) -> Any:
         "--pass",
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
-        show_default="1, or 0 with --lower-is-better, if no score is below 0 or above 1; if one is, "
+        show_default="if all scores lie between 0 and 1: 1, or 0 with --lower-is-better; otherwise "
         f"{otherwise}",
     )
 
@@ -344,9 +344,9 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 1 if B is worse than A by LOSS or more, such as 0.05; with 0 if not; "
-            "with 2 if that cannot be told, because there are fewer than 15 cases or the interval is too "
-            "wide. Needs numpy and scipy.",
+            help="For CI. Exit with 1 if B is worse: its mean loss is LOSS, such as 0.05, or more, and the "
+            "interval does not reach 0. Exit with 0 if all losses in the interval are smaller than LOSS. "
+            "Otherwise, and with fewer than 15 cases, exit with 2. Needs numpy and scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -369,12 +369,12 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. Two episodes belong to one case if their
-    settings are equal, such as question and seed. Not looked at are base_url and
-    the settings in which A and B differ, such as model. A case that only A or
-    only B has is left out. The mean difference B - A of the cases is printed with
-    a confidence interval. With fewer than 15 cases, or without the packages numpy
-    and scipy, there is no interval, and a sign test decides.
+    A and B are compared case by case. An episode of A and one of B belong to one
+    case if the values in the dict `case` are equal, such as question and seed;
+    not compared are base_url and what tells A from B, such as model. A case that
+    only A or only B has is left out. The mean difference B - A of the cases is
+    printed with a confidence interval. With fewer than 15 cases, or without the
+    packages numpy and scipy, there is no interval, and a sign test decides.
 
     If each case was run several times (repetitions in SWEEP.toml), its scores
     are averaged, and two chances are compared too: that at least one of N runs

@@ -160,7 +160,7 @@ def trace_cache(
     printed table, `repeats` is the percentage of a prompt that is the same as the
     beginning of an earlier prompt, `cached` is the percentage that the provider
     has read from its cache, according to its reply, and `again` is the number of
-    tokens that could have been cached but were paid again.
+    tokens that the cache could have served but that were charged in full.
     """
     from grue.cli.trace_cache import cache
 
@@ -338,7 +338,7 @@ def trace_replay(
 
     Such a decision is to ask the model, to call a tool, to retry, or to end the
     turn. No model, server or tool runs: their messages are taken from the trace.
-    The options from --set to --system change settings, and show the first
+    With the options from --set to --system you change settings, and see the first
     decision in each turn that would have been different. The exit status is 1
     if a decision differs from the recorded one.
     """
