@@ -342,6 +342,7 @@ class PageTurn(Struct, kw_only=True):
         action: What the host did with the answer, in a few words; printable.
         question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
         answer: The beginning of the model's answer, also to tell the turns apart; printable.
+        forked: Whether messages of this number are those of a fork, which has its recorded turn's number.
         phases: Seconds by kind of span.
         marks: The problems that the turn's messages report, failures before warnings.
     """
@@ -354,6 +355,7 @@ class PageTurn(Struct, kw_only=True):
     action: str = ""
     question: str = ""
     answer: str = ""
+    forked: bool = False
     requests: int = 0
     tool_calls: int = 0
     usage: m.Usage = m.Usage()
@@ -385,6 +387,8 @@ class TurnWriter:
             case m.TurnCompleted(kind=kind, reason=reason, raw_response=said):
                 page.outcome, page.reason = kind, printable(reason, _REASON_CHARS)
                 page.answer = printable(said or "", _SAID_CHARS)
+            case m.TurnForked():
+                page.forked = True
             case m.TurnFailed() | m.TurnParked():
                 page.outcome = "failed" if isinstance(envelope.body, m.TurnFailed) else "parked"
                 page.reason = printable(summarize(envelope.body), _REASON_CHARS)
@@ -592,7 +596,7 @@ class PageFeed:
             receiver="" if envelope.receiver == NOTES else envelope.receiver,
             cause=envelope.cause,
             kind=kind_of(body),
-            summary=printable(summarize(body), _SUMMARY_CHARS),
+            summary=printable(("(copied) " if envelope.copied else "") + summarize(body), _SUMMARY_CHARS),
             mark=mark,
             grade=severity_of(body) if mark else "",
             batch=getattr(body, "batch", None),

@@ -1,5 +1,6 @@
 """The story of a trace: which messages belong together."""
 
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,11 @@ from msgspec.structs import replace
 from story_traces import full_story
 from viewer_traces import small_episode
 
-from grue.messages import CompletionReceived, TurnCompleted, TurnForked, Usage
+from grue.messages import CompletionReceived, RunTurn, TurnCompleted, TurnForked, Usage
 from grue.tracing.facts import Fact
 from grue.tracing.overview import Overview
-from grue.tracing.page_feed import Passage, StoryTeller
+from grue.tracing.page_feed import PageFeed, Passage, StoryTeller
+from grue.tracing.page_file import ImageTable
 from grue.tracing.reading import open_episode
 
 pytestmark = pytest.mark.made_up_trace
@@ -104,6 +106,19 @@ def test_the_overview_counts_a_fork_and_not_the_turns_that_it_repeats(tmp_path: 
     assert (overview.requests, overview.tool_calls, overview.usage) == (
         0, 0, Usage(input_tokens=14, cost_usd=1.0),
     )  # fmt: skip
+
+
+def test_the_page_says_which_turns_are_forked_and_which_messages_are_copied(tmp_path: Path) -> None:
+    feed = PageFeed(ImageTable(BytesIO()))
+    forked = TurnForked(trace="t", episode="e", turn=2, at=9)
+    for envelope in open_episode(full_story(tmp_path / "trace.jsonl")):
+        feed.see(replace(envelope, copied=envelope.turn == 2))
+        if envelope.turn == 2 and isinstance(envelope.body, RunTurn):
+            feed.see(replace(envelope, body=forked))
+    assert [turn.turn for turn in feed.turns() if turn.forked] == [2]
+    rows = [row for row in feed.take().messages if row.kind != "TurnForked"]
+    assert {row.summary.startswith("(copied) ") for row in rows if row.turn == 2} == {True}
+    assert not [row for row in rows if row.turn != 2 and "(copied)" in row.summary]
 
 
 def test_a_fact_of_a_host_that_is_not_installed_is_a_passage(tmp_path: Path) -> None:

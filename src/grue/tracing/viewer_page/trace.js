@@ -117,13 +117,13 @@ function newSpan(row) {
 function newTurn(digest) {
   return {
     ...digestOf(digest), messages: [], spans: [], unmarked: [], passages: [],
-    name: digest.turn ? `Turn ${digest.turn}` : "Before the first turn",
   };
 }
 
 function digestOf({ turn: number, start_s: start, end_s: end, took_s: length, phases, marks, ...rest }) {
   const said = rest.action || [rest.question, rest.answer].filter(Boolean).join(" → ");
-  return { ...rest, said, number, start, end, length, marks, phases: Object.entries(phases), grade: marks[0]?.grade ?? "" };
+  const name = number ? `Turn ${number}${rest.forked ? ", forked" : ""}` : "Before the first turn";
+  return { ...rest, name, said, number, start, end, length, marks, phases: Object.entries(phases), grade: marks[0]?.grade ?? "" };
 }
 
 function newPassage(row) {
