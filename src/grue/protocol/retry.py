@@ -107,7 +107,8 @@ def next_delay(
     Args:
         policy: The limits and the backoff.
         attempt: Requests sent so far.
-        failure: How the last request failed. The wait that it names replaces the backoff.
+        failure: How the last request failed. The wait that it names replaces the backoff. After the first
+            few failures, only a longer wait does.
         of_kind: How many of these requests failed in the same way as the last one. Failures of another kind
             do not use up the retries of this kind. Default: all requests.
         jitter: A random number from 0 to 1.
