@@ -485,7 +485,7 @@ class Answered(Struct, frozen=True):
         retry_after_s: The delay that the endpoint asks for before the next request.
         cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
-        received: Characters of text in a streamed reply.
+        received: About how many characters of a streamed reply have arrived.
         location: Target of a redirect. Redirects are not followed, since that would send the key elsewhere.
     """
 
@@ -618,7 +618,8 @@ async def _received(
     first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
-    return _answered(reply, body, first_chunk_s, incoming.said)
+    held = streamed.assembler.held if streamed is not None else 0
+    return _answered(reply, body, first_chunk_s, held)
 
 
 async def refusal(reply: HttpReply) -> Answered:
@@ -715,7 +716,6 @@ class _Incoming:
         self._events = 0
         self._plain = bytearray()
         self.first_event_at: float | None = None
-        self.said = 0
 
     @property
     def finished(self) -> bool:
@@ -751,7 +751,6 @@ class _Incoming:
             # Show text that arrived before a fault, too. If the request is retried, a `TextDelta` with
             # `restart` tells observers to discard it.
             for delta in _joined(deltas):
-                self.said += len(delta.text)
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
