@@ -303,8 +303,8 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
 
     Attributes:
         content: The text for the model. In conversations of old traces it is JSON.
-        attachments: What `content` describes, in the same order. An endpoint that does not support one of
-            them gets only its description.
+        attachments: Images, audio and files of the result. `content` describes each, in the same order. An
+            endpoint that does not support an attachment gets only the description.
         whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`; 0: not cut.
 
     Source: R11.5, P44

@@ -110,9 +110,8 @@ def _played(
         # Write the result file also after an error. If that fails, raise the first error all the same.
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
-        if isinstance(
-            error, GameError
-        ):  # the game broke in the middle; a `GameError` means that none was begun
+        if isinstance(error, GameError):
+            # A `GameError` would tell the caller that no game began, but this one broke while it was played.
             raise MCPError(str(error)) from error
         raise
     return _finish(orchestrator, folder, view, options)

@@ -186,7 +186,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
-    """Raise `FleetError` if no episode has one of these settings; the text names those that exist."""
+    """Raise `FleetError`, which lists the episodes' settings, if a name is not among them."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:

@@ -292,7 +292,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     Attributes:
         message: The endpoint's text, unchanged, or what happened to the connection.
         status: HTTP status of the reply, or of the error object inside it.
-        reason: `None`: it follows from `kind` and `status`.
+        reason: The reason that the user's error will have; `None`: the one that `kind` and `status` imply.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Characters of a streamed reply that had arrived before the failure. They are billed.
         usage: What the broken reply has cost, if the endpoint says so.

@@ -377,7 +377,10 @@ def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = No
 def _questions(
     turn: Turn, reply: s.JudgedReply, answered: frozenset[str] = frozenset()
 ) -> tuple[ApprovalQuestion, ...]:
-    """Return a question about each call that a person is to be asked about, or that is in `answered`."""
+    """Return a question about each call that a person is to be asked about.
+
+    A call in `answered` has a question too, with which its decision is compared.
+    """
     show = turn.run.show_schemas
     return tuple(
         question_about(each.call.call_id, each.tool, each.arguments, each.terms.reason, show_schema=show)

@@ -165,7 +165,7 @@ def _own_provider(endpoint: str, warn: Warn) -> Any:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     backend = f"The OpenTelemetry collector at {host_of(endpoint)}"
     named = next((os.environ[name] for name in _SESSIONS if os.environ.get(name)), None)
-    # If no credential provider is called `named`, the exporter raises an error that says so.
+    # Without a session, the exporter looks for the provider of this name; its error says if there is none.
     session = session_of_exporter() if named is None else None
     for credentials in entry_points(group="opentelemetry_otlp_credential_provider", name=named or ""):
         session = session_of_exporter(credentials.load()())
