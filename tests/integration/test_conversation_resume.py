@@ -81,6 +81,7 @@ def test_what_a_trace_does_not_hold_is_not_resumed(tmp_path: Path, server: Scrip
     for asker in (runner, runner_for(server), runner):  # the second one leaves no trace
         with gapped(tmp_path / "gap.jsonl", asker) as talk:
             talk.ask("And now?")
+    secret.ask("And what did I say?")
     writer.close()
     for name, why in (
         ("secret", r"a secret was redacted in turn 1 \(RunTurn\)\. Load its saved file"),

@@ -285,7 +285,8 @@ class TalkReader:
             history, turns = self._branches[place]
             talk = Talk(run.system, history.branch(), turns=turns)
         else:
-            flaw = f"the trace does not hold what was said before turn {run.turn}"
+            flaw = talk.flaw if talk is not None else ""
+            flaw = flaw or f"the trace does not hold what was said before turn {run.turn}"
             talk = Talk(run.system, History(Ledger()), flaw=flaw)
         self.talks[past.conversation] = talk
 
