@@ -150,6 +150,7 @@ class _Prompted(Struct, kw_only=True):
 
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
+        redacted: Whether a secret was removed from one of them, so that their digest is not the recorded one.
         sent: The last prompt with tools (`True`) and the last without (`False`).
         blame: The changes of the messages since the last prompt was sent. For each: how many bytes at the
             beginning are unchanged, and the number and the kind of the trace message that reports the change.
@@ -163,6 +164,7 @@ class _Prompted(Struct, kw_only=True):
     encoded: EncodedConversation
     run: m.RunTurn | None = None
     whole: bool = True
+    redacted: bool = False
     sent: dict[bool, _Sent] = {}
     last: _Sent | None = None
     blame: list[tuple[int, int, str]] = []
@@ -196,6 +198,9 @@ class CachedPrompts:
         for a request that a fork has copied; later requests are still compared with it.
         """
         prompt = self._see(envelope)
+        if envelope.redacted:
+            for talk in self._running(envelope.turn):
+                talk.redacted = True
         return None if envelope.copied else prompt
 
     def _see(self, envelope: Any) -> CachedPrompt | None:
@@ -291,9 +296,11 @@ class CachedPrompts:
         return _Prompted(name=name, encoded=encoded)
 
     def _note(self, turn: int, place: tuple[int, str], why: str) -> None:
-        for talk in self._talks.values():
-            if talk.run is not None and talk.run.turn == turn:
-                talk.notes.append((*place, why))
+        for talk in self._running(turn):
+            talk.notes.append((*place, why))
+
+    def _running(self, turn: int) -> list[_Prompted]:
+        return [talk for talk in self._talks.values() if talk.run is not None and talk.run.turn == turn]
 
     def _ask(self, command: m.RequestCompletion, envelope: Any) -> None:
         name = command.conversation
@@ -481,7 +488,9 @@ def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
 
 def _stands_at(talk: _Prompted, past: m.HistoryReference) -> bool:
     ledger = talk.encoded.history.ledger
-    return ledger is not None and (ledger.length, ledger.digest) == (past.length, past.digest)
+    if ledger is None or ledger.length != past.length:
+        return False
+    return ledger.digest == past.digest or (talk.redacted and talk.name == past.conversation)
 
 
 def _unmarked(profile: WireProfile) -> WireProfile:

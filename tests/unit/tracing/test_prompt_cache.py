@@ -384,6 +384,19 @@ def test_a_conversation_that_began_elsewhere_is_compared_from_here_on() -> None:
     assert [(each.whole, each.broken) for each in talk.prompts] == [(False, None), (False, None)]
 
 
+def test_a_conversation_from_which_a_secret_was_removed_goes_on_in_the_next_turn() -> None:
+    talk = Talk()
+    talk.tape.recorder.hide("code", "open-sesame")
+    talk.begin()
+    talk.lists(LOOK)
+    talk.reply(talk.ask(LOOK, text="Say open-sesame."))
+    talk.end()
+    talk.said(LOOK)
+    assert any(envelope.redacted for envelope in talk.tape.envelopes)
+    before, now = talk.prompts
+    assert (now.whole, now.broken, now.repeated_bytes) == (True, None, before.prompt_bytes)
+
+
 def test_the_conversation_that_was_continued_longest_ago_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
