@@ -9,6 +9,7 @@ from grue import messages as m
 from grue.engine.answers import as_json
 from grue.engine.turn import TurnOutcome
 from grue.policies import SettlementKind
+from grue.tracing.differences import Comparison
 
 
 class Called(Struct, frozen=True):
@@ -66,7 +67,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
         raise AssertionError(f"the model gave an answer, {outcome.response!r}, and not the fallback")
     if not fallback and outcome.kind == "fallback":
         raise AssertionError(f"there is no answer of the model: {outcome.reason}")
-    if answer not in (outcome.response, as_json(outcome.response)):
+    if not (_same(answer, outcome.response) or _same(answer, as_json(outcome.response))):
         raise AssertionError(f"the answer is {outcome.response!r}, not {answer!r}")
 
 
@@ -87,7 +88,12 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
         ("its error", wanted.error, call.result.error_message),
         ("its result", wanted.result, call.result.content),
     ]
-    return [row for row in rows if row[1] is not UNSET and row[1] != row[2]]
+    return [row for row in rows if row[1] is not UNSET and not _same(row[1], row[2])]
+
+
+def _same(wanted: object, found: object) -> bool:
+    # To Python, `True` equals 1, and to JSON it does not.
+    return wanted == found and not any(Comparison().differences(as_json(wanted), as_json(found)))
 
 
 def _shown(call: m.ToolCallRecord) -> str:
