@@ -73,7 +73,7 @@ def test_doctor_says_what_an_endpoint_can_do(tmp_path: Path, wire: str) -> None:
     assert status == 0, told
     for words in (
         f"ok     scripted at {llm.base_url} ({wire.replace('_', ' ')}); a short reply takes 0.",
-        "ok     scripted is one of its 1 models",
+        "ok     scripted is in its list of 1 model",
         "ok     Tools: it called one",
         "ok     Structured output: held to a JSON schema",
     ):

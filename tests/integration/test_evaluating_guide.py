@@ -97,10 +97,10 @@ def test_the_guide_leads_from_nothing_to_an_answer(tmp_path: Path, endpoint: str
     (tmp_path / "my_scorers.py").write_text(
         "def length(finished):\n    return len(finished.answer), 'so long'\n"
     )
-    assert "300 of 300 episodes were scored" in run(tmp_path, score[0])
+    assert "300 of 300 episodes scored" in run(tmp_path, score[0])
     assert "brief" in run(tmp_path, score[1])
     failures = run(tmp_path, block("", 3).strip())
-    assert "have a score below 1" in failures
+    assert "with a score below 1" in failures
     assert "grue trace show" in failures
     export, tools, prompts = block("", 4).strip().splitlines()
     assert "300 episodes, 300 turns, 0 calls, 300 requests" in run(tmp_path, export)

@@ -107,7 +107,7 @@ def asked(sql: str, *places: object) -> list[dict[str, Any]]:
 def test_a_fleet_is_four_parquet_files_that_others_can_read(fleet: Path) -> None:
     said = run("fleet", "export", fleet)
     assert "4 episodes, 4 turns, 6 calls, 8 requests" in said
-    assert "2 episodes have no trace" in said
+    assert "2 episodes without a trace" in said
     assert "line" in said, "the damaged trace is named"
 
     def rows(sql: str) -> list[Any]:
@@ -214,7 +214,7 @@ def test_a_reply_that_was_cut_gives_a_sample(tmp_path: Path) -> None:
     fleet = FleetFolder(tmp_path / "f")
     fleet.write_manifest(Manifest(work="m:ask", total=1, axes=[]))
     add_episode(fleet.episode("aa" + "0" * 22), {"prompt": "p"}, 0, ended(1.0), trace.read_bytes())
-    assert "1 samples" in run("fleet", "export", fleet.path, "--as", "samples")
+    assert "1 sample." in run("fleet", "export", fleet.path, "--as", "samples")
     (sample,) = map(json.loads, (fleet.path / "export" / "samples.jsonl").read_text().splitlines())
     assert (sample["reply"]["content"], sample["token_ids"]) == ("Hello, I", [7])
 

@@ -171,14 +171,14 @@ def test_the_same_command_forks_the_same_turns_if_the_forks_are_among_the_traces
     for _ in range(2):
         done = grue(*command, "--workers", "2", cwd=tmp_path)
         assert "1 turn, each forked 1 time" in done.stdout
-        assert "finished: 2 of 2 episodes are done" in done.stdout
+        assert "finished: 2 of 2 episodes done" in done.stdout
     assert len([*results(runs / "runs-forks")]) == 2
 
     # The forks of another change are beside those of the first in the same folder.
     assert "finished: 2 of 2" in grue(*command, "--set", "llm.temperature=0", cwd=tmp_path).stdout
     compared = grue("fleet", "compare", "runs/runs-forks:fork=recorded", ":fork=changed", cwd=tmp_path)
     assert "1 case was played on both sides" in compared.stdout, compared.stdout + compared.stderr
-    assert "1 episodes, 1 not in the latest sweep and left out" in compared.stdout
+    assert "1 episode, 1 not in the latest sweep and left out" in compared.stdout
     assert re.match(r"fork +score", grue("fleet", "table", "runs/runs-forks", cwd=tmp_path).stdout)
 
 

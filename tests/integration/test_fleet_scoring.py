@@ -81,14 +81,14 @@ def marks(project: Path) -> list[dict[str, Any]]:
 
 def test_every_kind_scores_finished_episodes_and_only_once(project: Path) -> None:
     commits = {path: path.read_bytes() for path in project.rglob("commit.json")}
-    assert "2 of 2 episodes were scored" in run("fleet", "score", "runs/sweep", "scorers.toml")
+    assert "2 of 2 episodes scored" in run("fleet", "score", "runs/sweep", "scorers.toml")
     for scores in marks(project):
         assert scores["shape"] == 0.0
         assert scores["names_the_model"] == 0.0
         assert scores["length"] == scores["length@2"] > 0
     assert {path: path.read_bytes() for path in commits} == commits
     again = run("fleet", "score", "runs/sweep", "scorers.toml")
-    assert "0 of 0 episodes were scored; 2 had a score" in again
+    assert "0 of 0 episodes scored; 2 had a score" in again
     table = run("fleet", "table", "runs/sweep")
     assert table.splitlines()[0].split()[:2] == ["inputs", "requests"], "without `expected` there is no score"
     assert "length" in table
@@ -104,7 +104,7 @@ def test_a_new_version_scores_again_and_the_old_scores_stay(project: Path) -> No
 
 def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
     said = run("fleet", "score", "runs/sweep", "own_scorers:odd", status=1)
-    assert "1 of 2 episodes were scored" in said
+    assert "1 of 2 episodes scored" in said
     assert "odd: SystemExit: no" in said
     assert sum("odd" in scores for scores in marks(project)) == 1
     given = [mark for each in results(project / "runs" / "sweep") for mark in each.marks]

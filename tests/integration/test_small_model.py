@@ -172,7 +172,7 @@ def test_doctor_judges_the_schema_by_the_reply(small_model: str, tmp_path: Path)
     if "does not answer" in found.stdout:
         assert "within 30 s" in found.stdout
         return
-    assert f"ok     {MODEL} is one of its 1 models" in found.stdout
+    assert f"ok     {MODEL} is in its list of 1 model" in found.stdout
     too_slow = "Structured output: unknown, since the reply took too long."
     ignored = "Structured output: the endpoint accepts a JSON schema and ignores it"
     assert ignored in found.stdout or too_slow in found.stdout, found.stdout

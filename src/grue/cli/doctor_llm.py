@@ -156,7 +156,7 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
     if not models:
         return Finding("note", "It does not list its models.")
     if find_model(models, model):
-        return Finding("ok", f"{model} is one of its {len(models)} models")
+        return Finding("ok", f"{model} is in its list of {counted(len(models), 'model')}")
     near = difflib.get_close_matches(model, models, n=3, cutoff=0.4)
     named = near or sorted(models)[:_MOST_NAMED]
     more = f" and {len(models) - len(named)} more" if not near and len(models) > len(named) else ""

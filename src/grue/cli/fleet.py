@@ -20,6 +20,7 @@ from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
 from grue.policies import Batching
 from grue.protocol.turn.prices import price_of
+from grue.tracing.facts import counted
 
 
 class FleetRunOptions(Struct, frozen=True, kw_only=True):
@@ -81,8 +82,8 @@ def print_plan(options: FleetRunOptions) -> None:
     free = FleetFolder(options.place).free_bytes()
     short = "" if planned.bytes_needed < free else ", which is not enough"
     say(
-        f"{options.sweep}: {planned.total:,} episodes of {planned.work}, {planned.missing:,} of them are"
-        " missing."
+        f"{options.sweep}: {counted(planned.total, 'episode')} of {planned.work},"
+        f" {planned.missing:,} of them missing."
     )
     say(f"Disk: about {planned.bytes_needed / 2**20:,.0f} MB, {free / 2**20:,.0f} MB are free{short}.")
     workers = options.workers or sweep.workers or default_workers()
@@ -121,7 +122,8 @@ def stop_fleet(directory: Path) -> None:
 def _summary(finished: Finished, options: FleetRunOptions) -> str:
     tally, place = finished.tally, shown_argument(options.place)
     lines = [
-        f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed."
+        f"{finished.reason}: {tally.done:,} of {counted(tally.total, 'episode')} done;"
+        f" {tally.failed:,} failed."
     ]
     if finished.reason == "paused":
         lines.append(f"Paused, because {finished.why}")
@@ -129,18 +131,18 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
         lines.append(f"Ended, because {finished.why}. With a larger budget the same command plays the rest.")
     elif tally.unpaid:
         lines.append(
-            f"{tally.unpaid:,} were not played to their end, because the budget has refused a request."
+            f"{counted(tally.unpaid, 'episode')} not played to the end: the budget has refused a request."
         )
     if tally.given_up:
         lines += [
-            f"{tally.given_up:,} were given up after three attempts, or cannot be read:",
+            f"{counted(tally.given_up, 'episode')} given up after three attempts, or unreadable:",
             *(f"  {trouble}" for trouble in tally.troubles),
             f"To try them again: grue fleet retry {shown_argument(options.sweep)}"
             + (f" --dir {place}" if options.directory else ""),
         ]
     if tally.others:
         lines.append(
-            f"{tally.others:,} further episodes in {place} are not in this sweep: their settings differ."
+            f"{counted(tally.others, 'further episode')} in {place}, with settings that this sweep lacks."
         )
     lines.append(f"To see the scores: grue fleet table {place}")
     return "\n".join(lines)

@@ -491,6 +491,7 @@ def report(
     """
     from grue.cli.saying import say_page
     from grue.fleet.report import REPORT, write_report
+    from grue.tracing.facts import counted
 
     take_interrupts()
     page = out or directory / REPORT
@@ -503,7 +504,7 @@ def report(
         failed_as=failed_as,
         by=None if by is None else by.split(","),
     )
-    say_page(page, open_browser, f": {count:,} episodes")
+    say_page(page, open_browser, f": {counted(count, 'episode')}")
 
 
 @fleet_app.command()

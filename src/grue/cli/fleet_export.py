@@ -23,6 +23,7 @@ from grue.fleet.results import require_score, results
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.columns import cut
+from grue.tracing.facts import counted
 from grue.tracing.reading import open_episode
 
 _WIDEST = 60
@@ -46,8 +47,9 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
             say(lacking, err=True)
         export = export_samples if form == "samples" else export_trajectories
         done = export(episodes, place, score=score)
-    counted = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
-    say(f"Wrote {shown_path(place)}: {counted}.")
+    one = {name: "trajectory" if name == "trajectories" else name[:-1] for name in done.rows}
+    counts = ", ".join(counted(count, one[name]) for name, count in done.rows.items())
+    say(f"Wrote {shown_path(place)}: {counts}.")
     _say_rest(done)
 
 
@@ -98,14 +100,14 @@ def _word(value: object) -> str:
 
 def _say_rest(done: Exported) -> None:
     if done.without_trace:
-        say(f"{done.without_trace:,} episodes have no trace.", err=True)
+        say(f"{counted(done.without_trace, 'episode')} without a trace.", err=True)
     if done.left_out:
         say(
-            f"{done.left_out:,} replies gave no sample: a secret was replaced in what the model got, or the"
-            " conversation began elsewhere.",
+            f"{counted(done.left_out, 'reply')} gave no sample: a secret was replaced in what the model got,"
+            " or the conversation began elsewhere.",
             err=True,
         )
     for trouble in done.troubles:
         say(trouble, err=True)
     if done.damaged > len(done.troubles):
-        say(f"{done.damaged - len(done.troubles):,} more traces are damaged.", err=True)
+        say(f"{counted(done.damaged - len(done.troubles), 'more damaged trace')}.", err=True)

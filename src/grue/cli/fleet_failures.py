@@ -16,6 +16,7 @@ from grue.fleet.passing import Passing
 from grue.fleet.results import Result, latest_results, require_score
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.runtime.safe_text import shortened
+from grue.tracing.facts import counted
 
 _MOST_EXAMPLES = 3
 _MOST_TEXT = 240
@@ -51,14 +52,14 @@ def print_failures(
         return
     count = sum(len(group.episodes) for group in groups)
     beyond = "above" if lower_is_better else "below"
-    failed = "failed or are missing"
+    failed = "failed or missing"
     if passes.worst is not None:
-        failed = f"failed, are missing or have a {score} {beyond} {passes.worst:g}"
-    say(f"{count:,} of {len(found):,} episodes {failed}.")
+        failed = f"failed, missing, or with a {score} {beyond} {passes.worst:g}"
+    say(f"{count:,} of {counted(len(found), 'episode')} {failed}.")
     if lacking:
         say(lacking)
     if earlier:
-        say(f"{earlier:,} other episodes in the folder are not in the latest sweep and not counted.")
+        say(f"{counted(earlier, 'other episode')} in the folder: not in the latest sweep, and not counted.")
     for group in groups:
         say()
         text = f": {group.text}" if group.text else ""
@@ -110,17 +111,17 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
     before = f"; {tally.before:,} had a score" if tally.before else ""
-    say(f"{names}: {tally.done:,} of {tally.total:,} episodes were scored{before}.")
+    say(f"{names}: {tally.done:,} of {counted(tally.total, 'episode')} scored{before}.")
     if tally.spent.requests:
         spent = tally.spent
-        say(f"  spent {spent.requests:,} requests, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
+        say(f"  spent {counted(spent.requests, 'request')}, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
     for count, what in (
-        (tally.unfinished, "have no result yet"),
+        (tally.unfinished, "without a result yet"),
         (
             tally.without_trace,
-            "have no trace: the work has written none, or the sweep's `keep` has removed it",
+            "without a trace: the work has written none, or the sweep's `keep` has removed it",
         ),
-        (tally.unpaid, "were not scored, because the budget has refused a request"),
+        (tally.unpaid, "not scored, because the budget has refused a request"),
         (tally.failed, "could not be scored:"),
     ):
         if count:

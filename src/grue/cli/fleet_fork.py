@@ -60,7 +60,8 @@ def fork_fleet(
     finished = fleet.sweep(forks_of(chosen, changed, repetitions), watch=view.show)
     view.end(finished.tally)
     tally = finished.tally
-    say(f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed.")
+    of = counted(tally.total, "episode")
+    say(f"{finished.reason}: {tally.done:,} of {of} done; {tally.failed:,} failed.")
     say(f"To compare: {GRUE} fleet compare {shown_argument(place)}:fork=recorded :fork=changed")
     return finished.reason == "finished" and not tally.given_up and not tally.unpaid
 

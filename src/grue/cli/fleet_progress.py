@@ -13,6 +13,7 @@ from grue.cli.saying import shown, shown_argument
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
 from grue.fleet.folder import FleetFolder
+from grue.tracing.facts import counted
 
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}
 _SLOW_AFTER_S = 10.0
@@ -145,7 +146,7 @@ def _cost(spent: Amount, budget: FleetBudget) -> list[str]:
     elif spent.money_usd:
         parts.append(f"${spent.money_usd:,.2f}")
     if budget.requests is not None:
-        parts.append(f"{spent.requests:,} of {budget.requests:,} requests")
+        parts.append(f"{spent.requests:,} of {counted(budget.requests, 'request')}")
     if budget.tokens is not None:
         parts.append(f"{spent.tokens:,} of {budget.tokens:,} tokens")
     return parts

@@ -16,6 +16,7 @@ from grue.fleet.compare import Cell, Options, cell_axes, compare, in_columns, in
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
 from grue.fleet.results import latest_results, require_settings, results
 from grue.runtime.safe_text import printable
+from grue.tracing.facts import counted
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
 _WIDEST = 28
@@ -60,9 +61,9 @@ def print_status(directory: Path, *, as_json: bool) -> None:
         return
     _say_outcomes(directory, manifest, outcomes)
     if earlier:
-        say(f"  {earlier:,} other episodes in the folder are not in the latest sweep and not counted")
+        say(f"  {counted(earlier, 'other episode')} in the folder: not in the latest sweep, and not counted")
     if spent.requests:
-        say(f"  spent {spent.requests:,} requests, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
+        say(f"  spent {counted(spent.requests, 'request')}, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
     for name, several in (("versions of grue", versions), ("answering models", models)):
         if len([value for value in several if value]) > 1:  # an episode may have failed without an answer
             mixed = ", ".join(f"{value or 'unknown'} ({count:,})" for value, count in several.most_common())
@@ -74,9 +75,10 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
     # `manifest.total` is about the latest run. If the folder has more episodes, from earlier runs, it is not
     # known which of them belong to the latest.
     if outcomes.total() > manifest.total:
-        said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
+        count = f"{counted(done, 'episode')} of {manifest.work} done"
+        said = f"{count}; the latest run was about {manifest.total:,}."
     else:
-        said = f"{done:,} of {manifest.total:,} episodes of {manifest.work} are done."
+        said = f"{done:,} of {counted(manifest.total, 'episode')} of {manifest.work} done."
     say(f"{shown_path(directory)}: {said}")
     say(f"  scored {outcomes['scored']:,}, failed {outcomes['failed']:,}")
     if outcomes["not played"] or outcomes["interrupted"]:
@@ -133,11 +135,13 @@ def print_table(
     if by is None and (left := [name for name in differing if name not in axes]):
         say(f"Each row is a mean over {', '.join(left)}. A row for each: --by {','.join(differing)}")
     if earlier:
-        say(f"{earlier:,} episodes are not in the latest sweep and not in the table; --all counts them.")
+        say(
+            f"{counted(earlier, 'episode')} not in the latest sweep, and not in the table; --all counts them."
+        )
     if failed:
-        say(f"{failed:,} failed episodes have no score and are not in the table.")
+        say(f"{counted(failed, 'failed episode')} without a score, not in the table.")
     if damaged:
-        say(f"{len(damaged):,} episodes cannot be read and are not in the table: {damaged[0]}")
+        say(f"{counted(len(damaged), 'damaged episode')}, not in the table: {damaged[0]}")
 
 
 def print_comparison(

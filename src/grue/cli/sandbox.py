@@ -24,6 +24,7 @@ from grue.sandbox.launch import boxed, missing_for
 from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import LIMITS, SCRATCH, profile
 from grue.tool_sessions.failures import failure_text
+from grue.tracing.facts import counted
 from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
@@ -156,7 +157,7 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
                 continue
             failed += result.is_error
             say(printable(f"{tool}: {result.error_message if result.is_error else 'answered'}"), err=True)
-    say(f"{count} calls, {failed} failed. The box that would have sufficed:", err=True)
+    say(f"{counted(count, 'call')}, {failed} failed. The box that would have sufficed:", err=True)
     say(learned())
     return failed == 0
 

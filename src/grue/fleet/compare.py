@@ -59,6 +59,7 @@ from grue.fleet.statistics import (
 from grue.runtime.safe_text import shortened, written_out
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
+from grue.tracing.facts import counted
 
 Verdict: TypeAlias = Literal["better", "worse", "cannot be told"]
 
@@ -206,12 +207,12 @@ class Side(Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """The counts, in words."""
-        said = [f"{self.episodes:,} episodes"]
+        said = [counted(self.episodes, "episode")]
         if self.failed:
             said.append(f"{self.failed:,} of them failed")
         said += [f"{count:,} {_MISSING.get(name, name)}" for name, count in self.missing.items()]
         if self.unpaired:
-            said.append(f"{self.unpaired:,} cases are not on the other side")
+            said.append(f"{counted(self.unpaired, 'case')} not on the other side")
         return ", ".join(said)
 
 
@@ -334,8 +335,9 @@ def verdict_of(found: Comparison) -> list[str]:
     ]
     if found.more_cases is not None:
         said.append(
-            f"To find one of {found.target:.2g}, add about {found.more_cases:,} cases, which is"
-            f" {found.more_episodes:,} episodes. Further repetitions of the same cases help less."
+            f"To find one of {found.target:.2g}, add about {counted(found.more_cases, 'case')}, which is"
+            f" {counted(found.more_episodes or 0, 'episode')}. Further repetitions of the same cases help"
+            " less."
         )
     else:
         part = "half" if difference.error else "a quarter"
@@ -346,10 +348,7 @@ def verdict_of(found: Comparison) -> list[str]:
 def _by_signs(found: Comparison) -> Iterable[str]:
     equal = found.groups - found.better - found.worse
     what = "case" if found.groups == found.cases else "group"
-    yield (
-        f"B is better in {found.better:,} {what}{'' if found.better == 1 else 's'}, worse in {found.worse:,},"
-        f" equal in {equal:,}."
-    )
+    yield f"B is better in {counted(found.better, what)}, worse in {found.worse:,}, equal in {equal:,}."
     by = f"(p = {found.chance:.2g}, sign test)"
     if found.verdict == "cannot be told":
         yield f"It cannot be told whether A or B is better in {found.score}: that may be chance {by}."
@@ -368,7 +367,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
     above = [each for each in reversed(changed) if each.difference > 0]
     lost, gained = (above, below) if found.lower_is_better else (below, above)
     yield ""
-    yield f"{len(lost):,} cases lost, {len(gained):,} gained, {found.cases - len(changed):,} are equal."
+    yield f"{counted(len(lost), 'case')} lost, {len(gained):,} gained, {found.cases - len(changed):,} equal."
     for what, cases in (("lost", lost), ("gained", gained)):
         shown = cases if everything or few else cases[:_MOST_CASES]
         if shown:

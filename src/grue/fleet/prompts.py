@@ -18,6 +18,7 @@ from grue.fleet.compare import in_columns
 from grue.fleet.statistics import SELDOM, mean_of, sign_test
 from grue.fleet.work import contains, finite
 from grue.runtime.safe_text import printable
+from grue.tracing.facts import counted
 
 Score: TypeAlias = Callable[[Any, Any], float]
 """A function that gets the answer and the expected answer, and returns a number; `True` counts as 1."""
@@ -112,7 +113,8 @@ class PromptTable(Struct, frozen=True, kw_only=True):
                 f"... and {len(differing) - _MOST_CASES} more cases in which the prompts differ (`.cases`)"
             )
         if equal := len(self.cases) - len(differing):
-            said += ["", f"Not shown: {_cases(equal)} in which the prompts score the same (`.cases`)."]
+            cases = counted(equal, "case")
+            said += ["", f"Not shown: {cases} in which the prompts score the same (`.cases`)."]
         if differing and self.trace is not None:
             turn = next(iter(differing[0].answers.values())).turn
             said.append(f"To see a turn: {shlex.join(['grue', 'trace', 'show', self.trace])} --turn {turn}")
@@ -129,7 +131,7 @@ class PromptTable(Struct, frozen=True, kw_only=True):
         pairs = [(case.answers[one].score, case.answers[other].score) for case in self.cases]
         better, worse = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
         counts = (
-            f"{_short(other)} against {_short(one)}: better in {_cases(better)}, worse in {worse},"
+            f"{_short(other)} against {_short(one)}: better in {counted(better, 'case')}, worse in {worse},"
             f" equal in {len(pairs) - better - worse}."
         )
         chance = sign_test(better, worse)
@@ -250,10 +252,6 @@ def _sums(items: Sequence[BatchItem[TurnOutcome[Any]]], answers: Sequence[Prompt
         tokens=sum(each.usage.input_tokens + each.usage.output_tokens for each in outcomes),
         seconds=sum(each.duration_s for each in outcomes),
     )
-
-
-def _cases(count: int) -> str:
-    return f"{count} case" if count == 1 else f"{count} cases"
 
 
 def _short(text: str) -> str:

@@ -31,6 +31,7 @@ from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, latest_results, require_score, require_settings
 from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of, range_of, with_unseen
 from grue.runtime.safe_text import printable, shortened
+from grue.tracing.facts import counted
 from grue.tracing.page_file import refuse_foreign, write_page
 
 REPORT = "report.html"
@@ -113,9 +114,8 @@ def write_report(
     refuse_foreign(target, "report")
     found, earlier = latest_results(fleet)
     if not found and earlier:
-        raise FleetError(
-            f"No episode of the latest sweep in {fleet} has begun; {earlier:,} others are there."
-        )
+        others = counted(earlier, "other episode")
+        raise FleetError(f"No episode of the latest sweep in {fleet} has begun; the folder has {others}.")
     if not found:
         raise FleetError(f"No episode of {fleet} has begun.")
     require_score(found, score)
@@ -247,7 +247,7 @@ def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -
         verdict = f"{found.verdict} than {names[0]}"
         if found.verdict == "cannot be told":
             verdict = f"cannot be told from {names[0]}"
-        said.append(f"{name}: {verdict} in {scale.score}, {between}, over {found.cases:,} cases")
+        said.append(f"{name}: {verdict} in {scale.score}, {between}, over {counted(found.cases, 'case')}")
     return [printable(each, 2 * _MOST_NAME) for each in said]
 
 

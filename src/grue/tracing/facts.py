@@ -124,8 +124,9 @@ def _fields(fact: Struct) -> m.JsonObject:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, for texts that people read: `1 turn`, `3 turns`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Return a count with its noun, for texts that people read: `1 turn`, `3 turns`, `1,200 replies`."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def _json(value: object) -> str:

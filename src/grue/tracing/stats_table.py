@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
+from grue.tracing.facts import counted
 from grue.tracing.show import headline
 from grue.tracing.stats import Durations, EpisodeStats, ServerStats, TimePhase
 
@@ -102,7 +103,9 @@ def _more(stats: EpisodeStats) -> Iterator[str]:
         yield _labelled("resumed", "once" if stats.resumptions == 1 else f"{stats.resumptions} times")
     beside = f", {size(stats.payload_bytes)} of payloads beside it" if stats.payload_bytes else ""
     cut_short = "; its last line was cut short" if stats.cut_short else ""
-    yield _labelled("trace", f"{stats.messages} messages, {size(stats.trace_bytes)}{beside}{cut_short}")
+    yield _labelled(
+        "trace", f"{counted(stats.messages, 'message')}, {size(stats.trace_bytes)}{beside}{cut_short}"
+    )
 
 
 def _phase_rows(stats: EpisodeStats) -> list[Row]:

@@ -241,7 +241,7 @@ def test_the_calls_of_a_trace_are_made_again_while_the_server_is_watched(tmp_pat
     learned = commands.grue("sandbox", "learn", str(path), "reader", "--trace", str(trace), cwd=tmp_path)
     assert learned.returncode == 0, learned
     assert "read: answered" in learned.stderr
-    assert "1 calls, 0 failed" in learned.stderr
+    assert "1 call, 0 failed" in learned.stderr
     box = sandbox_of(json.loads(learned.stdout)["sandbox"])
     assert box is not None
     assert str(work / "asked") in [str(tmp_path / each) for each in box.read]

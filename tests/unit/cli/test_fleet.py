@@ -18,17 +18,17 @@ SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
         (
             Finished(reason="finished", tally=Tally(total=2, done=2, failed=1)),
             True,
-            "2 of 2 episodes are done; 1 f",
+            "2 of 2 episodes done; 1 f",
         ),
         (
             Finished(reason="finished", tally=Tally(total=2, done=1, given_up=1, troubles=["ab12: it died"])),
             False,
-            "1 were given up after three attempts, or cannot be read:\n  ab12: it died\nTo try them again:",
+            "1 episode given up after three attempts, or unreadable:\n  ab12: it died\nTo try them again:",
         ),
         (
             Finished(reason="finished", tally=Tally(total=2, done=1, unpaid=1)),
             False,
-            "1 were not played to their end, because the budget has refused a request.",
+            "1 episode not played to the end: the budget has refused a request.",
         ),
         (
             Finished(reason="budget", tally=Tally(total=2, done=1, unpaid=1), why="the limit is used up"),
@@ -39,7 +39,7 @@ SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
         (
             Finished(reason="stopped", tally=Tally(total=2, done=1)),
             False,
-            "stopped: 1 of 2 episodes are done",
+            "stopped: 1 of 2 episodes done",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_damaged_file_concerns_its_own_episode(
     print_table(tmp_path, None, as_json=False)
     printed = capsys.readouterr().out
     assert printed.splitlines()[1:3] == ["1  1      1  0000000000", "2  1      1  0000000000"]
-    assert ("1 episodes cannot be read" in printed) == (damaged != "attempt-1/attempt.json")
+    assert ("1 damaged episode, not in the table" in printed) == (damaged != "attempt-1/attempt.json")
 
 
 def test_an_episode_without_an_answer_is_not_of_another_model(
@@ -170,7 +170,7 @@ def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(
     head, *rows, _, left_out = capsys.readouterr().out.splitlines()
     assert head.split() == ["system", "score", "n", "episode"]
     assert [row.split("  ")[0] for row in rows] == [f"{n} Answer the question. Answ…" for n in (0, 1)]
-    assert left_out == "2 episodes are not in the latest sweep and not in the table; --all counts them."
+    assert left_out == "2 episodes not in the latest sweep, and not in the table; --all counts them."
     print_table(tmp_path, None, as_json=True)
     assert len(json.loads(capsys.readouterr().out)) == 2
     print_table(tmp_path, None, as_json=True, everything=True)
@@ -191,18 +191,18 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
         print_status(tmp_path, as_json=False)
         return capsys.readouterr().out.splitlines()
 
-    assert status()[0] == f"{tmp_path}: 3 episodes of m:f are done; the latest run was about 2."
+    assert status()[0] == f"{tmp_path}: 3 episodes of m:f done; the latest run was about 2."
     fleet.write_latest(bytes.fromhex(f"{2:024x}{3:024x}"))
     assert status() == [
-        f"{tmp_path}: 1 of 2 episodes of m:f are done.",
+        f"{tmp_path}: 1 of 2 episodes of m:f done.",
         "  scored 1, failed 0",
-        "  2 other episodes in the folder are not in the latest sweep and not counted",
+        "  2 other episodes in the folder: not in the latest sweep, and not counted",
     ]
     print_failures(tmp_path, score="score", passing=1.0, as_json=False, show_all=False)
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == [
-        "1 of 1 episodes failed, are missing or have a score below 1.",
-        "2 other episodes in the folder are not in the latest sweep and not counted.",
+        "1 of 1 episode failed, missing, or with a score below 1.",
+        "2 other episodes in the folder: not in the latest sweep, and not counted.",
     ]
     for wrong in (
         lambda: print_failures(tmp_path, score="no such", passing=None, as_json=False, show_all=False),
@@ -220,8 +220,8 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
     assert write_report(tmp_path, tmp_path / "report.html") == 1
     assert '"earlier":2' in (tmp_path / "report.html").read_text()
     fleet.write_latest(bytes.fromhex(f"{3:024x}"))
-    assert status()[0] == f"{tmp_path}: 0 of 2 episodes of m:f are done."
-    with pytest.raises(FleetError, match=r"No episode of the latest sweep .* has begun; 3 others are there"):
+    assert status()[0] == f"{tmp_path}: 0 of 2 episodes of m:f done."
+    with pytest.raises(FleetError, match=r"No episode .* has begun; the folder has 3 other episodes"):
         write_report(tmp_path, tmp_path / "report.html")
 
 
@@ -230,7 +230,7 @@ def test_episodes_without_a_trace_are_not_said_to_have_lost_it(
 ) -> None:
     make_fleet(tmp_path, lambda *_: 1.0, questions=1, repetitions=1)
     assert score_episodes(tmp_path, "builtins:len", again=False)
-    assert "2 have no trace: the work has written none, or" in capsys.readouterr().out
+    assert "2 without a trace: the work has written none, or" in capsys.readouterr().out
 
 
 def test_it_is_said_if_no_episode_has_the_default_score(
@@ -244,7 +244,7 @@ def test_it_is_said_if_no_episode_has_the_default_score(
     )
     print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)
     said = "No episode has the score 'score'. The scores are accuracy. Name one with --score.\n"
-    assert capsys.readouterr().out == f"0 of 2 episodes failed or are missing.\n{said}"
+    assert capsys.readouterr().out == f"0 of 2 episodes failed or missing.\n{said}"
     export_fleet(tmp_path, None, "samples", "score")
     assert said in capsys.readouterr().err
 
@@ -260,9 +260,9 @@ def test_failures_of_a_score_of_which_less_is_better_are_those_above_the_passing
         return done.output.splitlines()
 
     lower = said("--lower-is-better", "--pass", "1")
-    assert lower[0] == "4 of 8 episodes failed, are missing or have a score above 1."
+    assert lower[0] == "4 of 8 episodes failed, missing, or with a score above 1."
     assert lower[2] == "4 x a bad score, and nothing else went wrong"
-    assert said("--pass", "1")[0] == "2 of 8 episodes failed, are missing or have a score below 1."
+    assert said("--pass", "1")[0] == "2 of 8 episodes failed, missing, or with a score below 1."
     asked = "Which score passes? Say it with --pass, and those {} it are grouped too."
     assert said("--lower-is-better")[-1] == asked.format("above")
     assert said()[-1] == asked.format("below")

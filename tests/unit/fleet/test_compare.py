@@ -71,7 +71,7 @@ def test_a_loss_is_worse_and_turns_round_where_less_is_better(tmp_path: Path) ->
     turned = by_prompt(tmp_path, Options(lower_is_better=True))
     assert turned.verdict == "better"
     assert turned.is_worse(0.05) is False
-    counts = re.compile(r"(\d+) cases lost, (\d+) gained")
+    counts = re.compile(r"(\d+) cases? lost, (\d+) gained")
     ((lost, gained),) = counts.findall(str(by_prompt(tmp_path)))
     assert lost != gained
     assert counts.findall(str(turned)) == [(gained, lost)]

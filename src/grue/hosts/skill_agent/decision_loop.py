@@ -180,7 +180,7 @@ class DecisionLoop:
         if run.left_s <= 0 or self._answered is not None:
             return self._time_over()
         if run.turns >= limits.max_turns:
-            return RunEnd("turn_limit", f"all {limits.max_turns} turns are used up")
+            return RunEnd("turn_limit", f"the limit on turns, {limits.max_turns}, is used up")
         return RunEnd("budget", run.runner.budget_spent) if run.runner.budget_spent else None
 
     def _time_over(self) -> RunEnd | None:
@@ -258,7 +258,7 @@ class DecisionLoop:
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])
         if run.asked is not None:
-            return RunEnd("parked", f"{len(run.asked.questions)} actions wait for an approval")
+            return RunEnd("parked", f"actions that wait for an approval: {len(run.asked.questions)}")
         for position, each in enumerate(judged):
             end = self._no_step_left() or self._step(each)
             if end is not None and end.reason == "step_failed":
@@ -284,7 +284,7 @@ class DecisionLoop:
     def _no_step_left(self) -> RunEnd | None:
         most = self._run.config.limits.max_steps
         if len(self._run.results) >= most:
-            return RunEnd("step_limit", f"all {most} steps are used up")
+            return RunEnd("step_limit", f"the limit on steps, {most}, is used up")
         return self._time_over()
 
     def _step(self, judged: JudgedAction) -> RunEnd | None:

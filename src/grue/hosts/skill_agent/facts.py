@@ -320,7 +320,7 @@ class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnde
     @property
     def result(self) -> str:
         """The number of steps."""
-        return f"{self.steps} steps"
+        return "1 step" if self.steps == 1 else f"{self.steps} steps"
 
 
 FACTS: tuple[type[Fact], ...] = (

@@ -636,7 +636,7 @@ class ZorkOrchestratorV2:
         elif self.agent.budget_spent:
             self._ends("budget", self.agent.budget_spent)
         elif state.turn >= self.setup.max_turns:
-            self._ends("turn_limit", f"all {self.setup.max_turns} turns are used up")
+            self._ends("turn_limit", f"the limit on turns, {self.setup.max_turns}, is used up")
 
     def _ends(self, reason: facts.EndReason, detail: str) -> None:
         if self._end is not None:

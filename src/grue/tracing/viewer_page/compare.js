@@ -131,7 +131,7 @@ class Comparison {
       box.append(made);
     }
     const left = turn.passages.length - MOST_PASSAGES;
-    if (left > 0) box.append(element("p", { class: "summary" }, `and ${left.toLocaleString("en")} more passages`));
+    if (left > 0) box.append(element("p", { class: "summary" }, `and ${many(left, "more passage")}`));
     return box;
   }
 

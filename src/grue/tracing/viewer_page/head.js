@@ -15,7 +15,7 @@ function drawCard(trace) {
     cardFacts(trace),
     drawTimeByKind(trace),
     wrong.length ? element("p", { class: "problems" }, words, ...wrong.slice(0, MOST_PROBLEMS).flatMap((turn) => [turnLink(turn), " "]),
-      wrong.length > MOST_PROBLEMS ? `and ${(wrong.length - MOST_PROBLEMS).toLocaleString("en")} more turns; press f` : null) : null);
+      wrong.length > MOST_PROBLEMS ? `and ${many(wrong.length - MOST_PROBLEMS, "more turn")}; press f` : null) : null);
 }
 
 function cardFacts(trace) {

@@ -132,7 +132,7 @@ function requestView(trace, request) {
   const count = sent.entries.reduce((total, entry) => total + (entry.items?.length ?? 1), 0);
   const title = `Request ${sent.body.request} of ${trace.turnOf.get(request.turn).name.toLowerCase()}: ${many(count, "message")}${sent.tools ? `, ${many(sent.tools.length, "tool")}` : ""}`;
   const contents = [
-    sent.missing ? element("p", { class: "note" }, `${sent.missing} entries of this conversation were said before this trace began, or under another name. They are not here.`) : null,
+    sent.missing ? element("p", { class: "note" }, `Not here: ${many(sent.missing, "item")} of this conversation, said before this trace began or under another name.`) : null,
     element("p", { class: "summary" }, "As grue sends it, before it is written in the provider's format. Marked: what is new in this request."),
     ...sent.entries.flatMap((entry) => drawEntryOf(entry, sent.fresh)),
     sent.tools?.length ? element("h3", {}, "Tools on offer") : null,

@@ -103,7 +103,7 @@ def shown(client: MockLLMClient, request: int) -> str:
         (saw("You win.", score=10, won=True, done=True), "won", "the game is won"),
         (saw("You are dead.", died=True, done=True), "died", "the player died, and the game is over"),
         (saw("Goodbye.", done=True), "quit", "the game ended"),
-        (saw("Still here."), "turn_limit", "all 1 turns are used up"),
+        (saw("Still here."), "turn_limit", "the limit on turns, 1, is used up"),
     ],
 )
 def test_r9_an_episode_ends_with_a_reason_and_that_is_recorded_last(
