@@ -249,7 +249,7 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
-        # With a lock of this server alone, the tools of all others would count as not approved.
+        # If the lock held only this server's tools, the tools of the others would count as not approved.
         command = f"{GRUE} tools --lock{with_file}"
         say(f"The file's servers have no tool lock. To approve the tools of all: {command}")
     else:
@@ -493,7 +493,7 @@ def _words(typed: str) -> list[str]:
 def _exists(argument: str) -> bool:
     try:
         return Path(argument).exists()
-    except OSError:  # it is too long to be a path, say
+    except OSError:  # for example, it is too long for a path
         return False
 
 
@@ -507,7 +507,7 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the server's entry. If its program is not the user's own, add `inherit_env` and a `sandbox`."""
+    """Return the entry for `mcp_config.json`, with a sandbox unless the program is the user's own."""
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry

@@ -147,7 +147,7 @@ def call_tool(
         given = read_arguments(tool, arguments, pairs)
         _require_all(client.recorder.redacted_body(tool), given)
         result = client.call(name, given, timeout_s)
-        # A result may contain secrets from this environment or from the server's configuration.
+        # A result may contain secrets from grue's environment or from the server's configuration.
         shown = client.recorder.redacted_body(result)
     if as_json:
         say(json.dumps(shown.to_dict()))

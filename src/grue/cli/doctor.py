@@ -81,7 +81,7 @@ _SHEBANG_BYTES = 256
 
 
 def _is_installed(server: McpServer) -> bool:
-    # Whether npx has installed the package, so that the start downloads nothing. uvx' cache cannot be asked.
+    # If npx has installed the package, the start downloads nothing. For uvx, grue cannot tell.
     return (
         isinstance(server, StdioServer)
         and launcher_of(server) == "npx"

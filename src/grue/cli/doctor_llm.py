@@ -112,7 +112,8 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    # To end soon, a check does not retry after an error or a cut reply. A configured time limit applies.
+    # To end soon, a check does not retry after an error or a truncated reply, and it has a short time limit,
+    # unless one is configured.
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
@@ -221,7 +222,7 @@ def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tup
     """If the model does not see an offered tool, return a prompt's tokens with the tool, and without it.
 
     `None`: the counts differ enough, so the model sees the tool; or the endpoint does not count tokens: it
-    reports nothing, or the same for the different prompts `_CALL` and `_SAY`.
+    reports no number, or the same number for two different prompts.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]

@@ -115,7 +115,8 @@ def stop_fleet(directory: Path) -> None:
     if is_driven(FleetFolder(directory)):
         say("The fleet stops after its running episodes. To go on, run its sweep again.")
     else:
-        # A lock of another machine may not be seen here, but its driver sees the file.
+        # A process on another machine may run the fleet: its lock is perhaps not visible here, but it reads
+        # the file that `stop` has written.
         say("No process of this machine runs the fleet. One on another stops after its running episodes.")
 
 
@@ -149,7 +150,7 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
 
 
 def warnings_of(sweep: Sweep) -> list[str]:
-    """Return a warning if the sweep limits the money, but has no price for one of its models."""
+    """Return a warning if the sweep has a limit in dollars, but no price for one of its models."""
     budget = sweep.budget
     if budget.money_usd is None:
         return []

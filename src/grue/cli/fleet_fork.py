@@ -67,7 +67,7 @@ def fork_fleet(
 
 
 def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
-    """Raise an error if the change cannot be made to this turn: then it cannot be made to any turn."""
+    """Before any fork runs, raise an error if the change cannot be made to this turn."""
     recorded = read_run(turn.trace, turn.turn, turn.at)
     refuse_script(recorded, fork)
     LlmEndpoint(model_for(recorded.asks(recorded.place(turn.at)), change.llm, fork.model, fork.base_url))

@@ -26,7 +26,8 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     Attributes:
         running: When each running episode was submitted, in monotonic seconds, by the episode's id.
-        costs: What the broker has counted; in a run without limits, what earlier runs have spent.
+        costs: What the fleet's broker has counted. It counts in runs with limits only; without limits, this
+            is what earlier runs have spent.
     """
 
     tally: Tally
@@ -36,7 +37,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost of all requests. The broker has not counted those of runs without limits."""
+        """The cost so far: the broker's count, or that of the finished episodes if it has more requests."""
         return max(self.costs.spent, self.tally.spent, key=lambda spent: spent.requests)
 
     @property

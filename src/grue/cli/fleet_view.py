@@ -192,7 +192,8 @@ def print_episode(directory: Path, beginning: str) -> None:
     if case is not None:
         say(f"  case: {json.dumps(case.settings)}, repetition {case.repetition}")
     numbers = {number for number, _ in episode.attempts()}
-    # With `keep`, the folder of the committed attempt may be gone, but its result is in the commit.
+    # The folder of the committed attempt may have been deleted (see `Fleet(keep=...)`), but the commit has
+    # the attempt's result.
     for number in sorted(numbers if commit is None else {*numbers, commit.attempt}):
         attempt = episode.path / f"attempt-{number}"
         end = commit.end if commit is not None and commit.attempt == number else episode.end_of(attempt)

@@ -31,7 +31,7 @@ class Doing(Struct, frozen=True, kw_only=True):
     """A step that is under way, as the status line shows it.
 
     Attributes:
-        since: When the step began; in the future for a retry that still waits.
+        since: When the step began; for a retry that still waits, when it will begin.
         name: The server or tool; empty if the step has none.
         limit_s: The step's time limit, counted from `since`; `None`: none of its own.
         attempt: Number of the attempt, from 1.

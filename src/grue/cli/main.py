@@ -24,7 +24,7 @@ def main() -> None:
         _make_streams_usable()
         _run()
     except OSError as error:
-        # A file or folder that the user named cannot be looked at, say, or standard output is full.
+        # For example, a file that the user named cannot be read, or no space is left for the output.
         from grue.cli.plain_errors import report_os_error
 
         report_os_error(error)

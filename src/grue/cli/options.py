@@ -128,7 +128,7 @@ TraceFile = Annotated[
 
 
 def turn_number(taken: str) -> Any:
-    """Return the option `--turn` of a command. `taken` is the end of the help, after "the last one is"."""
+    """Return the option `--turn`. `taken` ends the sentence of its help that begins "If several turns"."""
     return typer.Option(
         min=1,
         metavar="N",

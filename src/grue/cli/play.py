@@ -82,7 +82,8 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         for observer in backends:
             recorder.add(observer)
         if past is not None:
-            # Read it again: another process may have continued the episode before the folder was locked.
+            # Read the trace again: another process may have continued the episode before the folder was
+            # locked.
             past = read_past(folder_path)
         parts = _setup(options, past, recorder)
         setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
@@ -93,7 +94,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
                 folder.discard()  # the episode has not begun, so there is nothing to keep
             raise
         if options.pace_s:
-            # A resumed episode has repeated its old moves above, without pauses.
+            # The old moves of a resumed episode were repeated above, without pauses.
             pace(game, options.pace_s)
         return _played(orchestrator, folder, view, options)
 

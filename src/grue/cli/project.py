@@ -146,7 +146,7 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
 
 
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], str]]:
-    """Return a server with a watch in place of its sandbox, and a function that proposes a sandbox.
+    """Return a server that grue watches instead of limiting it, and a function that proposes a sandbox.
 
     When the server has ended, the function returns the sandbox that would have sufficed, as JSON.
 

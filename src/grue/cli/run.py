@@ -203,7 +203,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # no folder was made, or the run had begun and the folder has files
+    with suppress(OSError):  # there is no such folder, or it has files of a run that has begun
         folder.rmdir()
 
 

@@ -98,7 +98,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         raise MCPConfigError(f"The command {printable(command[0])!r} was not found.")
     program, args = str(Path(program).absolute()), tuple(command[1:])
     started = boxed(box, program=program, args=args, env=dict(os.environ), cwd=cwd)
-    # The limits have to be set before the program runs.
+    # If there are limits, start a stopped shell: the limits have to be set before the program runs.
     waiting = _WAITING if any(getattr(box, key) is not None for key in LIMITS) else ()
     try:
         process = started.run(lambda: subprocess.Popen((*waiting, program, *args), env=started.env, cwd=cwd))

@@ -245,7 +245,7 @@ _OWN = re.findall(
 
 
 def _names_of(places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the name in the test of each of your values: its own, unless the test has that name already."""
+    """Return the name that the test uses for each (module, name) of your code; no two are equal."""
     used = {*_OWN, *(name for package in _PACKAGES for name in _names(package))}
     names: dict[tuple[str, str], str] = {}
     for place in places:
@@ -356,9 +356,8 @@ def _replies(run: RecordedRun) -> Iterator[str]:
             case m.CompletionReceived() as reply if envelope.receiver == AGENT:
                 replies[reply.request] = reply
             case m.ReplyDropped(request=request):
-                replies.pop(
-                    request, None
-                )  # in the test the servers list their tools before the model is asked
+                # The test drops no reply, because its servers list their tools before the model is asked.
+                replies.pop(request, None)
     yield "REPLIES = ["
     for reply in replies.values():
         if not reply.tool_calls:
@@ -381,7 +380,7 @@ def _servers(run: RecordedRun, named: dict[str, str]) -> Iterator[str]:
     listed = [each for each in _listed(run) if each.server not in named]
     tools = [each for each in listed if any(call.name == each.name for call in calls)]
     if calls and not tools and not named:
-        tools = listed[:1]  # a turn that offers no tools skips every call
+        tools = listed[:1]  # offer one: a turn without tools skips every call
     by_function = [each for each in tools if not _takes_more(each, calls)]
     functions = _functions(tools)
     if tools:
@@ -441,7 +440,7 @@ def _sent(call: m.ToolCallRecord) -> object:
     sent = _given(call)
     if not isinstance(sent, dict):
         return sent
-    # A function gets `None` for an argument that is left out, so the two are not told apart.
+    # The test's functions get `None` for an argument that a call leaves out. So leave out `None` here, too.
     return {key: value for key, value in sent.items() if value is not None}
 
 
@@ -455,7 +454,7 @@ def _parameters(tool: m.ToolDefinition) -> list[str]:
 
 
 def _takes_more(tool: m.ToolDefinition, calls: Sequence[m.ToolCallRecord]) -> bool:
-    """Return whether a call that returned has an argument that a function cannot have as a parameter."""
+    """Return whether a call that returned has an argument for which `_parameters` has no parameter."""
     names = {*_parameters(tool)}
     returned = [_given(each) for each in calls if each.name == tool.name and each.settlement == "returned"]
     return any(isinstance(given, dict) and not names.issuperset(given) for given in returned)
@@ -468,7 +467,7 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
     parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
     passed = "".join(f", {name}={name}" for name in ordered)
     yield from ("", "")
-    # A policy trusts the annotations of functions, so those of a server that it does not trust are left out.
+    # A policy trusts annotations of functions. If it did not trust the recorded server's, leave them out.
     if tool.annotations is not None and (tool.trusted or tool.server in run.begun.tool_policy.trusted):
         yield f"@tool(annotations={_literal(tool.annotations)})"
     yield f"def {function}({parameters}) -> Any:"
@@ -476,7 +475,7 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
 
 
 def _functions(tools: Sequence[m.ToolDefinition]) -> dict[str, str]:
-    """Return the name of each tool's function: no two are equal, although `_word` shortens and replaces."""
+    """Return a name for each tool's function. No two are equal, even if `_word` makes two tools equal."""
     functions: dict[str, str] = {}
     for tool in tools:
         functions[tool.name] = _unused(f"recorded_{_word(tool.name).lower()}", functions.values())
@@ -560,7 +559,7 @@ def _settings(run: RecordedRun, *, stood_in: bool) -> Iterator[str]:
     begun = run.begun
     search = begun.tool_search
     if search is not None and stood_in and _has_searched(run):
-        # Only the tools that were called have stand-ins, which may be too few for a search.
+        # The test has only the tools that were called, maybe too few to switch the search on: always search.
         search = structs.replace(search, above=0)
     limits = structs.replace(
         begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}

@@ -46,7 +46,7 @@ class Reader(Protocol):
     def answer(self, question: str, default: str = "") -> str | None:
         """Ask a question and return the answer, one line; `None` if the input has ended.
 
-        `default` is shown to be edited, or is the answer if the person enters an empty line.
+        A reader with editing shows `default` as text to edit. Others return it if the line is empty.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -149,7 +149,7 @@ def fields_of(schema: m.JsonObject) -> Iterator[Field]:
 
 
 def _options(about: Mapping[str, Any]) -> dict[str, str]:
-    """Return the choices of a field, in each form of MCP: one or several values, with titles or without."""
+    """Return a field's choices. MCP has four forms: for one or several values, with titles or without."""
     several = about.get("items")
     if isinstance(several, dict):
         about = several
@@ -204,8 +204,8 @@ _ANSWER_CHARS = 1000
 class Person:
     """Asks the person at the terminal, and remembers for which tools the answer was "always".
 
-    `reader` returns what reads the answers; it is called again for each question. The secrets of `redaction`
-    are not shown.
+    `reader` is called for each question and returns the `Reader` of the answer. Secrets that `redaction`
+    knows are not shown.
     """
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:

@@ -86,7 +86,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             for row in wiring.learned().splitlines():
                 screen.tell(Line(row))
         if not talk.turn and options.resume is None and options.run_dir is None:
-            # Nothing was said, so nothing can be resumed.
+            # Nothing was said, so there is nothing to resume: remove the run folder at the end.
             empty.callback(shutil.rmtree, talk.path, ignore_errors=True)
         elif not options.quiet:
             screen.tell(Line(f"To go on: {GRUE} chat --resume {shown_argument(where)}", DIM))
@@ -188,7 +188,7 @@ class ChatProgram:
             self._screen.end(answer)
 
     def _is_final(self, error: MCPError) -> bool:
-        # If the user's lines come from a pipe, all lines after this one would fail with the same error.
+        # At a terminal the user may go on. In a pipe, all further lines would fail with the same error.
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

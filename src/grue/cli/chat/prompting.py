@@ -180,7 +180,7 @@ def _continuation(width: int, line_number: int, is_soft_wrap: int) -> StyleAndTe
 
 
 class _PrivateHistory(FileHistory):
-    """A history file in which secrets are redacted; in memory, if the file cannot be written."""
+    """A history file in which secrets are redacted. If writing fails, an input is kept in memory only."""
 
     def __init__(self, path: Path, redaction: Redaction) -> None:
         super().__init__(path)
@@ -206,5 +206,5 @@ def _history(redaction: Redaction) -> History:
 
 def _shorten(path: Path) -> None:
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-    # Each entry begins with an empty line and a comment.
+    # Keep whole inputs only: each begins with an empty line and a comment.
     write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])
