@@ -381,7 +381,7 @@ def test_the_commands_from_plan_to_table(tmp_path: Path, monkeypatch: pytest.Mon
     shown = said("fleet", "show", "runs/sweep", episode[:10])
     assert f"grue trace show {attempt}" in shown
     assert "attempt 1: score " in shown
-    assert "3 turns" in said("trace", "stats", attempt)
+    assert "3 answered" in said("trace", "stats", attempt)
     assert said("fleet", "status", "nowhere").startswith("grue: There is no fleet in nowhere")
 
 
