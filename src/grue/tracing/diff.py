@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.runtime.trace.reader import LinePlace
-from grue.tracing.differences import Comparison, Difference
+from grue.tracing.differences import Comparison, Difference, is_one_of
 from grue.tracing.divergence import LAST_CAUSES, Divergence, excerpts
 from grue.tracing.message_words import kind_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
@@ -43,6 +43,10 @@ IGNORED = frozenset(
         "facts",
         "request_id",
         "asks",
+        "expires_at",
+        "TurnResumed.after",
+        "HistoryReference.digest",
+        "HistoryReference.file",
     }
 )
 """Fields that are not compared: they differ from run to run, or a difference is reported among the episode's
@@ -252,10 +256,15 @@ class _TurnDiff:
             yield from zip_longest(left[i:j], right[k:end])
 
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
-        if _ended_as_asked(left.body, right.body):
+        one, other = left.body, right.body
+        if _ended_as_asked(one, other):
             return ()
+        if isinstance(one, m.RunTurn) and isinstance(other, m.RunTurn) and one.resumed and other.resumed:
+            # The time limit of a resumed turn is the time that the turn had left.
+            limits = replace(other.limits, turn_timeout_s=one.limits.turn_timeout_s)
+            other = replace(other, limits=limits)
         # Read the iterator to its end: it pairs the ids, which the comparison of later messages needs.
-        return tuple(self._comparison.differences(left.body, right.body))
+        return tuple(self._comparison.differences(one, other))
 
     def _divergence(self, pair: _Pair) -> Divergence:
         left = None if pair.left is None else whole(self._left.by_seq[pair.left])
@@ -291,7 +300,7 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
             if name in IDS
             else _counting(getattr(value, name), common)
             for name in value.__struct_fields__
-            if name not in IGNORED
+            if not is_one_of(IGNORED, value, name)
         }
     return [_counting(item, common) for item in value] if isinstance(value, tuple) else value
 

@@ -33,7 +33,7 @@ class Comparison:
     """Compare messages, pair after pair.
 
     Args:
-        ignored: Names of message fields that are not compared.
+        ignored: Names of message fields that are not compared. `Class.field` names a field of one class only.
         ids: Names of message fields whose values are ids. Ids may differ if each id on the left always pairs
             with the same id on the right.
         same_text: Called with two different texts; returns whether they count as equal.
@@ -79,7 +79,7 @@ class Comparison:
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:
         for name in left.__struct_fields__:
-            if name in self._ignored:
+            if is_one_of(self._ignored, left, name):
                 continue
             one, other = getattr(left, name), getattr(right, name)
             if name not in self._ids:
@@ -115,9 +115,14 @@ class Comparison:
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 
+def is_one_of(names: frozenset[str], value: Struct, field: str) -> bool:
+    """Return whether `names` has the field of the Struct `value`, by its name or as `Class.field`."""
+    return field in names or f"{type(value).__name__}.{field}" in names
+
+
 @functools.cache
 def _fields_within(kind: type[Struct]) -> frozenset[str]:
-    """Return the names of all fields of a Struct and of the Structs that it can hold."""
+    """Return the names of all fields of a Struct and of the Structs that it can hold, alone and qualified."""
     names: set[str] = set()
     seen: set[object] = set()
     hints: list[object] = [kind]
@@ -127,6 +132,7 @@ def _fields_within(kind: type[Struct]) -> frozenset[str]:
             if hint not in seen:
                 seen.add(hint)
                 names.update(hint.__struct_fields__)
+                names.update(f"{hint.__name__}.{name}" for name in hint.__struct_fields__)
                 hints.extend(typing.get_type_hints(hint).values())
         elif isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
             hints.extend(typing.get_args(hint))

@@ -9,6 +9,8 @@ from episode_scenes import place_of, scene
 from episode_scenes import with_fields as changed
 from msgspec.structs import replace
 
+from grue import FunctionTools, Runner, ToolPolicy, ToolRule
+from grue.errors import ApprovalPending
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     CallTools,
@@ -25,17 +27,41 @@ from grue.messages import (
     ToolCallResult,
     ToolReturned,
     TurnCompleted,
+    TurnParked,
 )
 from grue.runtime.actor import ActorFailed
+from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import IDS, IGNORED, diff, render
 from grue.tracing.differences import ABSENT, Comparison, Difference
 from grue.tracing.facts import EpisodeResumed
-from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.reading import EpisodeEnvelope, read_episode
 
 
 @pytest.mark.parametrize("name", ["tools", "timeout", "death-reconnect", "disabled"])
 def test_two_runs_of_the_same_do_not_differ(name: str, tmp_path: Path) -> None:
     assert list(diff(scene(name, tmp_path, 1), scene(name, tmp_path, 2))) == []
+
+
+def test_two_conversations_that_were_parked_do_not_differ_in_ids_files_and_times(tmp_path: Path) -> None:
+    """A provider gives each call an id of its own, so the digest of a conversation is another one, too."""
+    policy = ToolPolicy(rules=(ToolRule(verdict="ask"),), parking=True, park_for_s=1000)
+    for name in ("a", "b"):
+        script = [tool_calls_reply(("box.look", {}), ids=[f"call-{name}"]), text_reply("Dust."), "Still."]
+        with ScriptedLlmServer(script) as model:
+            how: dict[str, Any] = {"llm": model.settings, "tool_policy": policy}
+            how["servers"] = {"box": FunctionTools({"look": lambda: "dust"})}
+            with (
+                Runner(trace=tmp_path / f"{name}.jsonl", **how) as runner,
+                runner.conversation("Look.", path=tmp_path / f"{name}.talk") as talk,
+            ):
+                with pytest.raises(ApprovalPending):
+                    talk.ask("What is in it?")
+                talk.resume([question.approve() for question in talk.questions])
+                talk.ask("And now?")
+    left, right = (list(read_episode(tmp_path / f"{name}.jsonl").envelopes) for name in ("a", "b"))
+    assert list(diff(left, right)) == []
+    longer = changed(left, place_of(left, TurnParked), requests=2)
+    assert [each.path for each in next(diff(longer, right)).differences] == ["$.requests"]
 
 
 def test_two_runs_that_crash_in_the_same_place_do_not_differ_up_to_there(tmp_path: Path) -> None:
