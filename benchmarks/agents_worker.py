@@ -1,11 +1,12 @@
-"""A process that runs many agents at once in one event loop, and says what they took.
+"""A process that runs many agents at once in one event loop, and reports their time and memory.
 
     python benchmarks/agents_worker.py bare|grue|servers BASE_URL MODEL TRACE_FILE
 
-A line on standard input is the number of agents; each runs a turn with one call of a function tool, or, as
-`servers`, of a tool of a server process that it starts and ends. The
-answer is a line of JSON: seconds for all of them (`wall_s`), processor time (`cpu_s`), and the highest memory
-so far (`peak_mb`). Every agent asks its own question; they share HTTP connections, and with grue one trace.
+Each line on standard input is a number of agents. Each agent runs a turn with one tool call: of a function
+tool, or with `servers`, of a server process that the agent starts and ends. The process answers with a line
+of JSON: seconds for all agents (`wall_s`), processor time (`cpu_s`), and the highest memory so far
+(`peak_mb`). Every agent asks its own question. The agents share HTTP connections, and those of grue share one
+trace.
 """
 
 import json
@@ -34,7 +35,7 @@ from grue.transports.llm.endpoint import LlmEndpoint
 
 Agents: TypeAlias = Callable[[int], Awaitable[list[str]]]
 
-# Made once, as sdk_script.py does.
+# Made only once, as in sdk_script.py, because it takes 20 ms.
 SSL = ssl.create_default_context()
 SYSTEM = "You are the player of a text adventure."
 TOOL = {
@@ -53,12 +54,12 @@ async def echo(text: str) -> str:
 
 
 def grue_agents(base_url: str, model: str, trace: Path) -> Agents:
-    """Return agents that are grue's, each with a runner of its own."""
+    """Return agents of grue, each with its own runner and a function tool."""
     return _agents_with({"tools": FunctionTools({"echo": echo})}, base_url, model, trace)
 
 
 def server_agents(base_url: str, model: str, trace: Path) -> Agents:
-    """Return agents that are grue's, each with a server process of its own as well."""
+    """Return agents of grue, each with its own runner and its own server process."""
     server = StdioServer(name="plain", command=MCP_SERVER[0], args=MCP_SERVER[1:])
     return _agents_with({"plain": server}, base_url, model, trace)
 
@@ -85,7 +86,7 @@ def _agents_with(servers: dict[str, Any], base_url: str, model: str, trace: Path
 
 
 def bare_agents(base_url: str, model: str, trace: Path) -> Agents:
-    """Return agents that are a loop over httpx in a task each; no trace, no limits, no schema check."""
+    """Return agents without grue: each is a task with a loop over httpx. No trace, limits or schema check."""
     del trace
 
     async def agent(client: httpx.AsyncClient, number: int, answers: list[str]) -> None:
@@ -122,7 +123,7 @@ SIDES = {"bare": bare_agents, "grue": grue_agents, "servers": server_agents}
 
 
 def main() -> None:
-    """Run as many agents as each line of standard input says."""
+    """For each line of standard input, run as many agents as it says."""
     side, base_url, model, trace = sys.argv[1:]
     agents = SIDES[side](base_url, model, Path(trace))
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""`Runner.map` over a real server that takes long to start: how close to its bound does a batch come?"""
+"""`Runner.map` with a real server that starts slowly: how close is a batch to the highest possible speed?"""
 
 import os
 import resource
@@ -36,7 +36,7 @@ TITLE = "A batch of turns over npm's sequential-thinking, two at a time"
 
 
 def map_section(effort: Effort) -> Section:
-    """Compare a batch with its bound (at least 0.9 of it)."""
+    """Compare a batch's speed with the highest possible one; it must reach 0.9 of it."""
     node = next(server for server in servers() if server.name == "node")
     if node.absent:
         return Section(
@@ -57,7 +57,7 @@ def map_section(effort: Effort) -> Section:
                 for side in sides
             }
             for side, worker in workers.items():
-                _batch_ms(side, worker, CONCURRENCY)  # not counted: it sees the listing
+                _batch_ms(side, worker, CONCURRENCY)  # not counted: it makes grue know the server's listing
             took: dict[str, list[float]] = {side: [] for side in sides}
             for number in effort.within(1 if quick else ROUNDS):
                 for side in rotated(sides, number):
@@ -106,12 +106,12 @@ def _section(
 
 
 def _turns(side: str, effort: Effort) -> int:
-    """Return the turns of a batch; without a server they differ little from each other."""
+    """Return the number of turns in a batch. Without a server fewer suffice: their times vary little."""
     return max(CONCURRENCY, effort.batch // 2) if side == "functions" else effort.batch
 
 
 def _batch_ms(side: str, worker: Worker, turns: int) -> float:
-    """Return the milliseconds of a turn, in a slot of the batch."""
+    """Run a batch, and return the milliseconds that one of its concurrent slots took for each turn."""
     report = worker.ask(str(turns))
     if report["done"] != turns:
         raise RuntimeError(f"{side}: {report['done']} of {turns} turns were answered")

@@ -1,7 +1,8 @@
-"""Turns back to back, with servers that take long to start: what of their start does a turn wait for?
+"""Turns back to back, with servers that start slowly: for how much of the start does a turn wait?
 
-The sides take turns, each with a few turns in a row without a pause. What a side has started for a turn that
-does not come ends its boot in a pause, before the next side begins.
+Each side (a way to run the turns) runs a few turns without a pause, then the next side does. A side may have
+started a server for a turn that does not come. A pause lets this server finish its start before the next
+side.
 """
 
 import sys
@@ -49,13 +50,13 @@ LEAD_IN = 2
 
 
 class Rows(NamedTuple):
-    """What was measured with one server and one model.
+    """The measurements with one server and one model.
 
     Attributes:
-        took: Milliseconds of a turn, by side: the mean of each row of turns.
+        took: Milliseconds of a turn, by side: a mean for each row of turns.
         boots: Milliseconds from a spawn of the server to its first answer, one for each round.
-        failed: Peers that failed, and why.
-        dropped: Replies that grue dropped.
+        failed: Why a peer (another framework) failed, by its name.
+        dropped: Number of replies that grue dropped.
     """
 
     took: Mapping[str, Sequence[float]]
@@ -65,14 +66,14 @@ class Rows(NamedTuple):
 
 
 def boots_section(effort: Effort) -> Section:
-    """Compare turns back to back (bars: see `_bars`)."""
+    """Compare the sides; `_bars` has the limits."""
     figures: list[Figure] = []
     bars: list[Bar] = []
     facts: dict[str, str] = {}
     dropped = 0
     loads = [(boot_s, effort.reply_ms) for boot_s in effort.boots_s]
     if len(effort.boots_s) > 1:
-        # A model that answers at once hides nothing. One of the servers is enough to see that.
+        # With a model that answers at once, no reply hides a start. One server is enough for this case.
         loads.append((effort.boots_s[1], 0.0))
     for number, (boot_s, reply_ms) in enumerate(loads):
         rows = _measured(boot_s, reply_ms, effort.part(SHARES[number]))
@@ -159,7 +160,7 @@ def _row_ms(side: str, worker: WorkerProcess, turns: int) -> float:
 
 
 def _bars(what: str, rows: Rows, reply_ms: float) -> list[Bar]:
-    """Return what each way may cost above its bound: 10 ms, and 3 %."""
+    """Return how far two of grue's ways are above the least possible time: 10 ms and 3 % are allowed."""
     functions, script = rows.took["functions"], rows.took["script"]
     presumed = [
         max(boot, reply_ms) + (turn - boot - reply_ms) for boot, turn in zip(rows.boots, script, strict=True)

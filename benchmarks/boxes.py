@@ -1,4 +1,4 @@
-"""What a box costs: the start of a program in it, and a call through its proxy."""
+"""What a box (a sandbox) costs: to start a program in it, and to make a call through its proxy."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ def boxes_section(effort: Effort) -> Section:
     missing = missing_for(Sandbox(network=("127.0.0.1:1",)))
     if missing:
         return Section(name, title, f"Not measured here: {'; '.join(missing)}.", [])
-    _start_ms(Sandbox())  # what is looked up once a process
+    _start_ms(Sandbox())  # not counted: the first start of a process looks up more
     with _echo() as port:
         sides = {
             "free": partial(_start_ms, None),

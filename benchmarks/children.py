@@ -1,4 +1,4 @@
-"""The processes that the benchmarks drive: workers that do as they are told, and the chat server."""
+"""The child processes of the benchmarks: workers, and the server of chat completions."""
 
 import json
 import os
@@ -21,8 +21,8 @@ MCP_SERVER = (sys.executable, "-I", "-S", str(HERE / "servers" / "plain_server.p
 class Worker:
     """A child process that answers each line on its standard input with a line of JSON.
 
-    It is in a process group of its own, so that a Ctrl-C in the terminal reaches the benchmark only, which
-    ends it by closing its standard input.
+    It has its own process group, so that a Ctrl-C in the terminal reaches only the benchmark. The benchmark
+    ends the worker by closing its standard input.
     """
 
     def __init__(self, script: str, *args: str, python: Path | str = sys.executable) -> None:
@@ -33,25 +33,25 @@ class Worker:
         )
 
     def ask(self, line: str = "") -> dict[str, Any]:
-        """Let it work once and return what it reports.
+        """Send the worker a line, and return its answer.
 
         Raises:
-            RuntimeError: It ended instead; its own words are on standard error.
+            RuntimeError: The worker has ended; its error is on standard error.
         """
         self.tell(line)
         return self.answer()
 
     def tell(self, line: str) -> None:
-        """Let it work, beside others."""
+        """Send the worker a line, and do not wait for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Return what it reports of the work that it was told.
+        """Wait for the answer to the line sent by `tell`, and return it.
 
         Raises:
-            RuntimeError: As by `ask`.
+            RuntimeError: As `ask`.
         """
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
@@ -72,7 +72,7 @@ class Worker:
 
 
 class ChatServer:
-    """The scripted chat completions server, running."""
+    """The running server of scripted chat completions."""
 
     def __init__(self, port: int, certificate: Path | None = None) -> None:
         self._root = f"http{'s' if certificate else ''}://127.0.0.1:{port}"
@@ -84,7 +84,7 @@ class ChatServer:
         self._opener = urllib.request.build_opener(*handlers)
 
     def received(self) -> Mapping[str, Any]:
-        """Return the `requests` and their `bytes` since this was asked last, and when the first came in."""
+        """Return the `requests` and `bytes` since the last call, and when the first request came."""
         counted: dict[str, Any] = self._get("sent")
         return counted
 
@@ -102,8 +102,8 @@ def chat_server(*, delay_ms: float = 0.0, certificate: Path | None = None) -> It
     """Run the chat server in a process of its own.
 
     Args:
-        delay_ms: From each request to its reply.
-        certificate: A key and its certificate, for HTTPS.
+        delay_ms: Milliseconds from each request to its reply.
+        certificate: A file with a key and its certificate: serve over HTTPS.
     """
     command = [sys.executable, str(HERE / "servers" / "chat_server.py"), "--delay-ms", str(delay_ms)]
     if certificate:
@@ -120,9 +120,10 @@ def chat_server(*, delay_ms: float = 0.0, certificate: Path | None = None) -> It
 
 
 def environment() -> dict[str, str]:
-    """Return the environment without proxies, which stand between nobody and this machine itself.
+    """Return the environment without HTTP proxies, because all requests stay on this machine.
 
-    Python may write bytecode, as on a user's machine: otherwise a first turn would compile what has changed.
+    Python may write bytecode, as on a user's machine. Otherwise each first turn would compile changed
+    modules.
     """
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return kept | {"PYTHONDONTWRITEBYTECODE": ""}

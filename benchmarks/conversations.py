@@ -28,7 +28,7 @@ CALL = {"id": "same", "type": "function", "function": {"name": "tools.echo", "ar
 
 
 class OneTurn(NamedTuple):
-    """What one turn has cost."""
+    """The cost of one turn."""
 
     cpu_ms: float
     trace_bytes: int
@@ -44,10 +44,10 @@ def call_then_answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def last_message(body: bytes) -> dict[str, Any]:
-    """Decode the last message of a request only.
+    """Decode only the last message of a request.
 
-    To decode them all would leave more behind in the processor's caches and for the garbage collector, the
-    longer the conversation is, and that would count as ours.
+    Decoding all messages would burden the processor's caches and the garbage collector more, the longer the
+    conversation is. That would count as grue's own cost.
     """
     start = body.rfind(b'{"role":')
     message, _ = json.JSONDecoder().raw_decode(body[start:].decode())
@@ -55,7 +55,7 @@ def last_message(body: bytes) -> dict[str, Any]:
 
 
 class Talker:
-    """Turns of one tool call each, in a conversation that is saved, with a trace in a file."""
+    """Runs turns with one tool call each, in a saved conversation, and writes a trace."""
 
     def __init__(self, folder: Path) -> None:
         self.trace, self.saved = folder / "trace.jsonl", folder / "talk.jsonl"
@@ -97,7 +97,7 @@ class Talker:
 
 
 def conversation_section(effort: Effort) -> Section:
-    """Show that a turn costs the same late in a conversation as early in it (architecture)."""
+    """Show that a turn costs the same late in a conversation as early in it (docs/architecture.md)."""
     early_at, late_at = effort.talk
     with tempfile.TemporaryDirectory() as folder:
         talker = Talker(Path(folder))

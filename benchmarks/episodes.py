@@ -1,7 +1,7 @@
-"""Turns of an episode with one event loop, its sessions prepared ahead, beside the hand-written script.
+"""Turns of an episode with one event loop and prewarmed sessions, compared with the hand-written script.
 
-Every side is a long-lived process of its own. Each turn is followed by a pause, in which the host plays its
-move: nothing of one side's turn, and no server that boots for its next one, overlaps with another side's.
+Every side is a long-lived process of its own. After each turn comes a pause, in which a host would play its
+move. So no turn of one side, and no server that starts for its next turn, overlaps with another side's turn.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ SCRIPT_TURNS = 5
 
 
 def episode_section(effort: Effort) -> Section:
-    """Compare turns of an episode (architecture: at most 0.2 x the script, 3 ms for a slow server)."""
+    """Compare turns of an episode (limits: 0.2 times the script's time; with a slow server 3 ms)."""
     boot_s = effort.slow_boot_s
     slow_server, slow_pause_s = (*MCP_SERVER, "--boot-s", str(boot_s)), 2 * boot_s
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def _turns(
     *,
     sides: Sequence[str] = tuple(SIDES),
 ) -> dict[str, list[float]]:
-    """Return milliseconds of each side's turns."""
+    """Return the milliseconds of each turn, by side."""
     with ExitStack() as stack:
         workers = {}
         for side in sides:

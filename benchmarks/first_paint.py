@@ -1,12 +1,12 @@
-"""How soon the viewer's page of a long trace can be read: in Chromium, from a file.
+"""How soon the viewer's page of a long trace can be read, in Chromium and from a file.
 
     python benchmarks/first_paint.py [TURNS]        default: 4,760 turns, 100,000 messages
 
-Prints for each of four loads, two in a window 1400 pixels wide and two in one of 400: the first paint, the
-moment at which the first screen of the story can be read and used, the moment at which the whole trace has
-been read and can be searched, the processor time that the page's process took until each of the two, and
-how many elements are in the page. On a busy machine the processor time says more. Playwright must be
-installed. The browser is `chromium` on the path, or the program that GRUE_CHROMIUM names.
+Loads the page four times: twice in a window 1400 pixels wide, twice in one of 400. For each load it prints
+the time of the first paint, the time when the first screen of the story is usable, the time when the page has
+read the whole trace and can search it, the processor time of the page's process until each of the last two,
+and the number of elements in the page. On a busy machine the processor times are more reliable. Playwright
+must be installed. The browser is `chromium` on the path, or the program that GRUE_CHROMIUM names.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def main(turns: int) -> None:
 
 
 def measured(page: Page, html: Path) -> str:
-    """Load the page and return what was measured, in a line."""
+    """Load the page, and return the measurements as a line of text."""
     page.goto(html.as_uri(), wait_until="commit")
     shown = f"{page.evaluate(WAIT, 'shown'):.0f} ms ({_busy_s():.2f} s of processor time)"
     ready = f"{page.evaluate(WAIT, 'ready'):.0f} ms ({_busy_s():.2f} s)"

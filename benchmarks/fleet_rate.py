@@ -1,11 +1,11 @@
-"""64 clients in four processes at an endpoint of 20 requests a second: real sockets, processes and clocks.
+"""64 clients in four processes share an endpoint that accepts 20 requests a second: how much do they use?
 
     python benchmarks/run.py --only fleet_rate
-    python benchmarks/fleet_rate.py SECONDS        only this, for so long
+    python benchmarks/fleet_rate.py SECONDS        for this time, without storing the result
 
-The endpoint is a process of its own. It refuses with 429 whatever exceeds 20 requests in its last second, and
-answers the others after 0.3 to 1 s. Each client is a thread with the Zork host's blocking client, which asks
-the broker of this process before each request.
+The endpoint is a process of its own. If it has accepted 20 requests in the last second, it refuses further
+ones with 429; it answers the others after 0.3 to 1 s. Each client is a thread with the Zork host's blocking
+client, which asks the broker in this process for permission before each request.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def rate_section(effort: Effort) -> Section:
 
 
 def measured(seconds: float) -> Section:
-    """Let the clients ask for so long; the budget of requests ends shortly before."""
+    """Let the clients send requests for `seconds`; the budget is used up shortly before."""
     budget = int(0.95 * A_SECOND * seconds)
     limits = Limits(FleetBudget(requests=budget), Rate(requests_per_minute=60 * A_SECOND))
     with tempfile.TemporaryDirectory() as folder, Worker("rate_worker.py", "endpoint") as endpoint:

@@ -1,14 +1,15 @@
-"""Play a big fleet while its workers and its driver are killed, and compare it with a calm one.
+"""Run a big fleet while its workers and its driver are killed, and compare it with an undisturbed (calm) one.
 
     python benchmarks/fleet_soak.py                                   10,000 episodes without servers
     python benchmarks/fleet_soak.py --episodes 1000 --servers         1,000 with the think server
     python benchmarks/fleet_soak.py --episodes 120 --every 0.5        what the tests run
 
-Each episode is three turns of the embedded house with the offline script. A worker is killed with -9 every
-few seconds, once four more episodes are done, and the driver three times. Checked at the end: each episode is
-committed once, its commands and scores are those of a calm run, its trace is the one that was committed, the
-ledger is within the budget, and no process is left. Requests may be more than in a calm run: a turn that was
-cut off is asked again. An episode that has lost three workers is given up, and `grue fleet retry` plays it.
+Each episode is three turns of the bundled game with the offline script. Every few seconds, once four more
+episodes are done, a worker is killed with SIGKILL; the driver is killed three times. At the end this checks
+that each episode is committed once, that its commands and scores are those of a calm run, that its trace is
+the committed one, that the ledger is within the budget, and that no process is left. There may be more
+requests than in a calm run, because an interrupted turn is run again. The fleet gives up an episode that has
+lost three workers; then `grue fleet retry` runs it.
 """
 
 import argparse
@@ -60,13 +61,13 @@ budget.requests = {requests}
 
 
 class Soak(NamedTuple):
-    """What to play.
+    """The size of the fleet.
 
     Attributes:
-        episodes: How many, a multiple of the number of seeds.
+        episodes: Number of episodes, a multiple of the number of seeds.
         servers: Whether each turn starts the think server.
         every_s: Seconds between two killed workers.
-        workers: Worker processes.
+        workers: Number of worker processes.
     """
 
     episodes: int
@@ -76,11 +77,11 @@ class Soak(NamedTuple):
 
     @property
     def seeds(self) -> int:
-        """Different seeds."""
+        """Number of different seeds."""
         return SEEDS if self.episodes >= 10 * SEEDS else min(SEEDS // 5, self.episodes)
 
     def sweep(self, folder: Path, repetitions: int) -> Path:
-        """Write the sweep, with a budget of twice the requests that a calm run sends."""
+        """Write the sweep's file. Its budget is twice the requests that a calm run sends."""
         path = folder / f"{repetitions}.toml"
         cap = f"servers = {self.workers}\n" if self.servers else ""
         path.write_text(
@@ -97,7 +98,7 @@ class Soak(NamedTuple):
 
 
 class Soaked(NamedTuple):
-    """What came of it; `faults` is empty if everything was as it should be."""
+    """The result; `faults` is empty if all checks passed."""
 
     commits: int
     attempts: int
@@ -111,7 +112,7 @@ class Soaked(NamedTuple):
 
 
 def soak(what: Soak, folder: Path) -> Soaked:
-    """Play a calm fleet of each seed once, and a wild one of all episodes, and compare them."""
+    """Run a calm fleet with each seed once, run all episodes while processes are killed, and compare them."""
     mark = uuid.uuid4().hex
     environment = {**os.environ, MARK: mark}
     calm = folder / "calm"
@@ -152,7 +153,7 @@ def soak(what: Soak, folder: Path) -> Soaked:
 
 
 def results(folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any], Path]]:
-    """Yield the case of each episode with a commit, the commands and scores that count, and its folder."""
+    """Yield for each committed episode its case, its commands and scores, and its folder."""
     for path in folder.glob("*/*/commit.json"):
         commit = json.loads(path.read_bytes())
         case = json.loads((path.parent / "case.json").read_bytes())["settings"]
@@ -177,12 +178,12 @@ def _run_wildly(
     every_s: float,
     killed: Counter[str],
 ) -> None:
-    """Run a fleet; kill a worker after each pause, and the driver once `until` episodes are done."""
+    """Run a fleet. Kill a worker every `every_s` seconds, and the driver once `until` episodes are done."""
     kill_at, kill_after = _done(folder) + BETWEEN, time.monotonic() + every_s
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as driver:
         while True:
             try:
-                driver.wait(min(every_s, max(_LOOK_S, kill_at / 2000)))  # counting takes longer with more
+                driver.wait(min(every_s, max(_LOOK_S, kill_at / 2000)))  # counting many episodes takes long
             except subprocess.TimeoutExpired:
                 pass
             else:
@@ -198,12 +199,12 @@ def _run_wildly(
 
 
 def _done(folder: Path) -> int:
-    # Not in other folders than those of episodes: a driver that starts makes some and removes them at once.
+    # Look only into the folders of episodes: a starting driver makes other folders and removes them at once.
     return sum(1 for _ in folder.glob("??/*/commit.json"))
 
 
 def _kill_a_worker(driver: int) -> int:
-    """Kill one of the worker processes: the children of the fork server. Return how many were killed."""
+    """Kill a worker process, which is a child of the fork server. Return the number of killed processes."""
     try:
         children = psutil.Process(driver).children(recursive=True)
         helpers = {child.pid for child in children if child.ppid() == driver}
@@ -229,7 +230,7 @@ def _faults(what: Soak, folder: Path, wanted: dict[int, dict[str, Any]]) -> Iter
 
 
 def _left(mark: str) -> list[str]:
-    """Return the processes of the soak that are still there after a while."""
+    """Return the commands of processes of this run that are still alive after `_GONE_WITHIN_S` seconds."""
     deadline = time.monotonic() + _GONE_WITHIN_S
     while True:
         left = [name for process in psutil.process_iter() if (name := _marked(process, mark))]
@@ -248,7 +249,7 @@ def _marked(process: psutil.Process, mark: str) -> str:
 
 
 def main() -> None:
-    """Play what was asked for, and print what came of it."""
+    """Run the fleet with the options of the command line, and print the result."""
     parser = argparse.ArgumentParser(description="Play a fleet while its processes are killed.")
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--servers", action="store_true", help="with the think server")

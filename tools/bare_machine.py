@@ -1,18 +1,18 @@
 """Run the README's two commands as on a bare machine: from a fresh clone, with Python and make only.
 
     bare_machine.py                    `make play` and `make test` with 3.11, then with newer Pythons
-    bare_machine.py 3.11 3.13          with these only, as far as this machine has them
-    bare_machine.py --oldest FOLDER    with the oldest of them; puts what passes and what it covers there
-    bare_machine.py --newest           with the newest, if it is not the oldest
+    bare_machine.py 3.11 3.13          only with those of these versions that this machine has
+    bare_machine.py --oldest FOLDER    only with the oldest version; write passed tests and coverage to FOLDER
+    bare_machine.py --newest           only with the newest version, if it is not the oldest
 
-What is committed is cloned to a path with a space. The environment is empty but for PATH, HOME, LANG and
-TMPDIR, and PATH holds links to Python, make, sh and the coreutils: there is no ps, no git, no Node. If root
-runs this, the commands run as the user `nobody`, who sees neither root's home nor /usr/games, where Debian
-keeps the interpreter of story files. pip has the settings that it has here. With the first Python all of
-`make test` runs, with the last a part (`PART`), and with those between them `make play` only.
+The last commit is cloned to a path that contains a space. The environment has only PATH, HOME, LANG and
+TMPDIR. PATH holds links to Python, make, sh and the coreutils: there is no ps, no git, no Node. If root runs
+this program, it runs the commands as the user `nobody`, who sees neither root's home nor /usr/games, where
+Debian installs the interpreter of story files. pip gets the settings of this machine. All of `make test` runs
+with the first Python, a part of it (`PART`) with the last, and only `make play` with those between.
 
-Prints a line for each command, and the last lines of one that fails. Exits with 1 if one fails or no Python
-is found, with 0 also if only some of the versions are on this machine.
+Prints a line for each command, and the last lines of a command that fails. Exits with 1 if a command fails or
+no Python is found. Versions that this machine lacks do not count as failures.
 """
 
 import argparse
@@ -34,14 +34,14 @@ PART = (
     " tests/integration/runtime/processes"
     " tests/integration/test_sync_boundary.py"
 )
-# Other tests run beside it: three workers keep the processor as busy as more, and import less.
+# Other tests run at the same time: three workers keep the processor as busy as more, and import less.
 PART_OF_TEST = ["test", f"TEST={PART}", "WORKERS=3", "EXTRAS=test"]
 COREUTILS = """
 basename cat chmod cp cut date dd dirname echo env expr false head id install ln ls mkdir mkfifo mktemp mv
 nice nohup nproc printf pwd readlink realpath rm rmdir seq sleep sort stat stty tail tee test timeout touch tr
 true tty uname uniq wc whoami yes
 """
-# In mounts of its own: the home $3 is empty, but for Python's folder $1, which stays at its path.
+# A script for a new mount namespace: it hides the home $3, except for Python's folder $1 if it is in there.
 HIDE = """
 prefix=$1 spare=$2 home=$3; shift 3
 [ ! -d /usr/games ] || mount -t tmpfs none /usr/games
@@ -61,7 +61,7 @@ class BareMachine:
         self._name, self._clone = f"Python {version}", folder / "a clone"
         for place in ("bin", "home/.config/pip", "tmp", "spare"):
             (folder / place).mkdir(parents=True)
-        # The Makefile looks for these two.
+        # The Makefile looks for these two names.
         own = folder / "bin" / ("python3.11" if version == "3.11" else "python3")
         own.symlink_to(python.resolve())
         for name in ("make", "sh", *COREUTILS.split()):
@@ -80,7 +80,7 @@ class BareMachine:
             mounted = [prefix, f"{folder}/spare", str(Path.home())]
             hidden = ["unshare", "--mount", "sh", "-ec", HIDE, "sh", *mounted]
             self._env = [*hidden, *AS_NOBODY, *self._env]
-            if self._run(own.name, "-c", "import ensurepip").returncode:  # not every container may mount
+            if self._run(own.name, "-c", "import ensurepip").returncode:  # some containers must not mount
                 self._env = self._env[len(hidden) :]
                 print(f"bare machine, {self._name}: what else is installed cannot be hidden here", flush=True)
 
@@ -97,7 +97,7 @@ class BareMachine:
         return not done.returncode
 
     def keep(self, folder: Path) -> None:
-        """Copy to a folder what `make test` has written, given `kept`: `passed` and `covered`."""
+        """Copy what `make test` has written with the arguments `kept`: the files `passed` and `covered`."""
         for file, name in zip(self._kept, ("passed", "covered"), strict=True):
             if file.exists():
                 shutil.copyfile(file, folder / name)
@@ -114,7 +114,7 @@ class BareMachine:
             try:
                 said, _ = running.communicate()
             except BaseException:
-                os.killpg(running.pid, signal.SIGKILL)  # make, and all that runs the tests
+                os.killpg(running.pid, signal.SIGKILL)  # make and the processes that it has started
                 raise
         return subprocess.CompletedProcess(command, running.returncode, said)
 
@@ -122,7 +122,7 @@ class BareMachine:
 def find(version: str) -> Path | None:
     """Return an interpreter of this version that runs, or `None`."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    # A shim of pyenv is a script, and exists for versions that are not active.
+    # Leave out pyenv's shims: these scripts also exist for versions that are not active.
     path = os.pathsep.join(each for each in os.get_exec_path() if not each.endswith("shims"))
     named = shutil.which(f"python{version}", path=path)
     candidates: list[str | Path] = [
@@ -137,7 +137,7 @@ def _has_pip(python: str | Path) -> bool:
 
 
 def _pip_settings() -> str:
-    """Return what pip is told here by its files and variables (an index, certificates), as one file."""
+    """Return a pip.conf with this machine's pip settings, such as the index, from files and variables."""
     listed = _output(sys.executable, "-m", "pip", "config", "list")
     settings = dict(re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE))
     lines = (f"{name} = {value}".replace("\\n", "\n    ") for name, value in settings.items())
@@ -149,7 +149,7 @@ def _output(*command: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Try each version."""
+    """Run the commands with each version, and return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("versions", nargs="*", default=VERSIONS)
     parser.add_argument("--oldest", type=Path, metavar="FOLDER")

@@ -48,7 +48,7 @@ def problems(site: Path) -> Iterator[str]:
     for path, page in pages.items():
         name = path.relative_to(site)
         if path.name == "404.html":
-            continue  # its links begin at the root of a server
+            continue  # its links are relative to the root of a web server
         for address in page.loaded:
             if urlsplit(address).netloc:
                 yield f"{name} loads {address} from the network"

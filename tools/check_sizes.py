@@ -19,7 +19,7 @@ EXCEPTIONS = "tools/size_exceptions.txt"
 MODULE = "<module>"
 LONGEST = 6
 
-# (is it a module?, rule) -> (limit, how a breach is worded)
+# (is it a module?, rule) -> (limit, words for a size over the limit)
 LIMITS = {
     (True, "lines"): (1200, "{} lines"),
     (False, "lines"): (80, "{} lines"),
@@ -42,12 +42,12 @@ class Size(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name this measure as the list of exceptions does."""
+        """The name of this measure in tools/size_exceptions.txt."""
         return f"{self.path}::{self.name}::{self.rule}"
 
     @property
     def limit(self) -> int:
-        """Say how much is allowed."""
+        """The largest amount that is allowed."""
         return LIMITS[self.name == MODULE, self.rule][0]
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Size(NamedTuple):
 
 
 def measure(path: str, source: str) -> Iterator[Size]:
-    """Yield every measure of the module `source`, which is known as `path`.
+    """Yield every measure of the module with this source. `path` is for messages.
 
     Raises:
         SyntaxError: The source is not Python.
@@ -112,7 +112,7 @@ def _is_elif(parent: ast.AST, child: ast.AST) -> bool:
 
 
 def breaches(sizes: Iterable[Size], allowed: Iterable[str]) -> Iterator[str]:
-    """Yield what is over its limit and not `allowed`, then what is wrong with the lines of `allowed`."""
+    """Yield the sizes over their limit that are not in `allowed`, then the wrong lines of `allowed`."""
     excused: dict[str, int] = {}
     for number, line in enumerate(allowed, 1):
         entry, _, reason = (part.strip() for part in line.partition("#"))

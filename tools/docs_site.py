@@ -1,8 +1,8 @@
-"""Hooks of mkdocs: the pages of the site that are made from something else. `make docs` builds it.
+"""Hooks of mkdocs: they generate those pages of the site that are not in docs/. `make docs` builds the site.
 
-- README.md, CHANGELOG.md, CONTRIBUTING.md and the benchmarks' pages, which lie outside docs/.
-- The reference of the API, from the list of public names, and of the command line, from the program.
-- A real trace: an episode that is played offline while the site is built.
+- Copies of README.md, CHANGELOG.md, CONTRIBUTING.md and the benchmarks' pages.
+- The reference of the API, from the list of public names, and that of the command line, from its `--help`.
+- The page of a real trace: an episode is played offline while the site is built.
 - `llms.txt` and `llms-full.txt`: the list of pages, and their text in one file, for coding agents.
 """
 
@@ -40,7 +40,7 @@ _TRACE_TURNS = 16
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made."""
+    """Add the generated pages."""
     pages = {made: (ROOT / source).read_text(encoding="utf-8") for source, made in OUTSIDE.items()}
     pages |= {
         **reference_pages(),
@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 @mkdocs.plugins.event_priority(50)
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links between the repository's folders to where the pages are on the site."""
+    """Change links between the repository's folders into links between pages of the site."""
     made = page.file.src_uri
     source = next((outside for outside, site in OUTSIDE.items() if site == made), f"docs/{made}")
 
@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return posixpath.relpath(on_site, posixpath.dirname(made) or ".")
 
     if made == "errors.md":
-        page.meta["search"] = {"boost": 3}  # who looks for an error wants to know what to do
+        page.meta["search"] = {"boost": 3}  # who searches for an error should find first what to do
         markdown = _ERROR.sub(
             r"### `\1` { #\1 }\n\nIts [attributes](reference/errors.md#grue.errors.\1).\n", markdown
         )
@@ -93,16 +93,16 @@ _NOT_FOR_AGENTS = (
 
 
 def for_agents(nav: list[Any], made: dict[str, str]) -> dict[str, str]:
-    """Return `llms.txt`, which lists the pages, and `llms-full.txt`, the text of those that explain.
+    """Return `llms.txt`, which lists the pages, and `llms-full.txt`, the text of all but reference pages.
 
     Args:
         nav: The site's navigation, as mkdocs.yml has it.
-        made: The pages that are made while the site is built, by path.
+        made: The text of the generated pages, by path.
     """
     listed = ["# grue\n", "> Drive an LLM agent that uses MCP tools from ordinary, synchronous Python.\n"]
     whole: list[str] = []
     for title, path in _pages(nav):
-        # Headings of doors have no page.
+        # A heading of the navigation has no page.
         if not path:
             listed.append(f"\n## {title}\n")
             continue
@@ -129,7 +129,7 @@ def _pages(nav: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence of a page that is no heading, table, list, picture or block."""
+    """Return the first sentence of a page's prose: headings, tables, lists and code blocks are skipped."""
     if text.startswith("---"):
         return re.search(r"^description: (.*)$", text, re.MULTILINE)[1]  # type: ignore[index]  # a skill has one
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -184,7 +184,7 @@ _MODULES = {
 
 
 def reference_names() -> dict[str, list[str]]:
-    """Return what each page of the reference documents. Each public name is on exactly one page."""
+    """Return the names that each page of the reference documents. Each public name is on one page only."""
     public = [line.split() for line in public_api.public_api()]
     pages = {page: [f"grue.{name}" for name in names.split()] for page, (_, _, names) in REFERENCE.items()}
     placed = {name.rpartition(".")[2] for names in pages.values() for name in names}
@@ -192,7 +192,7 @@ def reference_names() -> dict[str, list[str]]:
         names = [name for owner, name in public if owner == module and name not in placed]
         pages[page] = [f"{module}.{name}" for name in names]
         placed |= {*names}
-    pages["errors"].insert(0, "grue.errors.MCPError")  # `grue` lists it, for programs that catch nothing else
+    pages["errors"].insert(0, "grue.errors.MCPError")  # `public_api` lists it under `grue`
     pages["fleet"] = [f"grue.fleet.{name}" for name in fleet.__all__ if name not in placed]
     pages["testing"] = [f"grue.testing.{name}" for name in _MODULES["testing"][2].split()]
     return pages

@@ -1,11 +1,10 @@
-"""Print the figures of the source tree: folders, import graph, sizes, and who names a message.
+"""Print numbers about the source tree: folders, imports, sizes, and which modules name a message.
 
     python tools/figures.py                      all figures
     python tools/figures.py ReplyCut TextDelta   the same, with the modules that name these messages
 
-Imports for type checkers only are not counted.
-The figures of a turn are those of one turn with one function tool, asked of a scripted endpoint. A module is
-entered if one of its functions runs; it is loaded if it was imported.
+Imports for type checkers only are not counted. The numbers about a turn come from one turn with one function
+tool and a scripted endpoint. A module is entered if one of its functions runs, and loaded if it is imported.
 """
 
 import collections
@@ -31,14 +30,14 @@ Imports = Mapping[str, set[str]]
 
 
 def module_imports(*, type_checking: bool = False) -> Imports:
-    """Return what each module imports of grue; `type_checking`: for type checkers only, too."""
-    # Without its cache, which has kept an import for type checkers that was gone.
+    """Return the modules of grue that each module imports; `type_checking`: also for type checkers only."""
+    # Use no cache: grimp's cache has returned an import for type checkers that had been removed.
     graph = grimp.build_graph("grue", exclude_type_checking_imports=not type_checking, cache_dir=None)
     return {name: set(graph.find_modules_directly_imported_by(name)) for name in graph.modules}
 
 
 def folder_imports(imports: Imports) -> Imports:
-    """Return what each folder, or module of the root, imports of the others."""
+    """Return which other folders (or modules directly in grue) each folder or such module imports."""
     found: dict[str, set[str]] = collections.defaultdict(set)
     for name, imported in imports.items():
         found[_folder(name)] |= {_folder(each) for each in imported} - {_folder(name)}
@@ -54,7 +53,7 @@ def circles(imports: Imports) -> list[set[str]]:
 
 
 def longest_chain(imports: Imports) -> list[str]:
-    """Return the longest chain of modules, each of which imports the next; there must be no circle."""
+    """Return the longest chain of modules that import each other in turn. No imports may be circular."""
     chains: dict[str, list[str]] = {}
 
     def chain_from(name: str) -> list[str]:
@@ -69,12 +68,12 @@ class TurnModules:
     """The modules of grue that one turn with one function tool needs.
 
     Attributes:
-        entered: Those in which a function runs.
-        before_request: Those of them that are entered before the model has the first request.
-        loaded: Those that are imported when the turn has ended; none of `grue.testing`.
-        changes: How often a call goes from one module to another one, by the two modules. A coroutine that
-            goes on after a wait counts as called once more.
-        going_on: How many of the changes are coroutines that go on.
+        entered: The modules in which a function runs.
+        before_request: The modules that are entered before the first request reaches the model.
+        loaded: The modules that are imported when the turn has ended, without those of `grue.testing`.
+        changes: Number of calls from one module to another, by (caller, callee). When a coroutine resumes
+            after a wait, that counts as a call.
+        going_on: How many of these calls are resumed coroutines.
     """
 
     def __init__(self) -> None:
@@ -109,12 +108,12 @@ class TurnModules:
             came_from = module if caller is None else caller.f_globals.get("__name__", "")
             if came_from != module:
                 self.changes[came_from, module] += 1
-                # The argument of RESUME: 0 at the beginning of a function.
+                # The argument of the instruction RESUME is 0 at the beginning of a function.
                 self.going_on += frame.f_code.co_code[frame.f_lasti + 1] & 3 != 0
 
 
 def outside_contracts() -> list[str]:
-    """Return the folders, and the modules of the root, that no contract of import-linter names."""
+    """Return the folders and modules directly in grue that no contract of import-linter names."""
     named = set(re.findall(r"grue\.(\w+)", str(_contracts())))
     there = {path.stem for path in SOURCE.glob("*.py")} | {path.parent.name for path in _folders()}
     return sorted(name for name in there - named if not name.startswith("__"))

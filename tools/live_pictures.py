@@ -2,9 +2,9 @@
 
     python tools/live_pictures.py [FOLDER]        default: docs/pictures
 
-`play-live.svg` shows a running turn, `play-end.svg` the end of an episode, `chat.svg` a chat. The program
-runs at a real pty. A terminal emulator (pyte) turns its output into a screen, which is drawn here as text in
-an SVG.
+`play-live.svg` shows a running turn, `play-end.svg` the end of an episode, `chat.svg` a chat. `grue` runs in
+a real pty. A terminal emulator (pyte) turns its output into a screen, and this module draws the screen as
+SVG.
 """
 
 import json
@@ -154,7 +154,7 @@ def _a_chat() -> pyte.Screen:
             at.until_shown("· 0 turns")
             for said, answer in (("What is on my shopping list?", "a"), ("Take the sword off it.", "y")):
                 at.type(f"{said}\r")
-                # The question before this one has its answer in its row.
+                # In the row of an earlier question, the answer follows the question.
                 at.until(lambda rows: any(row.rstrip().endswith("or why not:") for row in rows))
                 at.type(f"{answer}\r")
                 at.until(lambda rows: not any("Call it?" in row for row in rows[-3:]))
@@ -192,13 +192,13 @@ def _priced(content: str, sent: int, written: int, cost: float) -> LlmReply:
 
 def _screen(printed: bytes, columns: int, lines: int = LINES) -> pyte.Screen:
     screen = pyte.Screen(columns, lines)
-    # The emulation knows no faint text.
+    # pyte does not support faint text: show it in grey.
     pyte.ByteStream(screen).feed(printed.replace(b"\x1b[2m", b"\x1b[90m"))
     return screen
 
 
 def svg(screen: pyte.Screen, title: str) -> str:
-    """Return a picture of the screen, in a window with a title; text stays text."""
+    """Return the screen as an SVG of a window with a title. Text is drawn as text, not as paths."""
     rows = [[screen.buffer[y][x] for x in range(screen.columns)] for y in range(screen.lines)]
     while not "".join(cell.data for cell in rows[-1]).strip():
         rows.pop()
@@ -226,7 +226,7 @@ def svg(screen: pyte.Screen, title: str) -> str:
 
 
 def _row(row: list[Char], y: int) -> Iterator[str]:
-    """Return a row in pieces of one style; each has its place and length, whatever font there is."""
+    """Yield a row as pieces of one style. Each has a fixed position and length, so any font fits."""
     x = 0
     for (colour, bold), cells in groupby(row, key=lambda cell: (cell.fg, cell.bold)):
         text = "".join(cell.data for cell in cells)

@@ -1,9 +1,9 @@
-"""Break the behaviour in `mutants.toml` row by row, each in a copy of `src`, and run the test that must fail.
+"""Apply each mutant in `mutants.toml`, a small error, to a copy of `src`, and run the test that must fail.
 
 Usage: .venv/bin/python tools/mutants.py [part of a row's name ...]
 
-Prints one line for each row. Ends with status 1 if a mutant lives, if a row no longer fits the code, or if
-one of the tests fails without a mutant.
+Prints one line for each mutant. Exits with 1 if the test of a mutant passes (it "lives"), if a row no longer
+fits the code, or if one of the tests fails without a mutant.
 """
 
 import os
@@ -21,13 +21,13 @@ TABLE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One broken behaviour.
+    """A change to the source that breaks a behaviour.
 
     Attributes:
-        name: What it breaks, in a few words.
-        file: The module, relative to `src/grue`.
-        old: Text that occurs in it exactly once.
-        new: What takes its place.
+        name: The behaviour that it breaks, in a few words.
+        file: Path of the module, relative to `src/grue`.
+        old: The text to replace, which occurs exactly once in the module.
+        new: The replacement.
         test: Id of the test that must fail.
     """
 
@@ -51,20 +51,20 @@ class Mutant:
             module.write_text(written)
             os.utime(module, ns=(before.st_atime_ns, before.st_mtime_ns))
             for compiled in (module.parent / "__pycache__").glob(f"{module.stem}.*"):
-                compiled.unlink()  # it may have the size and the time of the next mutant of this module
+                compiled.unlink()  # the next mutant of this module may have the same size and time
 
 
 def _run_tests(source: Path, tests: list[str]) -> int:
     """Run tests on a copy of `src`. Return pytest's exit status: 1 if a test has failed."""
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # Before the work tree's own src, which the virtual environment adds behind it.
+    # PYTHONPATH comes before the work tree's own `src`, which the virtual environment adds to `sys.path`.
     environment = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-m", "pytest", *options, *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode
 
 
 def main(parts: list[str]) -> int:
-    """Try the rows whose name has one of `parts` in it; all, if there are none. Return the exit status."""
+    """Try the rows whose name contains one of `parts`, or all rows. Return the exit status."""
     rows = [Mutant(**row) for row in tomllib.loads(TABLE.read_text())["mutant"]]
     rows = [row for row in rows if not parts or any(part in row.name for part in parts)]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """Print the public names of grue, a line each: `python tools/public_api.py > tests/unit/public_api.txt`.
 
-The names are those of the stub of each public module, or of its `__all__`, or its top-level names without an
-underscore. Decision 024 says which modules are public.
+The names come from the stub of each public module; without a stub, from its `__all__`; without that, they are
+its top-level names without an underscore. Decision 024 says which modules are public.
 """
 
 import ast
@@ -15,7 +15,7 @@ PUBLIC = ("", "errors", "hosting", "messages")
 
 
 def public_names(module: str) -> list[str]:
-    """Return the public names of a module, sorted. What `grue` imports from it is `grue`'s."""
+    """Return the public names of a module, sorted, without those that `grue` itself exports."""
     path = SOURCE / f"{module or '__init__'}.py"
     stub = path.with_suffix(".pyi")
     if stub.exists():
@@ -31,7 +31,7 @@ def public_names(module: str) -> list[str]:
 
 
 def _listed(nodes: Iterable[ast.stmt]) -> list[str]:
-    """Return what `__all__` lists; empty: there is none."""
+    """Return the names in `__all__`; an empty list if there is no `__all__`."""
     for node in nodes:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))

@@ -1,11 +1,11 @@
 """Fill the examples of docs/what-you-see.md with the program's real output.
 
-    python tools/refresh_readme.py            # write them
-    python tools/refresh_readme.py --check    # exit 1 if they differ from its output now
+    python tools/refresh_readme.py            # write the examples
+    python tools/refresh_readme.py --check    # exit with 1 if the examples differ from the present output
 
-The blocks stand between `<!-- play:begin -->` and `<!-- play:end -->` (and the same for `trace`). Times,
-process ids and the name of the run folder differ from run to run. These differences are ignored: a page
-that differs in nothing else is not changed.
+The examples are between `<!-- play:begin -->` and `<!-- play:end -->` (and the same for `trace`). Times,
+process ids and the name of the run folder differ from run to run. If nothing else differs, the page is not
+changed.
 """
 
 import os
@@ -35,7 +35,7 @@ _CERTAIN_CHARS = 60
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status."""
+    """Write or check the examples, and return the exit status."""
     readme = ROOT / "docs" / "what-you-see.md"
     now = readme.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def filled(readme: str, **blocks: str) -> str:
-    """Return the README with each block between its markers, in a fence of its own."""
+    """Return the page with each of `blocks` put between its markers, as a code block."""
     for name, text in blocks.items():
         marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
         block = f"```\n{text}\n```\n".replace("\\", r"\\")
@@ -71,7 +71,7 @@ def stable(text: str) -> str:
 
 
 def play_excerpt(folder: Path) -> str:
-    """Play as `make play` does; return the first turns, the one with the puzzle, and the end."""
+    """Play as `make play` does; return the output of the first turns, of the puzzle's turn, and the end."""
     turns = re.split(r"\n\n(?=Turn \d+ · )", printed(*recipe(), cwd=folder).rstrip("\n"))
     opening = turns[0].splitlines()[:3]
     puzzle = next(turn for turn in turns if THE_PUZZLE in turn)
@@ -82,7 +82,7 @@ def play_excerpt(folder: Path) -> str:
 
 
 def trace_excerpt(folder: Path) -> str:
-    """Show the episode that was played; return its turn with one tool call."""
+    """Return what `grue trace show` prints for the played episode: the turn with one tool call."""
     (episode,) = (folder / "runs").iterdir()
     lines = printed("trace", "show", f"runs/{episode.name}", "--width", str(WIDTH), cwd=folder).splitlines()
     first = lines.index(f"── Turn {A_TOOL_TURN} ──")
@@ -100,7 +100,7 @@ def recipe() -> list[str]:
 
 
 def printed(*arguments: str, cwd: Path) -> str:
-    """Return what `grue` prints into a pipe, in a terminal of 80 columns."""
+    """Return what `grue` prints into a pipe if a terminal has 80 columns."""
     environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
         [*GRUE, *arguments],

@@ -1,8 +1,8 @@
-"""Check that a tag, the version and the changelog agree, and print what the changelog says of the version.
+"""Check that a tag, the version and the changelog agree, and print the version's section of the changelog.
 
     python tools/release.py v0.2.0 > notes.md
 
-The publishing workflow runs this first. `Unreleased` must be empty: its lines belong to the version.
+The publishing workflow runs this first. The section `Unreleased` must be empty.
 """
 
 import re
@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def notes_for(tag: str, *, version: str, changelog: str) -> str:
-    """Return the section of the version that a tag names.
+    """Return the changelog's section about the version that a tag names.
 
     Raises:
-        ValueError: The tag is not the version's, or the changelog has no section of it, or one above it.
+        ValueError: The tag is not that of `version`, `Unreleased` has lines, or `version` has none.
     """
     if tag != f"v{version}":
         raise ValueError(f"The tag is {tag}, but the version is {version}: the tag should be v{version}.")

@@ -1,6 +1,7 @@
-"""Print the tests that enter a module, by the coverage of a run.
+"""Print which tests run lines of a module, as measured by coverage.
 
-Measure once, which writes `.coverage`; then name modules, or none for each module's most thorough test file:
+First measure, which writes `.coverage`. Then name modules; without a name, this prints for each module the
+test file that runs most of it:
 
 python -m pytest -q -n 4 --cov=grue --cov-report= --cov-context=test tests/unit
 python tools/tests_of.py src/grue/protocol/tools/calls.py
@@ -15,7 +16,7 @@ from coverage import Coverage, CoverageData
 
 
 def tests_of(data: CoverageData, module: str) -> Counter[str]:
-    """Return the tests that ran lines of a module, with the number of lines. Importing it does not count."""
+    """Return how many lines of a module each test ran. Lines that run at its import do not count."""
     lines: Counter[str] = Counter()
     for contexts in data.contexts_by_lineno(module).values():
         lines.update({context.partition("|")[0] for context in contexts if context})
@@ -23,7 +24,7 @@ def tests_of(data: CoverageData, module: str) -> Counter[str]:
 
 
 def main(modules: list[str]) -> None:
-    """Print the tests of these modules; without any, the test file that enters most of each module."""
+    """Print the tests of these modules; without `modules`, the test file that runs most of each module."""
     coverage = Coverage()
     coverage.load()
     data = coverage.get_data()

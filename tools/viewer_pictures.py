@@ -47,7 +47,7 @@ MODEL_THINKS_S = 0.12
 
 
 class Scene(NamedTuple):
-    """A turn: the faults of the second server, the model's replies, and the command that is played."""
+    """A turn: the faults of the second server, the model's replies, and the move that the host makes."""
 
     flags: tuple[str, ...]
     replies: tuple[LlmReply, ...]
@@ -250,7 +250,7 @@ def _turn(recorder: Recorder, turn: int, scene: Scene, text: str) -> str:
     replies = iter(scene.replies)
 
     def answer(request: LlmRequest) -> LlmReply:
-        # A model takes its time, and a picture of one that does not would show nothing of it.
+        # Reply as slowly as a real model, so that the pictures show the time that a reply takes.
         time.sleep(MODEL_THINKS_S * (1 + len(request.messages) % 3))
         return next(replies)
 
@@ -278,7 +278,7 @@ def _turn(recorder: Recorder, turn: int, scene: Scene, text: str) -> str:
 
 
 def _server(name: str, module: str, *flags: str) -> StdioServer:
-    # By name and not by path: failures quote the command, and a picture should not show where it was made.
+    # Give the command without its path: failures quote it, and pictures should not show this machine's paths.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return StdioServer(name=name, command="python", args=("-m", module, *flags), env={"PATH": path})
 
