@@ -1,8 +1,8 @@
-"""How much a fleet adds to the episodes that it plays, and what its driver needs.
+"""How much time a fleet adds to the episodes that it runs, and how much memory its driver needs.
 
-A worker's rate is that of a second batch less a first one, so that the start of the processes does not count:
-they are started once in a fleet of thousands. The loop beside it plays the same episodes in one warm process,
-each into a folder of its own. Sides run in turn; nothing else should run on the machine.
+A fleet's rate is measured from the end of a first batch, so that the start of its processes does not count:
+they start only once in a fleet of thousands. For comparison, a loop runs the same episodes in one warm
+process, each into a folder of its own. The sides run in turn. Nothing else should run on the machine.
 """
 
 import queue
@@ -31,7 +31,7 @@ SHORT, LONG = 3, 60
 
 
 def fleet_section(effort: Effort) -> Section:
-    """Compare a fleet with a loop, with `grue play`, and with itself on two workers."""
+    """Compare a fleet with a loop, with `grue play`, and with a fleet of two workers."""
     (short, long), (few, many) = effort.fleet, effort.fleet_many
     loops: list[float] = []
     fleets: dict[int, list[float]] = {1: [], 2: []}
@@ -93,7 +93,7 @@ def _settings(turns: int, seed: int) -> dict[str, object]:
 
 
 def _loop_s(folder: Path, count: int) -> float:
-    """Return the seconds of a long episode in a loop, after two that warm it up."""
+    """Return the seconds that a long episode takes in a loop, after two episodes that do not count."""
     play = find_work("zork").function
     for number in range(count + 2):
         if number == 2:
@@ -115,7 +115,7 @@ def _fleet_s(folder: Path, turns: int, count: int, workers: int) -> float:
 
 
 def _cold_s(folder: Path) -> float:
-    """Return the seconds of a short episode by `grue play`."""
+    """Return the seconds that a short episode takes with `grue play`."""
     began = time.perf_counter()
     command = [GRUE, "play", "--offline", "--no-mcp", "--turns", SHORT, "--run-dir", folder, "--quiet"]
     subprocess.run([str(each) for each in command], check=True, capture_output=True)
@@ -123,7 +123,7 @@ def _cold_s(folder: Path) -> float:
 
 
 def _driver_mb(count: int) -> float:
-    """Return the memory of a driver that has done so many episodes, in a process of its own."""
+    """Return the memory, in MB, of a process whose driver has had `count` episodes done."""
     ran = subprocess.run([sys.executable, __file__, str(count)], check=True, capture_output=True, text=True)
     return float(ran.stdout)
 
@@ -137,11 +137,11 @@ class _NoEngine:
         self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
 
     def costs(self) -> Costs:
-        """Return nothing."""
+        """Return costs of zero."""
         return Costs()
 
     def submit(self, job: Task) -> None:
-        """End it."""
+        """End the episode."""
         end = AttemptEnd(outcome="scored", scores={"score": 1.0})
         self.ended.put((job, Attempted(end=end, attempt="attempt-1", committed=True)))
 
@@ -156,7 +156,7 @@ class _NoEngine:
 
 
 def drive(count: int) -> float:
-    """Drive so many episodes that nobody plays; return the memory of this process in MB."""
+    """Run a driver for `count` episodes that end at once; return the memory of this process in MB."""
     sweep = Sweep(work="zork", settings={"offline": True}, grid={"seed": Span(first=1, last=count)})
     plan = Plan(work=find_work("zork"), version="1", cases=sweep.all_cases)
     with tempfile.TemporaryDirectory() as folder:

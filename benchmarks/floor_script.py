@@ -1,7 +1,7 @@
-"""The same turn with blocking pipes and one blocking socket: the limit of what a turn can cost.
+"""The turn of sdk_script.py with blocking pipes and one blocking socket: the least time that a turn can take.
 
-No SDK, no event loop, and nothing is checked. Nobody should write this; it shows how much of a turn is the
-server's own start and exit and the endpoint's own work, which no client can make less.
+It uses no SDK and no event loop, and checks nothing. Nobody should write this. It shows how much of a turn's
+time the server and the endpoint take, which no client can reduce.
 """
 
 import http.client
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 
 class Pipes:
-    """A server process, spoken to in turn."""
+    """A server process, to which requests are sent one after the other."""
 
     def __init__(self, command: Sequence[str]) -> None:
         pipe = subprocess.PIPE
@@ -23,24 +23,24 @@ class Pipes:
         self._ids = count(1)
 
     def request(self, method: str, params: dict[str, Any]) -> Any:
-        """Return the result of a request."""
+        """Send a request, and return its result."""
         self.send({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())["result"]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write one line."""
+        """Write a message as one line."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """End the server's input and wait for its exit."""
+        """Close the server's standard input, and wait until the server has ended."""
         self._process.communicate()
 
 
 def run_turn(command: Sequence[str], base_url: str, model: str) -> str:
-    """Do what `sdk_script.run_turn` does."""
+    """Run the same turn as `sdk_script.run_turn`, and return the answer."""
     url = urlsplit(base_url)
     pipes = Pipes(command)
     http_client = http.client.HTTPConnection(url.hostname or "", url.port)

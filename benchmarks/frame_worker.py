@@ -1,10 +1,10 @@
-"""A 60 Hz loop, with turns under way or without; says how late its frames were.
+"""A loop of 60 frames a second, with or without turns under way. It reports how late its frames were.
 
     python benchmarks/frame_worker.py none|turn|episode|ahead BASE_URL MODEL COMMAND...
 
-COMMAND is the MCP server's. For each line on standard input, which is a number of frames, it draws as many,
-one turn after the other under way all the time, and answers with a line of JSON: `late_ms`, one number a
-frame, and `turns`, how many were finished.
+COMMAND starts the MCP server. Each line on standard input is a number of frames. The process runs so many
+frames, with one turn after the other under way, and answers with a line of JSON: `late_ms`, one number for
+each frame, and `turns`, the number of finished turns.
 """
 
 import json
@@ -18,7 +18,7 @@ ASK = TurnRequest[str](system="You are the player of a text adventure.", user="W
 
 
 class Loop:
-    """The loop of a game; `runner` is `None` where it runs by itself."""
+    """The loop of a game; without a `runner`, no turns run beside it."""
 
     def __init__(self, runner: Runner | None) -> None:
         self._runner = runner
@@ -26,7 +26,7 @@ class Loop:
         self._turns = 0
 
     def frames(self, count: int) -> dict[str, object]:
-        """Draw frames and report on them."""
+        """Run `count` frames; return how late each was, and how many turns ended."""
         late_ms = []
         self._turns = 0
         due = time.perf_counter()
@@ -39,7 +39,7 @@ class Loop:
         return {"late_ms": late_ms, "turns": self._turns}
 
     def _look(self) -> None:
-        """Do what a frame does about its turn; its own time counts as lateness."""
+        """Start a turn, or look at its progress or result. The time that this takes counts as lateness."""
         if self._runner is None:
             return
         if self._handle is None:
@@ -53,7 +53,7 @@ class Loop:
 
 
 def main() -> None:
-    """Draw so many frames for each line of standard input."""
+    """For each line of standard input, run as many frames as it says."""
     mode, base_url, model, *command = sys.argv[1:]
     runner = None
     if mode != "none":

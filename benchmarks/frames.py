@@ -1,4 +1,4 @@
-"""Frames of a 60 Hz loop: how much later they are because a turn is under way."""
+"""How much later the frames of a loop (60 a second) are if a turn is under way."""
 
 from contextlib import ExitStack
 
@@ -11,7 +11,7 @@ MOST_LATER_MS = 6.0
 
 
 def frames_section(effort: Effort) -> Section:
-    """Compare the lateness of frames with turns under way with that of the same loop without one."""
+    """Compare how late frames are in a loop with turns under way, and in the same loop without turns."""
     rounds = max(1, effort.rounds // 2)
     late: dict[str, list[float]] = {mode: [] for mode in MODES}
     turns = dict.fromkeys(MODES, 0)

@@ -1,4 +1,4 @@
-"""Large messages on every path: whether their cost is linear, and how long the event loop stands still."""
+"""Large messages on every path: is their cost linear, and for how long do they block the event loop?"""
 
 import json
 import statistics
@@ -42,7 +42,7 @@ ROUNDS = 3
 
 
 def large_section(effort: Effort) -> Section:
-    """Run a turn with a large message on each path, in a process of its own; a quick run has one for all."""
+    """Run a turn with a large message on each path, each in its own process; a quick run uses one process."""
     quick = effort.rounds <= 2
     sizes = (100_000,) if quick else (*SIZES, REFUSED)
     processes = [tuple(PATHS)] if quick else [(path,) for path in PATHS]
@@ -97,7 +97,7 @@ def large_section(effort: Effort) -> Section:
 
 
 def turns(url: str, size: int, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Run one on each path, in a process of their own."""
+    """Run a turn on each path, all in one new process; return its reports."""
     command = (sys.executable, str(HERE / "large_worker.py"), url, str(size), *paths)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -105,7 +105,7 @@ def turns(url: str, size: int, paths: Sequence[str]) -> list[dict[str, Any]]:
 
 @contextmanager
 def large_chat_server() -> Iterator[str]:
-    """Run the server of long replies in a process of its own; yield its base URL."""
+    """Run an LLM server that sends long replies, in a process of its own; yield its base URL."""
     command = (sys.executable, str(HERE / "servers" / "large_chat_server.py"))
     pipe = subprocess.PIPE
     with subprocess.Popen(

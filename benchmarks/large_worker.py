@@ -1,12 +1,16 @@
-"""Turns with a large message in them; says how long the event loop stood still meanwhile.
+"""Run turns with a large message, and report for how long each blocked the event loop.
 
     python benchmarks/large_worker.py CHAT_URL BYTES PATH...
 
-Each PATH is one of `PATHS`. A turn runs in an event loop beside a task that is to run every millisecond.
-After a turn with a small message, which is not counted, it answers with a line of JSON: `seconds`, `gap_ms`
-(the longest time between two ticks; of that, what this process has worked itself, so that a machine which is
-busy with something else does not count), `step_ms` (the longest callback of the event loop, in CPU time of
-its thread, which no other load lengthens), `peak_mb` of this process until then, and `outcome`.
+Each PATH is one of `PATHS`. For each path, a turn with a small message runs first and is not counted. Then a
+turn with a large message runs beside a task that should run every millisecond. The report is a line of JSON:
+
+- `seconds`: the time of the turn.
+- `gap_ms`: the longest time between two runs of the task. Time in which this process did not use the CPU does
+  not count, because other processes on the machine may have caused it.
+- `step_ms`: the longest callback of the event loop, in CPU time of its thread.
+- `peak_mb`: the highest memory of this process so far.
+- `outcome`: the kind of the turn's outcome, or the name of its error.
 """
 
 import asyncio
@@ -26,7 +30,7 @@ from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.reader import TraceReader
 from grue.runtime.trace.recorder import Recorder
 
-# At the end: `turns` is a module there, too.
+# Add this folder at the end of `sys.path`: it has a module `turns`, as `benchmarks` does.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import hostile_server
@@ -55,7 +59,7 @@ _SECRET = "bench-0123456789-secret"
 
 
 def model(path: str, size: int) -> str:
-    """Return the model's name, which is what it says."""
+    """Return the model's name, which tells the scripted endpoint what to reply."""
     if path.startswith("user's"):
         return "text=4"
     if path.startswith("reply"):
@@ -64,7 +68,7 @@ def model(path: str, size: int) -> str:
 
 
 def servers(path: str, size: int, running: ExitStack) -> dict[str, Any]:
-    """Return the server of a path."""
+    """Return the tool servers that a path needs."""
     if path.startswith(("reply", "user's")):
         return {}
     flags = PATHS[path].format(min(size, _LARGEST_IMAGE) if "shown" in path else size).split()
@@ -76,7 +80,7 @@ def servers(path: str, size: int, running: ExitStack) -> dict[str, Any]:
 
 
 def users_text(path: str, size: int) -> str:
-    """Return what the host asks."""
+    """Return the user's text of the turn."""
     if path == "trace, written":
         return "x" * size
     if not path.startswith("user's"):
@@ -86,7 +90,7 @@ def users_text(path: str, size: int) -> str:
 
 
 class Ticks:
-    """The longest time between two runs of a task that is always ready to run."""
+    """Measures the longest time between two runs of a task that should run every millisecond."""
 
     def __init__(self) -> None:
         self.gap_ms = 0.0
@@ -120,7 +124,7 @@ class Ticks:
 
 
 async def a_turn(chat_url: str, path: str, size: int, text: str, folder: Path) -> str:
-    """Run a turn in which the host says `text`, written to a trace, and return what came of it."""
+    """Run a turn with the user's text `text` and a trace; return the kind of its outcome, or the error."""
     recorder = Recorder(secrets={"bench": _SECRET})
     writer = TraceWriter(folder / f"{size}-{time.monotonic_ns()}.jsonl", episode="large")
     recorder.add(writer)
@@ -145,7 +149,7 @@ async def a_turn(chat_url: str, path: str, size: int, text: str, folder: Path) -
 
 
 async def a_trace(path: str, size: int, text: str, folder: Path) -> str:
-    """Write a trace with one large fact of the host, or read it; in a thread, as hosts do."""
+    """Write or read a trace with one large fact of the host, in a thread, as hosts do."""
     file = folder / f"{size}.jsonl"
     if path == "trace, read":
         return str(len(await asyncio.to_thread(list, TraceReader(file, dict))))
@@ -163,7 +167,7 @@ def write_trace(file: Path, text: str) -> str:
 
 
 async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
-    """Run the small turn and the large one."""
+    """Run the turn with a small message and the one with a large message; return the report."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         traced = path.startswith("trace")
@@ -187,7 +191,7 @@ async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Report on one turn on each path."""
+    """Print the report on each path."""
     chat_url, size, *paths = sys.argv[1:]
     for path in paths:
         print(json.dumps(asyncio.run(measured(chat_url, path, int(size)))))

@@ -1,4 +1,4 @@
-"""What it costs to read on in a result that was told by reference."""
+"""What it costs to read parts of a long tool result of which the model was sent only a reference."""
 
 import json
 import time
@@ -24,7 +24,7 @@ JSON: tuple[tuple[str, m.JsonObject], ...] = (
 
 
 def long_results_section(effort: Effort) -> Section:
-    """Read parts of a log of 10 MB and of a JSON text of 10 MB, each time of a result not read before."""
+    """Read parts of a log and of a JSON text of 10 MB, each time from a result that was not read before."""
     rows = 2_000 if effort.rounds <= 2 else 180_000
     log = "\n".join(
         f"{row:06} 2026-11-23 12:00:00 {'ERROR disk full' if row % 40_000 == 0 else 'INFO served'} in"

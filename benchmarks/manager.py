@@ -1,4 +1,4 @@
-"""What `McpManager` adds to a call of `ToolClient`: the routing of a bare name, and the result's form."""
+"""How much time `McpManager` adds to a call of `ToolClient`: it finds the server, and converts the result."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CALLS = 100
 
 
 def manager_section(effort: Effort) -> Section:
-    """Compare the manager's calls with those of the client beneath it, turn about, at the same server."""
+    """Compare calls by the manager with calls by its `ToolClient`, alternately, with the same server."""
     count = min(CALLS, effort.calls)
     server = StdioServer(name="plain", command=sys.executable, args=(str(PLAIN),))
     with McpManager() as manager, ToolClient({"plain": server}) as client:

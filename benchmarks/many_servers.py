@@ -1,12 +1,12 @@
-"""What 50 servers cost that start when they are called: in turns that call none of them, or one.
+"""What 50 servers that start when they are called cost a turn that calls none of them, or one.
 
-    python benchmarks/many_servers.py              40 pairs of turns; status 1 if a bar is not met
+    python benchmarks/many_servers.py              40 pairs of turns; status 1 if a limit is exceeded
     python benchmarks/many_servers.py --pairs 2    what the tests run
 
-The turns of a pair follow each other in one process: one without servers and one with 50; one with a single
-server that starts with its turn and one with 50 of which it calls one. What is told is the median of the
-pairs' differences. The model is a server on loopback that answers at once. Not shown: what the definitions of
-150 tools cost at a real endpoint, and real servers' own start.
+The turns of a pair follow each other in one process. One pair compares a turn without servers and a turn with
+50; the other compares a turn with a single server, which starts with the turn, and a turn that calls one of
+50. The result is the median of the differences. The model is a local server that answers at once. Not
+measured: what the definitions of 150 tools cost at a real endpoint, and how long real servers take to start.
 """
 
 import argparse
@@ -30,21 +30,21 @@ NONE_CALLED_MS, ONE_CALLED_MS, MEMORY_MB = 5.0, 10.0, 10.0
 
 
 def server(name: str, *, waits: bool) -> StdioServer:
-    """Return a small server that starts when it is called, or with its turn."""
+    """Return a small server. If it `waits`, it starts when it is called, otherwise with the turn."""
     command, *args = faulty_server.argv()
     options = ServerOptions(start="when_called" if waits else "before")
     return StdioServer(name=name, command=command, args=tuple(args), options=options)
 
 
 def answer(request: LlmRequest) -> LlmReply:
-    """Call the first server's tool if the user's text says so, once."""
+    """Reply with a call of the first server's tool if the user's text is `call`, then with `done`."""
     if request.messages[1]["content"] == "call" and request.messages[-1]["role"] != "tool":
         return tool_calls_reply(("s0.echo", {"text": "x"}))
     return text_reply("done")
 
 
 class Side:
-    """One kind of turn: its runner, and how many servers have been started for it."""
+    """One kind of turn, with its runner. `started` counts the servers that were started for its turns."""
 
     def __init__(self, base_url: str, folder: Path, servers: Mapping[str, StdioServer], user: str) -> None:
         self.started = 0
@@ -66,7 +66,7 @@ class Side:
 
 
 def measure(pairs: int, folder: Path) -> list[str]:
-    """Print what was measured, and return the bars that are not met."""
+    """Print the measurements, and return the labels of those that exceed their limit."""
     many = {f"s{number}": server(f"s{number}", waits=True) for number in range(MANY)}
     one = {"s0": server("s0", waits=False)}
     with contextlib.ExitStack() as stack:
@@ -105,7 +105,7 @@ def measure(pairs: int, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Measure, and say by the status whether the bars are met."""
+    """Measure; exit with 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,11 @@
-"""A process that runs a batch of turns for each line on its standard input, and says how long it took.
+"""A process that runs a batch of turns for each line on its standard input, and reports the batch's time.
 
     python benchmarks/map_worker.py SIDE BASE_URL MODEL TRACE_FILE CONCURRENCY COMMAND...
 
 Each line is the number of turns. SIDE is `functions` (no server), or a way to use the server that COMMAND
-starts: `fresh` (nothing is presumed), `presumed` or `beside`. The answer is a line of JSON: the seconds
-(`wall_s`), and how many turns were answered (`done`).
+starts: `fresh` (without presumed tools), `presumed` (with presumed tools) or `beside` (also with presumed
+tools, and the next turn's server starts during a turn). The answer is a line of JSON: the seconds (`wall_s`),
+and how many turns were answered (`done`).
 """
 
 import json
@@ -29,7 +30,7 @@ def echo(text: str) -> str:
 
 
 def main() -> None:
-    """Run a batch for each line of standard input."""
+    """For each line of standard input, run a batch and report its time."""
     side, base_url, model, trace, concurrency, *command = sys.argv[1:]
     server: Any = StdioServer(name="tools", command=command[0], args=tuple(command[1:]))
     servers = {"tools": FunctionTools({"echo": echo}) if side == "functions" else server}

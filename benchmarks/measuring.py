@@ -1,4 +1,4 @@
-"""Samples, figures, bars, and how they are printed and stored."""
+"""Samples of a measurement, medians (figures) and limits (bars), and how they are printed and stored."""
 
 import gc
 import math
@@ -23,7 +23,7 @@ class Figure(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What a part may cost at most, or has to reach at least; `value` is what was measured."""
+    """A limit: a measured `value` must be at most, or at least, `limit`."""
 
     label: str
     value: float
@@ -33,12 +33,12 @@ class Bar(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether it is."""
+        """Whether the value keeps the limit."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     @property
     def measured(self) -> str:
-        """The value with its unit; of a ratio enough digits to tell it from its limit."""
+        """The value with its unit. A ratio has three decimals, to show on which side of the limit it is."""
         return f"{self.value:.3f} x" if self.unit == "x" else f"{_number(self.value)} {self.unit}".rstrip()
 
     @property
@@ -48,13 +48,13 @@ class Bar(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What belongs to one comparison.
+    """The results of one part of the benchmarks.
 
     Attributes:
-        name: For `--only`.
-        title: A line.
-        measured: What is measured, and what is not.
-        facts: Single numbers beside the figures, by what they are, with their unit.
+        name: The name by which `--only` selects the section.
+        title: A line of text.
+        measured: A text that says what is measured, and what is not.
+        facts: Further numbers with their units, by label.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Section(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How often things are repeated at most; `--quick` shows only that everything runs.
+    """How often measurements are repeated at most, and how large they are. `QUICK` is for `--quick`.
 
     Attributes:
-        ends_at: When the section's time is over, by `time.monotonic`.
+        ends_at: When the section's time is over, as a value of `time.monotonic`.
     """
 
     turns: int = 100
@@ -99,7 +99,8 @@ class Effort(NamedTuple):
     def within(self, times: int, *, least: int = 2) -> Iterator[int]:
         """Yield the numbers of `times` rounds, or of fewer, if the section's time does not suffice.
 
-        The first `least` rounds come in any case, and another one if one as long as the last ends in time.
+        The first `least` rounds run in any case. A further round runs if it will end in time, provided that
+        it takes as long as the last one.
         """
         begun = time.monotonic()
         for number in range(times):
@@ -109,7 +110,7 @@ class Effort(NamedTuple):
             yield number
 
     def part(self, share: float) -> Self:
-        """Return the effort for a part of the section, which may take this share of the time that is left."""
+        """Return the effort for a part of the section: the part may take this share of the remaining time."""
         now = time.monotonic()
         return self._replace(ends_at=now + share * (self.ends_at - now))
 
@@ -140,14 +141,14 @@ QUICK = Effort(
 )
 
 ENOUGH = 10
-"""Samples of each side after which `steady` may say that they are enough."""
+"""The least number of samples of each side for which `steady` returns `True`."""
 
 STEADY = 0.005
-"""The error of a median, as a part of it, that needs no more samples."""
+"""If the error of a median is at most this fraction of the median, no more samples are needed."""
 
 
 def figure(label: str, unit: str, samples: Sequence[float]) -> Figure:
-    """Return the median and the quartiles."""
+    """Return the median and the quartiles of the samples."""
     ordered = sorted(samples)
     last = len(ordered) - 1
     low, high = ordered[round(last * 0.25)], ordered[round(last * 0.75)]
@@ -155,12 +156,12 @@ def figure(label: str, unit: str, samples: Sequence[float]) -> Figure:
 
 
 def ratio(samples: Sequence[float], of: Sequence[float]) -> float:
-    """Return the median of the ratios of each pair, which a load that comes and goes hardly moves."""
+    """Return the median of the pairs' ratios. Other load on the machine hardly changes it."""
     return statistics.median(one / other for one, other in zip(samples, of, strict=True))
 
 
 def interleave(rounds: Iterable[int], sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Sample every side once a round, starting with another one each time, until all are steady."""
+    """Sample every side once in each round, until all are steady. Each round starts with the next side."""
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for number in rounds:
         for name in rotated([*sides], number):
@@ -171,16 +172,16 @@ def interleave(rounds: Iterable[int], sides: Mapping[str, Callable[[], float]]) 
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
-    """Return the names in the same order, but beginning with another one."""
+    """Return the names in the same order, rotated to the left by `by` places."""
     shift = by % len(names)
     return [*names[shift:], *names[:shift]]
 
 
 def steady(samples: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether the median of each side is known well enough, by the distance of its quartiles.
+    """Return whether the median of each side is known well enough, judged by the interquartile range.
 
-    For samples around a normal distribution, the error of the median is 0.93 times that distance by the root
-    of their number.
+    For normally distributed samples, the error of the median is 0.93 times this range, divided by the root of
+    the number of samples.
     """
     for values in samples.values():
         seen = figure("", "", values)
@@ -190,7 +191,7 @@ def steady(samples: Mapping[str, Sequence[float]]) -> bool:
 
 
 def seconds_each(work: Callable[[], object], times: int) -> float:
-    """Return the seconds that one `work()` takes, out of so many; the collector starts from nothing."""
+    """Return the mean time of one of `times` calls of `work`, in seconds, after a garbage collection."""
     gc.collect()
     begun = time.perf_counter()
     for _ in range(times):
@@ -205,7 +206,7 @@ def printed(section: Section) -> str:
     for item in section.figures:
         spread = f"{_number(item.low)} .. {_number(item.high)}"
         measured = f"{_number(item.median):>9} {item.unit:<6}{spread:>17}"
-        # Large figures take the room that a short label leaves, and a long label has a line of its own.
+        # A long label has a line of its own.
         room = WIDTH - 5 - len(measured)
         label = item.label
         if len(label) >= room:
@@ -218,9 +219,9 @@ def printed(section: Section) -> str:
 
 
 def bar_line(bar: Bar) -> str:
-    """Return a bar, what it came to, and the verdict in one line; in more if its label is long."""
+    """Return the verdict, the label, the value and the limit in one line, or in more if the label is long."""
     verdict = "met" if bar.met else "MISSED"
-    # A long label takes the room in front of the value, and a still longer one has lines of its own.
+    # A long label uses the space in front of the value; a still longer one has lines of its own.
     room = max(51 - len(bar.label), len(bar.measured) + 1)
     line = f"{verdict:<7}{bar.label}{bar.measured:>{room}}  {bar.bound}"
     if len(line) <= WIDTH - 2:

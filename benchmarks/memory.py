@@ -1,4 +1,4 @@
-"""How much memory this process holds, has held, and has in use."""
+"""How much memory this process has now, had at most, and uses."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class _Mallinfo(ctypes.Structure):
-    """What glibc's `mallinfo2` tells of malloc's heaps, in bytes."""
+    """The struct that glibc's `mallinfo2` returns: sizes of malloc's heaps, in bytes."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -28,18 +28,18 @@ class _Mallinfo(ctypes.Structure):
 
 
 def peak_mb() -> float:
-    """Return the most memory that this process has held, in MB (2**20 bytes)."""
+    """Return the highest memory that this process has had so far, in MB (2**20 bytes)."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
-        # Not on Linux, where this figure is inherited from the parent process.
+        # On Linux this would be wrong: there a process inherits `ru_maxrss` from its parent.
         per_mb = 2**20 if sys.platform == "darwin" else 2**10
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_mb
     return int(status.split("VmHWM:")[1].split()[0]) / 2**10
 
 
 def resident_mb() -> float:
-    """Return the memory that this process holds now, in MB: what is in use, and what allocators keep."""
+    """Return the memory that this process has now, in MB: used, or kept free by allocators."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -48,10 +48,10 @@ def resident_mb() -> float:
 
 
 def malloc_mb() -> tuple[float, float]:
-    """Return what malloc has given out and not got back, and what it keeps free, in MB.
+    """Return how much memory is allocated by malloc, and how much malloc keeps free, in MB.
 
-    Python's small objects are not in it: `sys.getallocatedblocks` counts those. Both are 0 where the C
-    library does not tell.
+    Python's small objects do not count: `sys.getallocatedblocks` counts those. Both numbers are 0 if the C
+    library has no `mallinfo2`.
     """
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2

@@ -1,4 +1,4 @@
-"""The runtime's own cost: an ask and its answer, and the record of an envelope."""
+"""What the actor runtime costs: to ask an actor and get its answer, and to record an envelope."""
 
 import tempfile
 import time
@@ -23,10 +23,10 @@ BODY = ToolReturned(
 
 
 class Echo(Actor[ToolReturned]):
-    """Answers each ask with what was asked."""
+    """An actor that answers each message with the same message."""
 
     async def receive(self, envelope: Envelope[ToolReturned]) -> None:
-        """Answer."""
+        """Answer the message."""
         reply(envelope, envelope.body)
 
 
@@ -34,7 +34,7 @@ Question: TypeAlias = tuple[ToolReturned, MemoryObjectSendStream[ToolReturned]]
 
 
 def ask_section(effort: Effort) -> Section:
-    """Compare an ask between two actors with anyio's streams (architecture: at most 2 x)."""
+    """Compare a question to an actor with the same over anyio's streams (limit: twice the time)."""
     with tempfile.TemporaryDirectory() as folder:
         recorder, writer = _recorder_to_file(Path(folder) / "trace.jsonl")
         sides = {
@@ -69,7 +69,7 @@ def ask_section(effort: Effort) -> Section:
 
 
 def record_section(effort: Effort) -> Section:
-    """Measure the record of an envelope (architecture: at most 10 us)."""
+    """Measure how long it takes to record an envelope (limit: 10 us)."""
     with tempfile.TemporaryDirectory() as folder:
         recorder, writer = _recorder_to_file(Path(folder) / "plain.jsonl")
         redacting, other = _recorder_to_file(Path(folder) / "secrets.jsonl", secrets=SECRETS)
@@ -102,7 +102,7 @@ def record_section(effort: Effort) -> Section:
 
 
 async def asks_of_an_actor(recorder: Recorder, times: int) -> float:
-    """Return the microseconds of one ask."""
+    """Return the microseconds of one question to an actor with its answer."""
     async with Supervisor(recorder) as supervisor:
         mailbox = supervisor.mailbox("echo")
         supervisor.start(Echo(mailbox))
@@ -113,7 +113,7 @@ async def asks_of_an_actor(recorder: Recorder, times: int) -> float:
 
 
 async def asks_over_streams(times: int) -> float:
-    """Return the microseconds of one question with a stream for its answer."""
+    """Return the microseconds of one question, for whose answer a new stream is made."""
     entrance, exit_ = anyio.create_memory_object_stream[Question](16)
     async with anyio.create_task_group() as group, exit_, entrance:
         group.start_soon(_answer_each, exit_)
@@ -129,7 +129,7 @@ async def asks_over_streams(times: int) -> float:
 
 
 async def asks_over_standing_streams(times: int) -> float:
-    """Return the microseconds of one question and its answer, each over a stream of its own."""
+    """Return the microseconds of a question and its answer over two streams that are made only once."""
     asked, questions = anyio.create_memory_object_stream[ToolReturned](16)
     answer, answers = anyio.create_memory_object_stream[ToolReturned](16)
     async with anyio.create_task_group() as group, asked, questions, answer, answers:

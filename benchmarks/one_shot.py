@@ -1,7 +1,7 @@
-"""Processes that run one turn and end: when is their first request on the wire, and when are they done?
+"""Processes that run one turn and end: when does their first request arrive, and when have they ended?
 
-grue has a locked listing in files, as `grue tools --lock` writes them. Beside it are a script that only
-imports httpx and posts, the hand-written agent, and three other frameworks.
+grue uses the tool lock and the listing that `grue tools --lock` writes. It is compared with a script that
+only imports httpx and posts, with the hand-written agent, and with three other frameworks.
 """
 
 import compileall
@@ -46,11 +46,11 @@ FEW = 1
 
 
 class Shot(NamedTuple):
-    """What was seen of one process, in milliseconds since it was started.
+    """Two times of one process, in milliseconds since its start.
 
     Attributes:
-        first: Its first request reached the endpoint.
-        done: It ended.
+        first: When its first request reached the endpoint.
+        done: When it ended.
     """
 
     first: float
@@ -61,7 +61,7 @@ Shots = dict[str, list[Shot]]
 
 
 def one_shot_section(effort: Effort) -> Section:
-    """Compare processes of one turn."""
+    """Compare processes that run one turn."""
     _compile_grue()
     figures: list[Figure] = []
     facts: dict[str, str] = {}
@@ -94,7 +94,7 @@ def one_shot_section(effort: Effort) -> Section:
 def _shots(
     chat: ChatServer, folder: Path, certificate: Path | None, effort: Effort
 ) -> tuple[Shots, dict[str, str]]:
-    """Return what was seen of each side, and which peers failed."""
+    """Return the times of each side, and why peers (other frameworks) failed."""
     environ = environment()
     if certificate:
         environ["SSL_CERT_FILE"] = str(_trusted(certificate, folder))
@@ -144,7 +144,7 @@ def _sides(
 def _shot(command: Sequence[str], folder: Path, chat: ChatServer, environ: Mapping[str, str]) -> Shot:
     chat.received()
     begun = time.perf_counter()
-    # The peers' workers run a turn for each line that they read.
+    # The processes of other frameworks run a turn for each line that they read.
     subprocess.run(
         command, input=b"\n", capture_output=True, cwd=folder, env=environ, timeout=LIMIT_S, check=True
     )
@@ -156,7 +156,7 @@ def _shot(command: Sequence[str], folder: Path, chat: ChatServer, environ: Mappi
 
 
 def _project(chat: ChatServer, folder: Path, server: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """Write the files of a project, and its lock, made once; return its `pyproject.toml`."""
+    """Write a project's files; return its `pyproject.toml`. The tool lock is made once and then copied."""
     project = folder / "pyproject.toml"
     project.write_text(
         "[tool.grue.mcp]\nenabled = true\n"
@@ -182,7 +182,7 @@ def _compile_grue() -> None:
 
 
 def _trusted(certificate: Path, folder: Path) -> Path:
-    """Return a file with the system's certificates and this one: reading many takes its time."""
+    """Return a file with this certificate and the system's: reading them takes time, as in a real program."""
     paths = ssl.get_default_verify_paths()
     system = Path(os.environ.get("SSL_CERT_FILE") or paths.cafile or paths.openssl_cafile)
     together = folder / "trusted.pem"
@@ -192,7 +192,7 @@ def _trusted(certificate: Path, folder: Path) -> Path:
 
 
 def make_certificate(path: Path) -> None:
-    """Write a key and a certificate for 127.0.0.1 that it signs itself."""
+    """Write a key and a self-signed certificate for 127.0.0.1."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,9 +1,9 @@
-"""A program that runs one turn with a locked listing, as a user writes it.
+"""A program that runs one turn with a tool lock, as a user would write it.
 
     python benchmarks/one_shot_script.py BASE_URL MODEL TRACE_FILE COMMAND...    settings in the program
     python benchmarks/one_shot_script.py PYPROJECT TRACE_FILE                    settings and servers in files
 
-It runs in the folder of `mcp_tools.lock`.
+Run it in the folder of `mcp_tools.lock`.
 """
 
 import sys

@@ -1,12 +1,12 @@
-"""Fill docs/performance.md, and draw its pictures, from what the benchmarks have written.
+"""Fill docs/performance.md, and draw its pictures, from the results that the benchmarks have written.
 
-    make bench bench-peers                              measure, side by side
-    .venv/bin/python benchmarks/scales.py               measure what grows with what
-    .venv/bin/python benchmarks/performance_page.py     show
+    make bench bench-peers                              measure grue, and other frameworks
+    .venv/bin/python benchmarks/scales.py               measure how costs grow
+    .venv/bin/python benchmarks/performance_page.py     write the page
 
-Tables stand between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. A file of figures that is not there leaves
-its tables as they are. The tables of bars and of times are filled when every section has been measured within
-one day. With `--bars` they are filled in any case, and the first names the sections that are missing.
+The tables are between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. If a file of results is missing, its
+tables stay as they are. The tables of limits (bars) and of times are filled if every section was measured
+within one day. With `--bars` they are always filled, and the table of limits names the missing sections.
 """
 
 import json
@@ -43,14 +43,14 @@ TIMES = {
 
 
 class Shown(NamedTuple):
-    """How a curve is shown.
+    """How the page shows the results of a curve.
 
     Attributes:
-        title: Of the plot.
-        size: What the sizes are.
-        plotted: Names of the curves in the plot, by the figure's name.
-        columns: Figures in the table: time, own CPU and memory, by what was measured; "" is none.
-        unit: Of what is plotted.
+        title: Title of the plot.
+        size: Label of the x axis, such as `iterations`.
+        plotted: The lines in the plot: a line's label, by the result's name.
+        columns: The results in the table's columns (time, own CPU, memory; "" for none), by the row's label.
+        unit: Unit of the y axis.
         log: Whether both axes of the plot are logarithmic.
     """
 
@@ -89,7 +89,7 @@ SHOWN = {
 
 
 def main() -> None:
-    """Draw what there are figures for, and fill the page."""
+    """Draw the pictures and fill the page, as far as there are results."""
     page = PAGE.read_text(encoding="utf-8")
     for name, text in (
         *_from_results(HERE / "results.json"),
@@ -104,7 +104,7 @@ def filled(page: str, name: str, text: str) -> str:
     """Return the page with `text` between the markers of `name`.
 
     Raises:
-        SystemExit: The page has not exactly one such place.
+        SystemExit: The page has no such markers, or has them more than once.
     """
     marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
     page, count = marked.subn(lambda place: f"{place[1]}{text}\n{place[2]}", page)
@@ -114,7 +114,7 @@ def filled(page: str, name: str, text: str) -> str:
 
 
 def _from_results(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the table of all bars, and that of times."""
+    """Yield the tables of limits and of times, each as (name, text)."""
     if not path.exists():
         return
     sections: dict[str, list[Entry]] = {}
@@ -128,7 +128,7 @@ def _from_results(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _bars(sections: Sequence[Sequence[Entry]], missing: Sequence[str]) -> str:
-    """Return the table of all bars, each with when and under which load it was measured."""
+    """Return the table of all limits, with the time of each measurement and the load on the machine then."""
     entries = [entry for section in sections for entry in section]
     newest = max(entries, key=lambda entry: str(entry["at"]))
     rows = [
@@ -151,7 +151,7 @@ def _bars(sections: Sequence[Sequence[Entry]], missing: Sequence[str]) -> str:
 
 
 def _bars_of(section: Sequence[Entry]) -> list[list[Bar]]:
-    """Return each bar of a section, as each run has measured it."""
+    """Return a list for each limit of a section: the limit with the value of each run."""
     bars: dict[str, list[Bar]] = {}
     for entry in section:
         for values in entry["bars"]:
@@ -165,13 +165,13 @@ def _verdict(bars: Sequence[Bar]) -> tuple[str, str, str]:
 
 
 def _when(section: Sequence[Entry], newest: str) -> tuple[str, str]:
-    """Return the times of day of a section's runs, and the load when each began."""
+    """Return when a section's runs began (`*`: with other code), and the machine's load at these times."""
     times = [entry["at"][11:] + ("" if entry["source"] == newest else "*") for entry in section]
     return ", ".join(times), ", ".join(str(entry["load"][0]) for entry in section)
 
 
 def _times(sections: Sequence[Entry]) -> str:
-    """Return the table of times and memory, a row for each figure that the page shows."""
+    """Return the table of times and memory."""
     rows = []
     for section in sections:
         for item in section["figures"]:
@@ -184,7 +184,7 @@ def _times(sections: Sequence[Entry]) -> str:
 
 
 def _from_peers(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the comparison with other frameworks, as their own run shows it."""
+    """Yield the tables that compare grue with other frameworks, as `make bench-peers` has written them."""
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
         tables = [loaded_table(table) for table in results["tables"]]
@@ -193,7 +193,7 @@ def _from_peers(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _from_scales(path: Path) -> Iterator[tuple[str, str]]:
-    """Draw every curve; yield the table of their smallest and largest sizes."""
+    """Draw every curve; yield a table with the results of each curve's smallest and largest size."""
     if not path.exists():
         return
     results = json.loads(path.read_text(encoding="utf-8"))

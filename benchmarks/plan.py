@@ -1,4 +1,4 @@
-"""What `run.py` measures, in which order, how often, and how long each section takes."""
+"""The plan of `run.py`: the sections, their order, how often each is measured, and how long that takes."""
 
 SECONDS = {
     "turn": 22,
@@ -39,5 +39,5 @@ WHOLE = (*(name for _ in range(3) for name in TIMES), *(name for name in SECONDS
 
 
 def times(name: str) -> int:
-    """Return how often a run measures this section."""
+    """Return how often a run measures the section `name`."""
     return TIMES.get(name, 1)

@@ -1,7 +1,7 @@
 """Line plots as SVG: a few curves, linear or logarithmic axes, one picture for light and dark pages.
 
-Colours are chosen to be told apart on white and on black, and by people who do not see all of them; each
-curve has its name at its end, so that nobody has to match colours at all.
+The colours differ enough on white and on black, also for colour-blind people. Each curve has its name at its
+end, so nobody has to match colours with a legend.
 """
 
 import math
@@ -22,7 +22,7 @@ CLOSEST = 14
 
 
 class Axis(NamedTuple):
-    """What an axis shows. One that is not logarithmic starts at zero."""
+    """An axis of a plot. A linear axis starts at zero."""
 
     label: str
     log: bool = False
@@ -38,12 +38,12 @@ class Scale(NamedTuple):
     log: bool
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value."""
+        """Return the position of a value in pixels."""
         low, high, at = (math.log10(part) if self.log else part for part in (self.low, self.high, value))
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return round values, about five of them or one for each power of ten."""
+        """Return the values of the tick marks: about five round values, or each power of ten."""
         if self.log:
             first, last = round(math.log10(self.low)), round(math.log10(self.high))
             return [10.0**power for power in range(first, last + 1)]
@@ -57,11 +57,11 @@ def line_plot(
     """Return an SVG document.
 
     Args:
-        title: Stands above it.
-        x_axis: Below it.
-        y_axis: Beside it.
-        xs: Ascending; positive where the axis is logarithmic.
-        curves: A value for each of `xs`, by the curve's name; as many as there are colours.
+        title: The text above the plot.
+        x_axis: The axis below the plot.
+        y_axis: The axis on the left.
+        xs: The x values, in ascending order; positive if the axis is logarithmic.
+        curves: A y value for each of `xs`, by the curve's name. At most as many curves as `COLOURS`.
     """
     across = _scale(xs, LEFT, WIDTH - RIGHT, x_axis.log)
     up = _scale([y for ys in curves.values() for y in ys], HEIGHT - BOTTOM, TOP, y_axis.log)
@@ -86,7 +86,7 @@ def line_plot(
 
 
 def number(value: float) -> str:
-    """Return a value with a suffix for thousands and millions."""
+    """Return a value as text, with `k` for thousands and `M` for millions."""
     for size, suffix in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{suffix}"
@@ -120,7 +120,7 @@ def _round_up(value: float) -> float:
 
 
 def _spread(heights: Mapping[str, float]) -> dict[str, float]:
-    """Return the heights, so far apart that no two names overlap."""
+    """Move the heights of the curves' names apart, so that no two names overlap."""
     spread: dict[str, float] = {}
     lowest = -math.inf
     for name, height in sorted(heights.items(), key=lambda item: item[1]):

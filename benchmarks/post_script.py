@@ -1,4 +1,4 @@
-"""The least that a script can do to ask a model: import httpx, and post.
+"""The shortest script that asks a model: it imports httpx and sends one POST request.
 
 python benchmarks/post_script.py BASE_URL MODEL
 """

@@ -1,7 +1,9 @@
-"""The processes of `fleet_rate.py`: an endpoint that enforces its rate, and clients of a fleet.
+"""The processes of `fleet_rate.py`: an endpoint that enforces a rate limit, and clients of a fleet.
 
-    python benchmarks/rate_worker.py endpoint   answers its port, then what has come
-    python benchmarks/rate_worker.py clients    ask as a line of standard input says
+    python benchmarks/rate_worker.py endpoint   answer the first input line with the port, later ones with the
+                                                requests that have arrived
+    python benchmarks/rate_worker.py clients    for each input line (arguments of `clients` as JSON), send
+    requests
 
 Each answer is a line of JSON.
 """
@@ -28,8 +30,8 @@ _REPLY = json.dumps(
 
 
 def clients(address: str, url: str, seconds: float) -> dict[str, object]:
-    """Let so many clients ask until the budget of the broker at `address` is used up or the time is over."""
-    # The endpoint needs none of these.
+    """Let `THREADS` clients send requests until the broker's budget is used up or `seconds` have passed."""
+    # Import these here, because the process of the endpoint does not need them.
     from grue.config.settings import RetrySettings
     from grue.errors import LLMError
     from grue.fleet.broker_link import BrokerLink
@@ -60,7 +62,7 @@ def clients(address: str, url: str, seconds: float) -> dict[str, object]:
 
 
 class Endpoint:
-    """Refuses with 429 whatever exceeds its rate, and notes when each request came and its status."""
+    """Refuses requests beyond its rate with 429. Notes the time and the status of each request."""
 
     def __init__(self) -> None:
         self._window: deque[float] = deque()
@@ -112,7 +114,7 @@ def _say(answer: object) -> None:
 
 
 def main() -> None:
-    """Be the endpoint, or ask for each line of standard input."""
+    """Run the endpoint, or run clients for each line of standard input."""
     if sys.argv[1] == "endpoint":
         asyncio.run(Endpoint().serve())
         return

@@ -1,7 +1,7 @@
-"""The figures of one day: an entry for each time that `run.py` has measured a section.
+"""The results of one day: an entry for each time that `run.py` has measured a section.
 
 All entries were measured on one machine with one Python within 24 hours; others are dropped when the file is
-read. So everything in the file may be shown together. Nothing in it names the machine.
+read. So all entries may be shown together. Nothing in the file names the machine.
 """
 
 import datetime as dt
@@ -22,10 +22,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "grue"
 
 
 class Results:
-    """The file, which is written anew after each section, so that an interrupted run keeps what it has.
+    """The file of results. It is written after each section, so that an interrupted run loses little.
 
     Attributes:
-        entries: What it holds, in the order in which it was measured.
+        entries: The entries, in the order of measurement.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class Results:
         self.entries = [] if not path.exists() else [*filter(_is_recent, loaded(path))]
 
     def lacks(self, names: Sequence[str]) -> list[str]:
-        """Return those of the names that have not been measured with the code as it is now."""
+        """Return those of the sections `names` that have not been measured with the present code."""
         todo = list(names)
         for entry in self.entries:
             if entry["source"] == self._source and entry["name"] in todo:
@@ -44,9 +44,9 @@ class Results:
     def add(
         self, section: Mapping[str, object], *, at: dt.datetime, took_s: float, load: Sequence[float]
     ) -> None:
-        """Add a section and write the file.
+        """Add a section's results, and write the file.
 
-        The newest entries of a section replace the older ones, and those that were measured with other code.
+        Only the newest entries of a section are kept, and only those measured with the present code.
         """
         entry = {**section, **_when(at), "took_s": round(took_s), "load": load, "source": self._source}
         name = section["name"]
@@ -57,20 +57,20 @@ class Results:
 
 
 def loaded(path: Path) -> list[Entry]:
-    """Return the entries of a file; none of one that was written in an older format."""
+    """Return the entries of a file, without those in an older format."""
     entries: list[Entry] = json.loads(path.read_text(encoding="utf-8"))["sections"]
     return [entry for entry in entries if "at" in entry]
 
 
 def write(path: Path, values: object) -> None:
-    """Write values as JSON; the file is the old one or the new one at each instant."""
+    """Replace a file by values as JSON. At no time is the file incomplete."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     fresh.replace(path)
 
 
 def machine() -> dict[str, object]:
-    """Return what is said of the machine."""
+    """Return what an entry says about the machine: Python's version, the system, the number of cores."""
     return {"python": platform.python_version(), "system": platform.system(), "cores": os.cpu_count()}
 
 

@@ -1,13 +1,14 @@
-"""Measure what grue costs, beside what it takes the place of, and say which bars it meets.
+"""Measure what grue costs, compare it with hand-written code, and print which limits (bars) it keeps.
 
-    make bench                                 all of it, at most twenty minutes
-    python benchmarks/run.py --only turn,ask   some of it
-    python benchmarks/run.py --resume          what the last day's runs have not measured
-    python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
+    make bench                                 all sections, at most twenty minutes
+    python benchmarks/run.py --only turn,ask   some sections
+    python benchmarks/run.py --resume          the sections that were not measured within the last day
+    python benchmarks/run.py --quick           all sections, with so few samples that the results mean nothing
 
-The bars are those of docs/architecture.md. A section measures all its sides in turn, so that what else the
-machine does affects all of them. Its figures are written as soon as it has ended; Ctrl-C loses only the
-section under way. A missed bar does not fail the run: a loaded machine misses some.
+The limits are those of docs/architecture.md. A section measures its sides (grue and what it is compared with)
+alternately, so that other load on the machine affects all of them. Its results are written as soon as it has
+ended; Ctrl-C loses only the running section. An exceeded limit does not fail the run, because it can be the
+fault of a busy machine.
 """
 
 import argparse
@@ -58,7 +59,7 @@ STOPPED = 130
 
 
 def main() -> None:
-    """Run what was asked for, print it, store it."""
+    """Measure the chosen sections, and print and store the results."""
     options = _parser().parse_args()
     default = "results-quick.json" if options.quick else "results.json"
     results = Results(options.out or Path(__file__).with_name(default))
@@ -78,7 +79,7 @@ def main() -> None:
 
 
 def announced(names: Sequence[str]) -> str:
-    """Return how long each section takes, and all of them."""
+    """Return a text that says how long each section takes, and all of them together."""
     parts = [
         f"{name} {SECONDS[name]} s{f' x {times}' if times > 1 else ''}"
         for name, times in Counter(names).items()
@@ -88,7 +89,7 @@ def announced(names: Sequence[str]) -> str:
 
 
 def measured(name: str, results: Results, *, quick: bool) -> Section:
-    """Run a section, print it and write it into the file."""
+    """Measure a section, print the results, and write them into the file."""
     measure = _section_function(name)
     at, begun, before = dt.datetime.now(dt.UTC), time.monotonic(), os.getloadavg()[0]
     section = measure(QUICK if quick else Effort(ends_at=begun + LONGER * SECONDS[name]))
@@ -102,7 +103,7 @@ def measured(name: str, results: Results, *, quick: bool) -> Section:
 
 
 def verdicts(sections: Sequence[Section]) -> str:
-    """Return all bars, one a line; a bar that was measured several times is met if it was met each time."""
+    """Return all limits, one a line, and how many are kept. A limit has to be kept in each measurement."""
     bars = [bar for section in sections for bar in section.bars]
     met = {label: all(bar.met for bar in bars if bar.label == label) for label in (bar.label for bar in bars)}
     return "\n".join(["-" * WIDTH, *map(bar_line, bars), f"{sum(met.values())} of {len(met)} bars met"])

@@ -1,10 +1,10 @@
-"""A process whose turns grow: with the iterations, the history, a tool's result, or their number.
+"""A process that runs turns of growing size: more iterations, history, bytes of a tool's result, or turns.
 
     python benchmarks/scale_worker.py KIND BASE_URL FOLDER
 
-KIND is one of `KINDS`. A line on standard input is the size; the answer is a line of JSON with what the turn
-took, and the highest memory of this process so far. Where the model is not the subject it answers inside
-this process, and its own processor time is taken out (`scaling.InProcessModel`).
+KIND is one of `KINDS`. A line on standard input is the size. The answer is a line of JSON with the costs of
+the turn and the highest memory of this process so far. In all kinds but `turns`, the model answers inside
+this process, and its processor time is subtracted (`scaling.InProcessModel`).
 """
 
 import gc
@@ -42,19 +42,19 @@ NO_LIMIT = 10**9
 
 
 def iterations(base_url: str, folder: Path) -> Grow:
-    """Return turns of so many tool calls, one after the other."""
+    """Return a function that runs a turn with `size` tool calls, one after the other."""
     del base_url
     return lambda size: _measured(folder, {"tools": FunctionTools({"echo": echo})}, calls=size)
 
 
 def history(base_url: str, folder: Path) -> Grow:
-    """Return turns whose prompt is so many bytes long, with one tool call."""
+    """Return a function that runs a turn with a prompt of `size` bytes and one tool call."""
     del base_url
     return lambda size: _measured(folder, {"tools": FunctionTools({"echo": echo})}, user=_text(size))
 
 
 def result(base_url: str, folder: Path) -> Grow:
-    """Return turns with one call of a function tool whose result is so many bytes long."""
+    """Return a function that runs a turn with one call of a function tool, whose result has `size` bytes."""
     del base_url
 
     def grow(size: int) -> Mapping[str, float]:
@@ -71,7 +71,7 @@ def result(base_url: str, folder: Path) -> Grow:
 
 
 def server_result(base_url: str, folder: Path) -> Grow:
-    """Return turns with one call of a server's tool whose result is so many bytes long."""
+    """Return a function that runs a turn with one call of a server's tool, whose result has `size` bytes."""
     del base_url
 
     def grow(size: int) -> Mapping[str, float]:
@@ -83,7 +83,7 @@ def server_result(base_url: str, folder: Path) -> Grow:
 
 
 def turns(base_url: str, folder: Path) -> Grow:
-    """Return so many more turns with a function tool and a model on loopback, all of one runner."""
+    """Return a function that runs `size` more turns of one runner, with a function tool and a local model."""
     recorder = Recorder()
     recorder.add(TraceWriter(folder / "turns.jsonl", episode="benchmark"))
     llm = LlmSettings(base_url=base_url, model="calls-1")
@@ -102,9 +102,9 @@ def turns(base_url: str, folder: Path) -> Grow:
 
 
 def held() -> Mapping[str, float]:
-    """Return what this process holds: memory, what of it is in use, descriptors, threads, child processes.
+    """Return how much memory this process has and uses, and its descriptors, threads and child processes.
 
-    Descriptors and processes are 0 where the system does not tell them.
+    If the system does not report descriptors or processes, their number is 0.
     """
     descriptors = Path("/proc/self/fd")
     children = Path("/proc/self/task").glob("*/children")
@@ -142,7 +142,7 @@ def _measured(
             "cpu_ms": (time.process_time() - cpu - model.cpu_s) * 1e3,
         }
         writer.close()
-        # Long messages are in files of their own.
+        # Long messages are in files beside the trace.
         trace_bytes = sum(path.stat().st_size for path in Path(own).rglob("*") if path.is_file())
     if outcome.iterations != calls:
         raise RuntimeError(f"{outcome.iterations} iterations instead of {calls}: {outcome.reason}")
@@ -163,7 +163,7 @@ KINDS = {
 
 
 def main() -> None:
-    """Run what each line of standard input says."""
+    """For each line of standard input, run a turn of this size and report its costs."""
     kind, base_url, folder = sys.argv[1:]
     grow = KINDS[kind](base_url, Path(folder))
     for line in sys.stdin:

@@ -1,13 +1,13 @@
-"""Measure how the cost of a turn grows, and with what.
+"""Measure how the cost of a turn grows with its size, and that of a process with its turns or agents.
 
     python benchmarks/scales.py                     all curves, about three minutes
     python benchmarks/scales.py --only iterations   some of them
-    python benchmarks/scales.py --quick             only the first sizes; the figures mean nothing
+    python benchmarks/scales.py --quick             only the first sizes; the results mean nothing
 
-Writes `benchmarks/scales.json`, from which `performance_page.py` makes the tables and plots of
-docs/performance.md. Every curve is measured by processes of its own. Sizes are taken in rising order, round
-after round; a time is the median of the rounds, a peak of memory the one of the first round, before anything
-larger was done.
+Writes `benchmarks/scales.json`, from which `performance_page.py` makes tables and plots for
+docs/performance.md. Every curve is measured in processes of its own. Each round measures all sizes in rising
+order. Times are medians of the rounds. The peak of memory is that of the first round, because later rounds
+start with the memory of larger sizes.
 """
 
 import argparse
@@ -53,7 +53,7 @@ CURVES = {
 
 
 def main() -> None:
-    """Measure what was asked for; curves that were not keep what the file has of them."""
+    """Measure the chosen curves. The file keeps its results of the others."""
     options = _parser().parse_args()
     known = json.loads(options.out.read_text()) if options.only and options.out.exists() else {}
     curves = dict(known.get("curves", {}))
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def measured(name: str, curve: Curve, chat: ChatServer, folder: Path) -> list[Row]:
-    """Return a row of figures for each size."""
+    """Return a row of results for each size."""
     with ExitStack() as stack:
         if name == "agents":
             return _agents(curve, *(stack.enter_context(_agents_of(side, chat, folder)) for side in _SIDES))
@@ -79,7 +79,7 @@ def measured(name: str, curve: Curve, chat: ChatServer, folder: Path) -> list[Ro
         if name == "turns":
             steps = [after - before for before, after in pairwise((0, *curve.sizes))]
             return [worker.ask(str(step)) for step in steps]
-        # The first turn of a process imports what turns need.
+        # Not counted: the first turn of a process imports modules.
         worker.ask(str(curve.sizes[0]))
         return _medians(_rounds(worker, curve))
 

@@ -1,4 +1,4 @@
-"""What grows with the work: long turns, and many agents at once."""
+"""Costs that grow with the work: long turns, many agents at once, and many turns in one process."""
 
 import json
 import tempfile
@@ -40,7 +40,7 @@ GROWN_BLOCKS = 2000
 
 
 class LongTurn(NamedTuple):
-    """What a turn of so many iterations took."""
+    """The costs of one long turn."""
 
     cpu_ms: float
     trace_bytes: int
@@ -48,7 +48,7 @@ class LongTurn(NamedTuple):
 
 
 class InProcessModel(httpx.AsyncBaseTransport):
-    """Answers requests where a network would be; its own work is taken out of the figures.
+    """An httpx transport that answers requests itself. `cpu_s` is its own CPU time, to be subtracted.
 
     Args:
         reply: Returns the reply to what `read` returns.
@@ -65,7 +65,7 @@ class InProcessModel(httpx.AsyncBaseTransport):
         self.cpu_s = 0.0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the script's next reply."""
+        """Return the reply to a request, and add the time that this took to `cpu_s`."""
         begun = time.process_time()
         body = await request.aread()
         self.sent_bytes += len(body)
@@ -80,7 +80,7 @@ async def echo(text: str) -> str:
 
 
 def long_turn_section(effort: Effort) -> Section:
-    """Show that encoding and trace grow with the iterations, not with their square (architecture)."""
+    """Show that CPU time and trace grow in proportion to the iterations, not to their square."""
     counts = effort.iterations
     turns: dict[int, list[LongTurn]] = {count: [] for count in counts}
     long_turn(counts[0])
@@ -124,7 +124,7 @@ def long_turn_section(effort: Effort) -> Section:
 
 
 def further_iterations(samples: Mapping[int, Sequence[float]]) -> list[list[float]]:
-    """Return what one more iteration costs, between each count and the next, for each round."""
+    """For each two neighbouring counts, return the cost of one more iteration in each round."""
     return [
         [(after - before) / (end - start) for before, after in zip(samples[start], samples[end], strict=True)]
         for start, end in pairwise(samples)
@@ -132,7 +132,7 @@ def further_iterations(samples: Mapping[int, Sequence[float]]) -> list[list[floa
 
 
 def long_turn(iterations: int) -> LongTurn:
-    """Run one turn of so many tool calls, one after the other."""
+    """Run one turn with `iterations` tool calls, one after the other."""
     model = InProcessModel()
     settings = LlmSettings(base_url="http://127.0.0.1/v1", model=f"calls-{iterations}")
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def long_turn(iterations: int) -> LongTurn:
 
 
 def agents_section(effort: Effort) -> Section:
-    """Compare many agents in one event loop with bare httpx and anyio."""
+    """Compare many agents of grue in one event loop with agents that use only httpx and anyio."""
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         workers = {
             side: stack.enter_context(
@@ -200,7 +200,7 @@ def agents_section(effort: Effort) -> Section:
 
 
 def many_turns_section(effort: Effort) -> Section:
-    """Show that nothing grows with the turns that a process has run (architecture: 10,000 of them)."""
+    """Show that a process does not grow in 10,000 turns."""
     with (
         chat_server() as chat,
         tempfile.TemporaryDirectory() as folder,
@@ -235,7 +235,7 @@ def many_turns_section(effort: Effort) -> Section:
 
 
 def grown(before: Mapping[str, float], after: Mapping[str, float]) -> list[Bar]:
-    """Return the bars for what a process holds after its turns, beside what it held before."""
+    """Return the limits for the growth of a process between two results of `scale_worker.held`."""
     more = {name: after[name] - before[name] for name in before}
     not_free = more["memory_mb"] - more["malloc_free_mb"]
     return [

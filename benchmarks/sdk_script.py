@@ -1,9 +1,9 @@
 """One turn of an agent, written by hand: the official MCP SDK, httpx, and a loop.
 
-This is what grue is measured against, and what it takes the place of. It is meant to be as fast as such a
-script gets: imports at the top, one SSL context for all turns, one connection for both requests. It is also
-all that such a script does: no retries, no timeouts of its own, no record of what happened, no answer to a
-server that hangs, dies or leaves a child behind, and no second server.
+The benchmarks compare grue with this script. It is as fast as such a script can be: it has one SSL context
+for all turns and one connection for both requests. It does no more than such a script usually does: no
+retries, no timeouts of its own, no trace, no second server, and no handling of a server that hangs, dies or
+leaves a child behind.
 
     python benchmarks/sdk_script.py http://127.0.0.1:8080/v1 MODEL COMMAND [ARGUMENT ...]
 """
@@ -21,7 +21,7 @@ from mcp_types import CallToolResult, TextContent, Tool
 
 SYSTEM = "You are the player of a text adventure."
 USER = "You are in the living room. What do you do?"
-# Making one takes 20 ms, and httpx makes one for every client that is not given any.
+# Making a context takes 20 ms, and httpx makes one for every client that gets none.
 SSL = ssl.create_default_context()
 
 

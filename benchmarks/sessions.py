@@ -1,4 +1,4 @@
-"""A session by itself: what a call costs, what a life cycle costs, and lines of many megabytes."""
+"""What a session costs without a turn: a call, opening and closing it, and lines of many megabytes."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ MB = 1_000_000
 
 
 def sessions_section(effort: Effort) -> Section:
-    """Compare our client with the SDK's own, in one process, turn about."""
+    """Compare grue's MCP client with the SDK's, alternately in one process."""
     count = min(CALLS, effort.calls)
     sides = {"grue": partial(anyio.run, _ours, count), "sdk": partial(anyio.run, _theirs, count)}
     for side in sides.values():

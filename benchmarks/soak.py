@@ -1,13 +1,13 @@
-"""Play turns without end against good and faulty servers, in one process, and see whether anything grows.
+"""Run thousands of turns with good and faulty servers in one process, and check that nothing grows.
 
     python benchmarks/soak.py                  2,000 turns, about four minutes
     python benchmarks/soak.py --turns 300 --warm-up 100
     python benchmarks/soak.py --turns 300 --mode ahead
 
-Every other turn is one of a single long episode with a sound server, in the mode that is asked for; the
-others go through the rows of the fault matrix, each with a runner, a model's endpoint and a server of its
-own. Prints what the process holds after the warm-up and after every 200 turns more; exits with 1 if that has
-grown by the end, or if a turn did not end as it has to.
+Every second turn belongs to one long episode with a good server, in the mode `--mode`. The other turns go
+through the rows of the fault matrix (`tests/support/fault_matrix.py`); each has its own runner, endpoint and
+server. Prints the number of descriptors, threads and processes and the memory after the warm-up and after
+every 200 turns. Exits with 1 if one of them has grown at the end, or if a turn has not ended as expected.
 """
 
 import argparse
@@ -53,7 +53,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 
 
 class Held(NamedTuple):
-    """What this process holds at one moment."""
+    """The descriptors, threads, child processes and memory of this process at one moment."""
 
     turn: int
     descriptors: int
@@ -69,7 +69,7 @@ class Held(NamedTuple):
 
 
 def held(turn: int) -> Held:
-    """Count everything, processes of whatever parent included; the guard is none of them."""
+    """Count them. Processes that have lost their parent count as child processes; the guard does not."""
     gc.collect()
     me = psutil.Process()
     mine = {child.pid for child in me.children(recursive=True)} - {guard.pid}
@@ -87,8 +87,8 @@ def _is_marked(process: psutil.Process) -> bool:
 
 
 def rows() -> Sequence[Fault]:
-    """Return the rows of the matrix that are turns, with limits as short as they can be."""
-    # After messages of megabytes the allocator keeps tens of them. That ends after some rounds.
+    """Return the rows of the matrix that are plain turns, with time limits as short as possible."""
+    # Leave out messages of megabytes: for some rounds after them, the allocator keeps tens of megabytes.
     chosen = [
         fault
         for fault in FAULTS
@@ -106,14 +106,14 @@ def rows() -> Sequence[Fault]:
 
 
 def episode_reply(request: LlmRequest) -> LlmReply:
-    """Call the tool once a turn, then answer."""
+    """Reply with a tool call, and after its result with the answer."""
     if any(message["role"] == "tool" for message in request.messages):
         return text_reply("done")
     return tool_calls_reply(("faulty.echo", {"text": "hi"}))
 
 
 def soak(turns: int, warm_up: int, mode: str = "turn") -> int:
-    """Play, print, and return the exit status."""
+    """Run the turns, print the counts, and return the exit status."""
     samples: list[Held] = []
     surprises: Counter[str] = Counter()
     faults = itertools.cycle(rows())
@@ -160,7 +160,7 @@ def _judged(samples: Sequence[Held], surprises: Counter[str]) -> int:
 
 
 def main() -> None:
-    """Read the options and soak."""
+    """Read the options and run `soak`."""
     parser = argparse.ArgumentParser(description="Play turns without end and see whether anything grows.")
     parser.add_argument("--turns", type=int, default=2000)
     parser.add_argument("--warm-up", type=int, default=100, help="turns before the first count")

@@ -1,4 +1,4 @@
-"""What a process pays before its first turn: the import and the command."""
+"""How long a process takes before its first turn: `import grue`, and the command `grue`."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ LOADED = f"import grue, sys; print(sum(name in sys.modules for name in {HEAVY!r}
 
 
 def import_section(effort: Effort) -> Section:
-    """Measure `import grue` (architecture: at most 60 ms, and nothing heavy loaded)."""
+    """Measure `import grue` (limits: 60 ms, and no package of `HEAVY` is imported)."""
     bare = (sys.executable, "-I", "-c", "pass")
     package = (sys.executable, "-I", "-c", "import grue")
     names = (sys.executable, "-I", "-c", "from grue import Runner, TurnRequest, StdioServer")
@@ -47,7 +47,7 @@ def import_section(effort: Effort) -> Section:
 
 
 def version_section(effort: Effort) -> Section:
-    """Measure `grue --version` (architecture: at most 120 ms)."""
+    """Measure `grue --version` (limit: 120 ms)."""
     command = (str(Path(sysconfig.get_path("scripts")) / "grue"), "--version")
     samples = [_wall_ms(command) for _ in effort.within(effort.starts)]
     shown = figure("grue --version", "ms", samples)

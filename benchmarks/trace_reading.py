@@ -15,7 +15,7 @@ ROUNDS = 3
 
 
 def traces_section(effort: Effort) -> Section:
-    """Measure the commands on 121 MB, as multiples of decoding them (at most what they took before)."""
+    """Measure commands on 121 MB, as ratios to the time of decoding every message (limits: `LIMITS`)."""
     took: dict[str, list[Cost]] = {name: [] for name in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"

@@ -1,12 +1,12 @@
 """What reading a long trace costs: time and peak memory of the commands of `grue trace`.
 
     python benchmarks/trace_tools.py                  10,000 turns, about a minute
-    python benchmarks/trace_tools.py --turns 100      does everything still run?
+    python benchmarks/trace_tools.py --turns 100      a quick check that all commands run
     python benchmarks/trace_tools.py --only stats
 
-The trace is that of an agent that thinks with two tool calls in every turn, recorded through the real turn
-machine and recorder with made-up replies. Each command is a process of its own, its output thrown away;
-the command called nothing reads a trace without turns, for what interpreter and imports take by themselves.
+In each turn of the trace an agent makes two tool calls. The real turn machine and recorder write the trace,
+with made-up replies. Each command runs in a process of its own, and its output is discarded. The command
+`nothing` reads a trace without turns: it shows the cost of the interpreter and the imports.
 """
 
 import argparse
@@ -80,7 +80,7 @@ MARK = "took="
 
 
 class Cost(NamedTuple):
-    """What a command took."""
+    """The cost of a command."""
 
     seconds: float
     cpu_s: float
@@ -88,7 +88,7 @@ class Cost(NamedTuple):
 
 
 class Writer:
-    """Record turns of the real machine against made-up replies, as fast as they can be written."""
+    """Writes a trace of turns of the real turn machine with made-up replies, as fast as possible."""
 
     def __init__(self, path: Path, *, odd_turn: int = 0) -> None:
         self._odd_turn = odd_turn
@@ -102,7 +102,7 @@ class Writer:
         self._events: deque[tuple[Any, int]] = deque()
 
     def episode(self, turns: int) -> int:
-        """Write so many turns between an episode's start and its end; return the number of messages."""
+        """Write a whole episode with `turns` turns; return the number of messages."""
         start = EpisodeStarted(
             episode_id="bench", game="g", game_hash="h", seed=1, model="m", servers=(MIND,)
         )
@@ -183,7 +183,7 @@ class Writer:
 
 
 def cost(arguments: Sequence[str]) -> Cost:
-    """Run `grue trace ARGUMENTS` in a process of its own."""
+    """Run `grue trace ARGUMENTS` in a process of its own; return what it cost."""
     begun = time.perf_counter()
     done = subprocess.run(
         [sys.executable, __file__, "--run", *arguments],
@@ -200,7 +200,7 @@ def cost(arguments: Sequence[str]) -> Cost:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Be the process that `cost` starts."""
+    """Run a command and report its cost on standard error. `cost` runs this in a new process."""
     from grue.cli.app import app
 
     try:

@@ -1,13 +1,19 @@
-"""A long-lived process that runs a turn whenever it is told to, and says what the turn took.
+"""A long-lived process that runs a turn for each line on standard input, and reports the turn's cost.
 
     python benchmarks/turn_worker.py SIDE BASE_URL MODEL TRACE_FILE COMMAND...
 
-SIDE is `floor`, `script`, or a way to use grue: `grue` (default settings), and with `keep="loop"`
-`fresh`, `ahead`, `kept`, `presumed` (the tools as the turn before saw them), `beside` (that, and the next
-turn's server is started beside this turn), and `functions` (function tools). COMMAND is the MCP server's. One
-turn for each line on standard input; the answer is a line of JSON: seconds by the clock (`wall_s`), this
-process's own processor time (`cpu_s`), and its highest memory so far (`peak_mb`). All sides are driven in
-this way, so that none pays for another's imports, garbage or threads.
+SIDE is `floor` (floor_script.py), `script` (sdk_script.py), or a way to use grue:
+
+- `grue`: default settings. All others keep the event loop, and `kept` also the sessions.
+- `fresh`: a new session in each turn.
+- `ahead`: the next turn's session is prepared after a turn.
+- `presumed`: a turn presumes the tools that the turn before saw.
+- `beside`: as `presumed`, and the next turn's server is started during this turn.
+- `functions`: function tools instead of a server.
+
+COMMAND starts the MCP server. The answer is a line of JSON: seconds by the clock (`wall_s`), processor time
+of this process (`cpu_s`), and its highest memory so far (`peak_mb`). Each side has its own process, so that
+none pays for the imports, garbage or threads of another.
 """
 
 import json
@@ -22,7 +28,7 @@ from memory import peak_mb
 
 
 def script_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) -> Callable[[], str]:
-    """Return a turn by the hand-written script, which keeps no trace."""
+    """Return a function that runs a turn by the hand-written script, which writes no trace."""
     del trace
     import sdk_script
     from mcp import StdioServerParameters
@@ -32,7 +38,7 @@ def script_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) 
 
 
 def floor_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) -> Callable[[], str]:
-    """Return a turn by blocking pipes and sockets."""
+    """Return a function that runs a turn with blocking pipes and a blocking socket."""
     del trace
     import floor_script
 
@@ -42,7 +48,7 @@ def floor_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) -
 def grue_turn(
     base_url: str, model: str, trace: Path, command: Sequence[str], **lifetime: Any
 ) -> Callable[[], str]:
-    """Return a turn by grue, the trace in a file; unless told otherwise, with a session each turn."""
+    """Return a function that runs a turn by grue, with a trace; by default with a new session each turn."""
     from grue import StdioServer
 
     server = StdioServer(name="plain", command=command[0], args=tuple(command[1:]))
@@ -50,7 +56,7 @@ def grue_turn(
 
 
 def functions_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) -> Callable[[], str]:
-    """Return the same turn with a function in this process for a tool."""
+    """Return a function that runs a turn by grue with a function tool instead of a server."""
     del command
     from grue import FunctionTools
 
@@ -70,7 +76,7 @@ def _turn_of(
     recorder.add(TraceWriter(trace, episode="benchmark"))
     llm = LlmSettings(base_url=base_url, model=model)
     runner = Runner(llm=llm, servers=servers, recorder=recorder, **lifetime)
-    # An episode's loop is closed when the interpreter exits, should nothing else do it.
+    # Nothing here closes the runner: its event loop is closed when the interpreter exits.
     request: TurnRequest[str] = TurnRequest(
         system="You are the player of a text adventure.",
         user="You are in the living room. What do you do?",
@@ -92,7 +98,7 @@ TURNS: dict[str, Callable[[str, str, Path, Sequence[str]], Callable[[], str]]] =
 
 
 def main() -> None:
-    """Run a turn for each line of standard input."""
+    """Run a turn for each line of standard input, and print its cost."""
     side, base_url, model, trace, *command = sys.argv[1:]
     turn = TURNS[side](base_url, model, Path(trace), command)
     for _ in sys.stdin:

@@ -1,4 +1,4 @@
-"""The turn: grue, the hand-written script, and the limit, each a long-lived process, driven alike."""
+"""One turn by grue, by the hand-written script, and by blocking pipes, each in a long-lived process."""
 
 import tempfile
 import time
@@ -17,7 +17,7 @@ MODEL = "calls-1"
 
 
 def turn_section(effort: Effort) -> Section:
-    """Compare a turn with one tool call (architecture: at most 1.05 x the script, at most 80 MB)."""
+    """Compare turns with one tool call (limits: 1.05 times the script's time, 80 MB)."""
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         workers = {side: stack.enter_context(_worker(side, chat, Path(folder))) for side in SIDES}
         for side, worker in workers.items():
@@ -60,7 +60,7 @@ def turn_section(effort: Effort) -> Section:
 
 
 def cold_section(effort: Effort) -> Section:
-    """Compare the first turn of a new process (architecture: at most 1.10 x the script)."""
+    """Compare the first turns of new processes (limit: 1.10 times the script's time)."""
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
         wall = interleave(
             effort.within(effort.cold_starts),
@@ -95,7 +95,7 @@ def boot_ms(command: Sequence[str] = MCP_SERVER) -> float:
 
 
 def _cold_ms(side: str, chat: ChatServer, folder: Path) -> float:
-    # A trace never goes into a file that is there already.
+    # A new trace must not exist yet, so use a new folder.
     fresh = Path(tempfile.mkdtemp(dir=folder))
     begun = time.perf_counter()
     with _worker(side, chat, fresh) as worker:
@@ -109,10 +109,10 @@ def _worker(side: str, chat: ChatServer, folder: Path) -> Worker:
 
 
 def warm_up(side: str, worker: Worker, chat: ChatServer) -> None:
-    """Let it run its first turn, and see that it is the turn that it is meant to be.
+    """Let a worker run its first turn, and check the turn's requests and answer.
 
     Raises:
-        RuntimeError: It is not.
+        RuntimeError: The turn was not as expected.
     """
     chat.received()
     answer = worker.ask()["answer"]

@@ -1,4 +1,4 @@
-"""What a call costs in a turn that is much longer than the model's context window."""
+"""What a tool call costs in a turn that is much longer than the model's context window."""
 
 import json
 import statistics
@@ -18,12 +18,12 @@ RESULT = "You are in a maze of twisty little passages, all alike. " * 360
 
 
 class Windowed(httpx.AsyncBaseTransport):
-    """A model in this process that enforces its window and calls a tool again and again.
+    """A model in this process that calls a tool again and again, and refuses prompts beyond its window.
 
     Attributes:
-        cpu_ms: The process's CPU between two requests, without this transport's own.
+        cpu_ms: CPU time of the process before each request, without the time of this transport.
         sent_bytes: The size of each request.
-        overflows: Requests that were too long.
+        overflows: Number of requests that were too long.
     """
 
     def __init__(self, calls: int) -> None:
@@ -35,7 +35,7 @@ class Windowed(httpx.AsyncBaseTransport):
         self._window = ContextWindow(WINDOW_TOKENS)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the next reply, with the tokens of its prompt."""
+        """Return the next reply, with the number of the prompt's tokens, or a refusal."""
         self.cpu_ms.append((time.process_time() - self._answered) * 1e3)
         body = await request.aread()
         self.sent_bytes.append(len(body))
@@ -65,7 +65,7 @@ def look() -> str:
 
 
 def window_section(effort: Effort) -> Section:
-    """Show that a call costs the same late in a long turn, and that no request is too long (architecture)."""
+    """Show that a call costs the same late in a long turn as early, and that no request is too long."""
     calls = effort.calls
     model = Windowed(calls)
     settings = LlmSettings(base_url="http://127.0.0.1/v1", model="windowed", force_tool_support=True)
