@@ -417,6 +417,13 @@ def test_an_address_and_a_command_are_told_how_to_be_added(tmp_path: Path) -> No
     assert servers(tmp_path) == {"far": {"url": "http://127.0.0.1:9/mcp"}}
 
 
+def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "foo://p:1080")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(MCPConfigError, match="cannot be used: Unknown scheme"):
+        _fetch("https://a.example/x", io.BytesIO(), most=5, within_s=promises.GUARD_S)
+
+
 def test_a_download_follows_redirects_but_none_from_https_to_http(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

@@ -291,6 +291,13 @@ def test_a_server_that_wants_no_login_says_so(guarded: Guarded) -> None:
         log_in(HttpServer(name="far", url=url, auth=OAuth()), press_yes)
 
 
+def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "foo://p:1080")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(LoginRefused, match="cannot be used: Unknown scheme"):
+        log_in(HttpServer(name="far", url="https://mcp.invalid/mcp", auth=OAuth()), press_yes)
+
+
 def test_a_folder_that_cannot_keep_tokens_is_named(
     guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,8 @@ from grue.runtime.safe_text import printable
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.sandbox.launch import missing_for
 from grue.tool_sessions.failures import failure_text
+from grue.tool_sessions.oauth_settings import LOOPBACK
+from grue.transports.mcp.http_faults import environment_fault
 
 if TYPE_CHECKING:
     import httpx
@@ -375,11 +377,19 @@ def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: i
     """
     import httpx
 
+    # Use no proxy of the environment for an address on this machine, because no proxy can reach it.
+    at_home = _address(url).hostname in LOOPBACK
+
     async def fetch() -> None:
         following: str | None = url
         left = redirects
         with anyio.fail_after(within_s):
-            async with httpx.AsyncClient(timeout=_READ_S, follow_redirects=False) as client:
+            try:
+                new = httpx.AsyncClient(timeout=_READ_S, trust_env=not at_home)
+            except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
+                fault = environment_fault(error)
+                raise MCPConfigError(f"{fault.cause}. {fault.remedy}") from error
+            async with new as client:
                 while following is not None:
                     following = await _asked(client, following, into, most, may_redirect=left > 0)
                     left -= 1

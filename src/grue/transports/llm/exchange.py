@@ -318,7 +318,9 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
         # The proxy is of an unknown kind or needs a package (SOCKS), or the certificates cannot be read.
-        return _Unusable(f"what the environment sets for proxies or certificates cannot be used: {error}")
+        # The text of an `InvalidURL` may quote a part of the proxy's password.
+        why = "the URL of a proxy is invalid" if isinstance(error, httpx.InvalidURL) else str(error)
+        return _Unusable(f"what the environment sets for proxies or certificates cannot be used: {why}")
 
 
 class _Unusable(httpx.AsyncBaseTransport):

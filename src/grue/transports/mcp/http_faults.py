@@ -15,6 +15,7 @@ from grue.tool_sessions.failures import WireFault
 
 _ENDS_SESSION = frozenset((401, 403, 404, 405, 407, 410))
 _UNREACHABLE = "Check that the server is running and that `url` has its host and port."
+_PROXY = "Check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY in the environment."
 _WRONG_ADDRESS = (
     "Check the path of `url`, and its `type`: `http` is Streamable HTTP, `sse` the older transport. Without a"
     " `type` both are tried."
@@ -52,8 +53,10 @@ def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
     remedy: str | None
     named = f"HTTP {status} {_phrase(status)}".rstrip() + (f": {text}" if text else "")
     match status:
-        case 401 | 407:
+        case 401:
             cause, remedy = "the server does not accept the credentials", _credentials(challenge)
+        case 407:
+            cause, remedy = "the proxy does not accept the credentials", _PROXY
         case 403:
             cause, remedy = "the server refuses access", _CREDENTIALS
         case 404 | 405 | 410:
@@ -131,13 +134,25 @@ def too_long_fault(max_bytes: int) -> WireFault:
     return WireFault(f"its answer is longer than {max_bytes} bytes", ends_session=False)
 
 
-def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
-    """Return the fault for a request that got no answer from `where` (`host:port`)."""
+def environment_fault(error: Exception) -> WireFault:
+    """Return the fault for a proxy or certificates that the environment names and that cannot be used."""
+    # The text of an `InvalidURL` may quote a part of the proxy's password.
+    why = "the URL of a proxy is invalid" if type(error).__name__ == "InvalidURL" else str(error).rstrip(".")
+    return WireFault(
+        f"what the environment sets for proxies or certificates cannot be used: {why}",
+        ends_session=True,
+        remedy=f"{_PROXY[:-1]}, and SSL_CERT_FILE.",
+    )
+
+
+def transport_fault(error: Exception, where: str, connect_timeout_s: float, *, proxied: bool) -> WireFault:
+    """Return the fault for a request that got no answer from `where` (`host:port`).
+
+    `proxied`: the request went to a proxy that the environment names.
+    """
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
     host = where.rpartition(":")[0]
-    if any(isinstance(each, socket.gaierror) for each in causes):
-        return _unreachable(f"no address is known for the host {host}")
     tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
     if tls is not None:
         return WireFault(
@@ -145,6 +160,11 @@ def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> W
             ends_session=True,
             remedy="Check the server's certificate; for a plain server, use http:// in `url`.",
         )
+    if proxied and named & {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}:
+        cause = f"no connection to {where} through the proxy that the environment names: {_text_of(causes)}"
+        return WireFault(cause, ends_session=True, remedy=_PROXY)
+    if any(isinstance(each, socket.gaierror) for each in causes):
+        return _unreachable(f"no address is known for the host {host}")
     if any(isinstance(each, ConnectionRefusedError) for each in causes):
         return _unreachable(f"connection refused by {where}")
     if named & {"ConnectTimeout", "PoolTimeout"}:
@@ -167,7 +187,7 @@ def _text_of(causes: list[BaseException]) -> str:
     for each in reversed(causes):
         text = getattr(each, "strerror", None) or str(each).partition("\n")[0]
         if text:
-            return str(text)
+            return str(text).rstrip(".")
     return type(causes[0]).__name__
 
 

@@ -22,7 +22,7 @@ from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.authorization import asks_for_token
 from grue.transports.mcp.http_faults import AuthorizationRefused
 from grue.transports.mcp.library_logs import drop, library_logs_to
-from grue.transports.mcp.oauth import Authorizer, Person
+from grue.transports.mcp.oauth import Authorizer, Person, new_client
 from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"
@@ -187,7 +187,7 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
         **server.headers,
     }
     try:
-        async with httpx2.AsyncClient(headers=accept, timeout=_ASK_S) as client:
+        async with new_client(httpx2.URL(server.url), headers=accept, timeout=_ASK_S) as client:
             response = await _answer(client, "POST", server.url, _FIRST)
             # Some servers answer a handshake without a token, and refuse only later requests. Send one.
             if response.is_success:

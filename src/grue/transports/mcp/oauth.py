@@ -39,6 +39,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 from msgspec import Struct
 from pydantic import AnyUrl, BaseModel, ValidationError
 
+from grue.protocol.chat_wire.profile import is_loopback
 from grue.runtime.loops.beside_loop import aside, call_in_daemon_thread
 from grue.runtime.safe_text import beginning, plain_text
 from grue.runtime.secrets.redaction import Redaction
@@ -48,6 +49,7 @@ from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.http_faults import (
     AuthorizationRefused,
     authorization_failed,
+    environment_fault,
     insecure_server,
     login_fault,
     server_unavailable,
@@ -75,6 +77,14 @@ _SECRET_FIELDS = frozenset(
 )
 
 
+def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
+    """Return a client for `url`; raises `AuthorizationRefused` if the environment's proxies are unusable."""
+    try:
+        return httpx2.AsyncClient(verify=_tls(), trust_env=not is_loopback(str(url)), **options)
+    except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
+        raise AuthorizationRefused(environment_fault(error)) from error
+
+
 async def sent(request: httpx2.Request) -> httpx2.Response:
     """Send a request and return the answer with its body.
 
@@ -84,7 +94,7 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
     # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
     if request.method == "POST":
         request.headers["accept"] = "application/json"
-    async with httpx2.AsyncClient(verify=_tls(), timeout=EXCHANGE_S) as client:
+    async with new_client(request.url, timeout=EXCHANGE_S) as client:
         response = await client.send(request, stream=True)
         body = bytearray()
         async for chunk in response.aiter_bytes():

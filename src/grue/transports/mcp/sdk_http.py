@@ -30,6 +30,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
+from grue.protocol.chat_wire.profile import is_loopback
 from grue.runtime.large_data import CutLineError, EventBuffer, LineTooLongError
 from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.processes.limits import ProcessLimits
@@ -47,6 +48,7 @@ from grue.transports.mcp.http_faults import (
     TOO_MANY_MESSAGES,
     AuthorizationRefused,
     content_fault,
+    environment_fault,
     redirect_fault,
     sse_also_refused,
     status_fault,
@@ -375,7 +377,11 @@ class HttpStream(MessageStream):
                 yield streams
 
     def _client(self, *_: object, **__: object) -> "_Client":
-        return _Client(self, self._server, self._limits)
+        try:
+            return _Client(self, self._server, self._limits)
+        except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
+            self.break_off(environment_fault(error))
+            raise
 
     async def _receive_all(self, read: Any) -> None:
         async for item in read:
@@ -431,6 +437,8 @@ class _Client(httpx2.AsyncClient):
             timeout=httpx2.Timeout(None, connect=connect_s),
             limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
             verify=_tls(secure=server.url.startswith("https")),
+            # Use no proxy of the environment for a server on this machine, because no proxy can reach it.
+            trust_env=not is_loopback(server.url),
         )
         self._stream = stream
         self._server = server
@@ -459,7 +467,8 @@ class _Client(httpx2.AsyncClient):
             outcome = error.fault
         except httpx2.RequestError as error:
             where = f"{request.url.host}:{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
-            outcome = transport_fault(error, where, self._server.connect_timeout_s)
+            proxied = self._transport_for_url(request.url) is not self._transport
+            outcome = transport_fault(error, where, self._server.connect_timeout_s, proxied=proxied)
         return self._refused(request, head, outcome) if isinstance(outcome, WireFault) else outcome
 
     async def _sent(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -271,6 +272,47 @@ async def test_r6_1_a_server_that_is_not_there(url: str, cause: str, transport: 
     failure = await failure_of(one_call(Session(url, transport)))
     assert (failure.phase, failure.cause) == ("initialize", cause)
     assert "`url`" in failure.remedy
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_proxy")
+async def test_a_server_on_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with faulty_http_server() as url:
+        assert await one_call(Session(url)) == ECHO
+
+
+@pytest.mark.usefixtures("no_proxy")
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        ("http_proxy", "http://127.0.0.1:9", "no connection to mcp.invalid:80 through the proxy"),
+        ("http_proxy", "http://nowhere.invalid:9", "no connection to mcp.invalid:80 through the proxy"),
+        ("http_proxy", "foo://user:sesame@p:1080", "cannot be used: Unknown scheme"),
+        ("http_proxy", "http://user:sesame/open@p:1080", "cannot be used: the URL of a proxy is invalid"),
+        ("http_proxy", "socks5://p:1080", "cannot be used: Using SOCKS proxy"),
+        ("SSL_CERT_FILE", "/absent/ca.pem", "cannot be used: [Errno 2] No such file"),
+    ],
+)
+async def test_a_proxy_or_certificates_of_the_environment_are_not_taken_for_the_server(
+    name: str, value: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grue.transports.mcp import sdk_http
+
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv(name, value)
+    sdk_http._tls.cache_clear()
+    scheme = "http" if name == "http_proxy" else "https"
+    failure = await failure_of(one_call(Session(f"{scheme}://mcp.invalid/mcp")))
+    assert cause in failure.cause
+    assert "Check HTTP_PROXY" in failure.remedy
+    assert "sesame" not in failure.cause
 
 
 async def test_r6_1_a_plain_server_has_no_secure_connection() -> None:

@@ -467,6 +467,7 @@ def test_the_proxy_is_the_one_that_the_environment_names(
     ("name", "value", "words"),
     [
         ("https_proxy", "foo://user:sesame@p:1080", "Unknown scheme"),
+        ("https_proxy", "http://user:sesame/open@p:1080", "the URL of a proxy is invalid"),
         ("https_proxy", "socks5://p:1080", "socksio"),
         ("SSL_CERT_FILE", "/absent/ca.pem", "No such file"),
     ],
