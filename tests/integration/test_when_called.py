@@ -15,6 +15,7 @@ from rows import first_of
 from transport_servers import faulty
 
 from grue import (
+    FailurePolicy,
     HttpServer,
     LlmSettings,
     Recorder,
@@ -150,6 +151,21 @@ def test_the_listing_file_is_enough(listed: tuple[ToolDefinition, ...]) -> None:
         told.turn()
         assert told.said(RunTurn)[0].when_called[0].source == "locked"
         assert told.started == ["faulty"]
+
+
+def test_a_tool_that_was_approved_after_it_had_changed_is_offered_also_if_others_are_refused(
+    listed: tuple[ToolDefinition, ...],
+) -> None:
+    """The cache holds the tool as it was before. If it were not offered, nothing would start its server."""
+    before = tuple(replace(tool, description=f"Formerly: {tool.description}") for tool in listed)
+    servers = {"faulty": waiting("faulty")}
+    seen_before(servers, before)
+    lock = ToolLock({"faulty": lock_of(listed)}, listings={"faulty": listed})
+    refusing = FailurePolicy(on_tool_drift="refuse")
+    with Told(servers, echo("faulty"), "done", tool_lock=lock, policy=refusing) as told:
+        told.turn()
+        assert told.results() == ["hello"]
+        assert told.said(RunTurn)[0].when_called[0].source == "locked"
 
 
 def test_the_call_waits_for_the_start_and_the_list_is_compared(listed: tuple[ToolDefinition, ...]) -> None:

@@ -340,7 +340,7 @@ class PresumedListings:
         `at_s` is the time on the event loop's clock.
         """
         found = (
-            self._listing(name, command.policy)
+            self._approved(name, command.policy) or self._listing(name, command.policy)
             for name in command.servers
             if starts_when_called(self._servers[name])
             and not self._is_stale(name)
@@ -429,6 +429,17 @@ class PresumedListings:
         if source != "runner":
             tools = self._screened(name, tools, policy)
         return m.PresumedListing(server=name, tools=tools, source=source)
+
+    def _approved(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
+        """Return the locked listing if it takes precedence for a server that starts when it is called.
+
+        If the policy refuses tools that are not as in the lock, a listing from before the lock was changed
+        would lack these tools. Nothing would correct it, because a tool that is not offered is not called.
+        """
+        if policy.on_tool_drift != "refuse" or name in self._last or name not in self._locked:
+            return None
+        tools = self._screened(name, self._locked[name], policy)
+        return m.PresumedListing(server=name, tools=tools, source="locked")
 
     def _may_presume(self, name: m.ServerName) -> bool:
         locked = self._start_of(name) == "beside_if_locked" and name in self._locked
