@@ -328,7 +328,9 @@ def fault_of_status(
         now_s: The current time, in seconds since the epoch. `None`: a time in the body is ignored.
     """
     if 300 <= status < 400:
-        words = f"redirects to {location or 'nowhere'}"
+        # Without user, password and query: those of a login page hold secrets.
+        target = re.sub(r"(?<=//)[^/?#]*@|[?#].*", "", location or "nowhere", flags=re.DOTALL)
+        words = f"redirects to {target}"
         return Fault(kind="refused", status=status, message=words, reason="address")
     # Some endpoints send an error in the form of a stream's first event.
     first_event = re.match(rb"(?:event: *[^\n]*\n)?data: *(\{[^\n]*)", body)

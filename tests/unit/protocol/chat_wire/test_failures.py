@@ -99,6 +99,8 @@ def test_a_redirect_says_where_to() -> None:
     assert (fault.kind, fault.message) == ("refused", "redirects to https://elsewhere/v1")
     assert "redirects" in told(fault).remedy
     assert fault_of_status(302, b"").message == "redirects to nowhere"
+    secret = "https://me:sesame@elsewhere/login?token=sesame&next=a@b#sesame"
+    assert fault_of_status(302, b"", secret).message == "redirects to https://elsewhere/login"
 
 
 def test_a_429_about_money_is_final_and_says_so() -> None:
