@@ -187,6 +187,15 @@ def test_a_refresh_that_a_proxy_refuses_is_tried_again_later(guarded: Guarded) -
     assert guarded.issuer.refreshed == 1
 
 
+@pytest.mark.parametrize("path", ["/register", "/token"])
+def test_an_authorization_server_that_fails_is_not_taken_for_wrong_settings(
+    guarded: Guarded, path: str
+) -> None:
+    guarded.issuer.statuses[path] = 503
+    with pytest.raises(LoginRefused, match=r"server failed \(HTTP 503\)\.\nTry again later"):
+        log_in(guarded.spec(), press_yes)
+
+
 def test_a_token_that_still_works_is_used_while_it_cannot_be_renewed(guarded: Guarded) -> None:
     server = logged_in(guarded)
     change(server, obtained_at=time.time() - 3590, expires_at=time.time() + 10)

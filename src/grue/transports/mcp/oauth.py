@@ -61,6 +61,9 @@ EXCHANGE_S = 20.0
 _MAX_BODY_BYTES = 1_000_000
 _LONGEST_LIFE_S = 10 * 365 * 86_400
 _MAX_FIELDS = 100
+_MIN_SECRET = 8
+"""Length of the shortest value that is redacted. A shorter one occurs in other texts by chance."""
+
 _SECRET_FIELDS = frozenset(
     (
         "access_token",
@@ -90,6 +93,7 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
 
     A body of more than `_MAX_BODY_BYTES` raises `AuthorizationRefused`.
     """
+    await request.aread()  # httpx2 does not read the content of a request that follows a redirect
     request.headers["accept-encoding"] = "identity"
     # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
     if request.method == "POST":
@@ -359,7 +363,7 @@ class Authorizer:
         if provider.context.current_tokens is not None:
             return (await self._keep(provider)).access_token
         status = self._last_status
-        if needed and (status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500):
+        if needed and (status is None or _is_unavailable(status)):
             raise server_unavailable(status)
         # With these statuses the authorization server refuses the refresh token. Another status may come from
         # a proxy.
@@ -395,7 +399,9 @@ class Authorizer:
         return record.access_token if record else ""
 
     def _hide(self, name: str, value: str) -> None:
-        self._on_secret(f"{self._server.name} {name}", value)
+        if len(value) >= _MIN_SECRET:
+            self._redaction.hide(name, value)
+            self._on_secret(f"{self._server.name} {name}", value)
 
     async def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
         """Store the tokens, the client's registration and the metadata that the provider has obtained."""
@@ -499,6 +505,8 @@ class Authorizer:
             except StopAsyncIteration:
                 return
             except _SDK_ERRORS as error:
+                if _is_unavailable(self._last_status):
+                    raise server_unavailable(self._last_status) from None
                 words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
                 # `from None`, because the SDK's errors quote the answer, which may contain a token.
                 raise authorization_failed(beginning(words, _ERROR_CHARS)) from None
@@ -523,9 +531,12 @@ class Authorizer:
         if request.method == "POST":
             self._last_status = answer.status_code
             for name, value in secrets_of(request, answer):
-                self._redaction.hide(name, value)
                 self._hide(name, value)
         return answer
+
+
+def _is_unavailable(status: int | None) -> bool:
+    return status is not None and (status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500)
 
 
 def _is_readable(record: TokenRecord) -> bool:
@@ -545,6 +556,9 @@ def _is_readable(record: TokenRecord) -> bool:
 
 
 def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
+    token = tokens.access_token
+    if not (token and token.isascii() and token.isprintable() and token == token.strip()):
+        raise authorization_failed("the authorization server issued a token that no header can carry")
     now = time.time()
     return TokenRecord(
         url=url,

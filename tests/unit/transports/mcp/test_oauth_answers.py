@@ -12,7 +12,11 @@ import httpx2
 import raw_http
 from anyio.abc import SocketStream
 
-from grue.transports.mcp.oauth import adapted, as_known, secrets_of, sent
+from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp import oauth
+from grue.transports.mcp.http_faults import AuthorizationRefused
+from grue.transports.mcp.oauth import Authorizer, adapted, as_known, secrets_of, sent
+from grue.transports.mcp.token_store import TokenRecord, TokenStore
 
 KNOWN = ["https://a.example/t"]
 REQUEST = httpx2.Request("POST", "https://a.example/token", data={"code": "c0de", "grant_type": "x"})
@@ -85,3 +89,39 @@ async def test_an_answer_that_is_compressed_although_none_was_asked_for_is_read(
     async with raw_http.raw_server(serve) as url:
         found = await sent(httpx2.Request("POST", url))
     assert found.content == b'{"access_token": "t"}'
+
+
+@pytest.mark.anyio
+async def test_a_request_that_a_redirect_sends_elsewhere_is_sent_with_its_content(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answered(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/token":
+            return httpx2.Response(307, headers={"location": "/there"})
+        return httpx2.Response(200, content=request.content)
+
+    def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
+        del url, options
+        return httpx2.AsyncClient(transport=httpx2.MockTransport(answered))
+
+    monkeypatch.setattr(oauth, "new_client", new_client)
+    following = (await sent(REQUEST)).next_request
+    assert following is not None
+    answer_there = await sent(following)
+    assert answer_there.content == REQUEST.content
+    assert ("code", "c0de") in secrets_of(following, answer_there)
+
+
+@pytest.mark.parametrize("token", ["", " token", "tok\r\nX: y", "t\u00f6ken"])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    issued = oauth.OAuthToken(access_token=token)
+    with pytest.raises(AuthorizationRefused, match="a token that no header can carry"):
+        oauth._record("https://a.example/mcp", issued, "")
+
+
+def test_a_token_of_a_few_characters_is_not_redacted_in_every_text() -> None:
+    server = HttpServer(name="far", url="https://a.example/mcp")
+    hidden: list[str] = []
+    authorizer = Authorizer(server, TokenStore(server), lambda _, value: hidden.append(value))
+    authorizer._use(TokenRecord(url=server.url, access_token="a", refresh_token="refresh-0123"))
+    assert hidden == ["refresh-0123"]
