@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import waiting_batch
 from waiting_batch import batching, counting, noting, settings
@@ -13,13 +14,14 @@ from waiting_batch import batching, counting, noting, settings
 from grue import Runner, TurnRequest
 from grue.errors import FleetError
 from grue.fleet import Fleet
+from grue.fleet.batches import FleetBatches
 from grue.fleet.broker import FleetBudget
 from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
 from grue.fleet.folder import REPLIES, REQUESTS
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
-from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply
+from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply, text_reply
 
 TURNS = 2
 
@@ -166,6 +168,27 @@ def test_a_provider_that_is_down_holds_up_no_episode_of_another(tmp_path: Path) 
         finished = Fleet(tmp_path / "fleet", workers=1, options=options).map(work(tmp_path), both)
     assert finished.tally.scores["score"] == (2, 2.0)
     assert max((llm.batches.asked + other.batches.asked).values()) == 1
+
+
+def test_a_model_that_is_asked_often_leaves_the_others_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.fleet.batches._LOOK_S", 60.0)
+    body = {"model": "m", "messages": [{"role": "user", "content": "Look."}]}
+
+    def waiting(name: str, llm: ScriptedLlmServer) -> Path:
+        (tmp_path / name).mkdir()
+        asked = {"key": "1-a", "base_url": llm.base_url, "wire": "chat_completions", "model": "m"}
+        (tmp_path / name / REQUESTS).write_bytes(msgspec.json.encode({**asked, "body": body}) + b"\n")
+        return tmp_path / name
+
+    with ScriptedLlmServer([text_reply("often")]) as often, ScriptedLlmServer([text_reply("once")]) as once:
+        batches = FleetBatches(tmp_path, batching(tmp_path, look_every_s=1e-6))
+        batches.add(waiting("first", often))
+        assert batches.step(send=True) == ["first"]
+        batches.add(waiting("second", once))
+        assert batches.step(send=True) == ["second"]
+        batches.close()
 
 
 def test_a_budget_holds_and_what_it_has_paid_for_is_sent(tmp_path: Path) -> None:

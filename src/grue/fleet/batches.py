@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -222,7 +222,7 @@ class FleetBatches:
         if not self._waiting:
             return []
         for each in self._models.values():
-            each.begin_poll_if_due(self._runner.get_loop(), send=send)
+            each.begin_poll_if_due(self._runner.get_loop(), self._poll_ended, send=send)
         asking = [each for each in self._models.values() if each.poll is not None]
         if not asking and not send:
             return []
@@ -260,11 +260,17 @@ class FleetBatches:
                 shutil.rmtree(each.files.path, ignore_errors=True)
 
     def _run_a_moment(self) -> None:
-        """Continue the polls, until one of them ends or a moment has passed."""
+        """Continue the polls for a moment; `_poll_ended` may end it earlier."""
         loop = self._runner.get_loop()
         timer = loop.call_later(_LOOK_S, loop.stop)
         loop.run_forever()
         timer.cancel()
+
+    def _poll_ended(self, poll: asyncio.Task[list[str]]) -> None:
+        # Not at the end of each poll: a poll that is due often and ends at once would leave others no time.
+        told = poll.cancelled() or poll.exception() or poll.result()
+        if told or all(each.poll is None or each.poll.done() for each in self._models.values()):
+            self._runner.get_loop().stop()
 
     def _take_in(self) -> None:
         """Write each reply that has arrived into the folder of its episode."""
@@ -308,12 +314,14 @@ class _Model:
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
 
-    def begin_poll_if_due(self, loop: asyncio.AbstractEventLoop, *, send: bool) -> None:
-        """Begin a poll in `loop` if none is under way and the next one is due."""
+    def begin_poll_if_due(
+        self, loop: asyncio.AbstractEventLoop, ended: Callable[[asyncio.Task[list[str]]], None], *, send: bool
+    ) -> None:
+        """Begin a poll in `loop` if none is under way and the next one is due; call `ended` at its end."""
         if self.poll is None and time.monotonic() >= self._look_at:
             self._work = Interruptible()
             self.poll = loop.create_task(self._until_cancelled(send))
-            self.poll.add_done_callback(lambda _: loop.stop())
+            self.poll.add_done_callback(ended)
 
     def end_poll(self) -> None:
         """If the poll has ended, set the time of the next one; raises what the poll has raised."""
