@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures for all tests, and hooks that decide which tests run, in which order and in which worker."""
 
 import errno
 import gc
@@ -22,19 +22,20 @@ from hypothesis.strategies import text
 from typer.main import get_command
 from xdist.scheduler import LoadScopeScheduling
 
-# How long an example takes depends on what else the machine does: a hang is pytest-timeout's to find.
+# No deadline for an example, because its time depends on other load on the machine. pytest-timeout finds
+# hangs.
 settings.register_profile("full", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=10)  # --hypothesis-profile=quick
 settings.load_profile("full")
 
-# A run in the background may have been started with signals ignored, and every program that a test starts
-# would inherit that: Ctrl-C could not be tried. Here they mean what they mean to a user.
+# If pytest runs in the background, SIGINT and SIGHUP may be ignored. Every program that a test starts would
+# inherit this, and Ctrl-C could not be tested. So restore the handlers that a user's program has.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# What these modules share (a browser, a server, an environment) takes seconds to make: with several workers,
-# each module stays in one of them. They come first.
+# The tests of each of these modules share a browser, a server or an environment, which takes seconds to make.
+# So all tests of a module run in the same worker. These modules run first.
 _ONE_WORKER = (
     "browser/",
     "integration/test_absent_host",
@@ -49,11 +50,11 @@ _ONE_WORKER = (
     "integration/test_trace_to_test",
     "integration/test_wheel",
 )
-# The tests of these modules are short: sending each to another worker costs as much as many of them.
+# The tests of these modules are short: to send them to workers one by one would cost more than to run them.
 _SHORT = ("properties/", "unit/")
-# But some of these take ten seconds, which are waited for if they begin last.
+# But tests of these modules take ten seconds. They begin early, so that no worker ends late because of them.
 _LONG_UNITS = ("unit/actors/test_llm_any_reply", "unit/testing/test_plugin")
-# Tests that connect real servers.
+# The tests of these modules connect to real servers.
 _WITH_SERVERS = (
     "integration/",
     "unit/actors/test_mcp_session_contract",
@@ -68,10 +69,10 @@ _WITH_SERVERS = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect without the garbage collector, and keep it from what is collected.
+    """Disable the garbage collector while pytest collects tests, and let it ignore the tests later.
 
-    It would go through ten thousand tests and their modules again and again and find nothing: that takes a
-    third of the time of collecting, and half a second for each `gc.collect()` in a test.
+    Otherwise it would search ten thousand tests and their modules again and again. That would take a third of
+    the time of collection, and half a second for each `gc.collect()` in a test.
     """
     _rewrite_own_share(session.config)
     gc.disable()
@@ -83,10 +84,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def _rewrite_own_share(config: pytest.Config) -> None:
-    """Have each worker rewrite the assertions of a part of the test files, where none is on disk.
+    """Let each worker rewrite the assertions of its share of the test files that have no rewritten `.pyc`.
 
-    pytest does so when it imports a file for the first time. For all files that takes ten seconds of CPU
-    in each worker, since all workers import the same file at the same time.
+    Otherwise pytest would rewrite a file when it imports it first. As all workers import the same file at the
+    same time, each worker would rewrite all files, which takes ten seconds of CPU.
     """
     worker = getattr(config, "workerinput", None)
     if worker is None or sys.dont_write_bytecode:
@@ -104,7 +105,7 @@ def _rewrite_own_share(config: pytest.Config) -> None:
 
 
 def _test_files(place: Path) -> Iterator[Path]:
-    return place.rglob("test_*.py")  # of a file, and of a single test, there is none
+    return place.rglob("test_*.py")  # nothing if `place` is a file or a single test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -132,7 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class _PassedTests:
-    """Writes the name of each test that has passed into a file, as soon as it has."""
+    """Appends the name of each test to a file as soon as the test has passed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,7 +152,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # In a fresh clone Hypothesis lists all characters of UTF-8, for two seconds. Each worker would do it.
+    # In a fresh clone, Hypothesis makes a list of all characters, which takes two seconds. Make it only once,
+    # and not in each worker.
     if not hasattr(session.config, "workerinput"):
         text().validate()
 
@@ -179,10 +181,11 @@ _LAST_PART = 0.05
 
 
 def _mix(items: list[pytest.Item]) -> None:
-    """Put the files of short tests, which compute, evenly between the others, which wait for processes.
+    """Spread the files of short tests, which compute, evenly between the others, which wait for processes.
 
-    All of the others together would leave the processor idle at times. At the end come short tests alone, so
-    that no worker waits for another one. The tests of a file stay together, because they share what it makes.
+    If the waiting tests ran together, the processor would be idle at times. The last tests are short ones, so
+    that all workers end at about the same time. The tests of a file stay together, because they share
+    fixtures.
     """
     places: dict[Path, float] = {}
     for short, scale in ((True, 1.0), (False, 1.0 - _LAST_PART)):
@@ -193,10 +196,10 @@ def _mix(items: list[pytest.Item]) -> None:
 
 
 def _put_covered_first(items: list[pytest.Item]) -> None:
-    """Run first the tests that count for coverage, then what takes long, so that no worker ends alone.
+    """Run the tests that count for coverage first, then the long tests, so that no worker ends late.
 
-    The order matters for coverage too: a module that a test without tracing imports first would count as
-    never imported in that worker.
+    The order also matters for coverage: if an untraced test imported a module first, the lines that run at
+    import would count as not covered in this worker.
     """
     covered = {item for item in items if _is_covered(item)}
     long = {item.path for item in items if item not in covered and _takes_more_time(item)}
@@ -211,14 +214,14 @@ def _put_covered_first(items: list[pytest.Item]) -> None:
 
 
 def _takes_minutes(item: pytest.Item) -> bool:
-    """Whether a test has more time than others before it counts as hanging: then it is one of the longest."""
+    """Return whether a test is one of the longest: its own time limit exceeds the usual one."""
     mark = item.get_closest_marker("timeout")
     return mark is not None and mark.args[0] > float(item.config.getini("timeout"))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Stop tracing for coverage, which makes Python half as fast, where a test does not count for it."""
+    """Stop tracing during tests that do not count for coverage, because it makes Python half as fast."""
     if not item.config.getoption("--covered") or _is_covered(item):
         return (yield)
     with _untraced():
@@ -227,15 +230,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
-    """Trace the import of a module for coverage, and not what pytest then does with its tests.
+    """Trace only the import of a test module for coverage, not pytest's collection of its tests.
 
-    Every worker imports the same modules, so it is enough if one of them is traced.
+    All workers import the same modules, so only the first worker traces the imports.
     """
     if not collector.config.getoption("--covered"):
         return (yield)
     worker = getattr(collector.config, "workerinput", {"workerid": "gw0"})["workerid"]
     if isinstance(collector, pytest.Module) and worker == "gw0":
-        with suppress(BaseException):  # the collector imports it again, and reports what is wrong
+        with suppress(BaseException):  # pytest imports the module again below, and reports the error
             _ = collector.obj
     with _untraced():
         return (yield)
@@ -243,8 +246,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, o
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    # In a worker there are two: pytest-cov begins with one for a run without workers. A text that grows by
-    # `+=` is copied whole each time while Python is traced, so a test of 60 MB takes ten times as long then.
+    # Stop all running `Coverage` objects: in a worker, pytest-cov starts two. Tracing would also make each
+    # `+=` of a string copy the whole string, so that a test with 60 MB of text would take ten times as long.
     stopped = []
     while (running := Coverage.current()) is not None:
         running.stop()
@@ -271,7 +274,7 @@ def _module(nodeid: str) -> str:
 
 
 def _shuffled(items: list[pytest.Item], chance: Random) -> list[pytest.Item]:
-    """Return the tests in a random order. Those of a file stay together, because they share what it makes."""
+    """Return the tests in a random order. Those of a file stay together, because they share fixtures."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
@@ -285,13 +288,13 @@ def _shuffled(items: list[pytest.Item], chance: Random) -> list[pytest.Item]:
 class _OneWorkerForSome(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not typed
     """Send each test to the next free worker, but the tests of some modules to the same one.
 
-    The option `--dist loadgroup` of xdist 3.8 has no effect with pytest 9.2, which does not read a test's id
-    where xdist writes the group.
+    xdist 3.8 has the option `--dist loadgroup` for this. It has no effect with pytest 9.2, because xdist
+    appends the group to an attribute that pytest no longer reads.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = _module(nodeid)
-        # With coverage, some tests of a short module count and run first, and the others run last.
+        # With `--covered`, the tests of a short module do not stay together: those that count run first.
         short = not self.config.getoption("--covered") and module.startswith(_SHORT)
         together = module.startswith(_ONE_WORKER) or (short and not module.startswith(_LONG_UNITS))
         return module if together else nodeid
@@ -309,7 +312,7 @@ def _takes_more_time(item: pytest.Item) -> bool:
 
 @pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, object]]:
-    """The event loop of asynchronous tests; with `@pytest.mark.virtual_time`, one with a virtual clock."""
+    """The event loop of asynchronous tests. With `@pytest.mark.virtual_time` it has a virtual clock."""
     if request.node.get_closest_marker("virtual_time") is None:
         return "asyncio"
     from grue.testing.actor_harness import VirtualTimeLoop
@@ -319,7 +322,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, 
 
 @pytest.fixture(scope="session")
 def zork1() -> Path:
-    """The story file of Zork I; skips where it is absent (it is not part of the project)."""
+    """The story file of Zork I, which is not part of the project. Without it the test is skipped."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data" / "zork1.z3"
     path = Path(os.environ.get("GRUE_ZORK1", default))
     if not path.is_file():
@@ -329,7 +332,7 @@ def zork1() -> Path:
 
 @pytest.fixture(autouse=True)
 def _levels_of_logs() -> Iterator[None]:
-    """Put the levels back that a library sets for good, so that no other test finds records of asyncio."""
+    """Restore log levels after a test: libraries change them, and later tests would see asyncio's logs."""
     loggers = [logging.getLogger(name) for name in (None, "asyncio")]
     levels = [logger.level for logger in loggers]
     yield
@@ -339,7 +342,7 @@ def _levels_of_logs() -> Iterator[None]:
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no write to a file with `os.write` succeed, as on a full disk. Not every machine has /dev/full."""
+    """Let every `os.write` to a file fail as on a full disk. Not every machine has /dev/full."""
 
     def write(descriptor: int, _: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -349,7 +352,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep listings that tests have seen out of the user's own cache."""
+    """Use a temporary folder as grue's cache, so that tests do not write listings into the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRUE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -357,7 +360,7 @@ def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_wait_for_the_disk() -> Iterator[None]:
-    """Leave out `fsync`, which takes milliseconds each time: no test turns the machine off."""
+    """Let `fsync` do nothing: it takes milliseconds, and no test turns the machine off."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -365,7 +368,7 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_tree_of_commands() -> Iterator[None]:
-    """Have `CliRunner` build the commands of an app once, which takes 20 ms, and not for each call."""
+    """Let `CliRunner` build an app's commands only once, not for each call: that takes 20 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", cache(get_command), raising=False)
         yield
@@ -373,10 +376,10 @@ def _one_tree_of_commands() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _slow_imports(request: pytest.FixtureRequest) -> None:
-    """Import the libraries that a first turn needs, before any time limit of a test begins.
+    """Import the libraries that a first turn needs before any time limit in a test begins.
 
-    The MCP SDK takes more than a second of CPU to import, on a busy machine ten seconds. The first test of a
-    worker that had a time limit would pay for it.
+    Importing the MCP SDK takes more than a second of CPU, on a busy machine ten seconds. Without this, a
+    worker's first test could exceed its time limit.
     """
     if _module(request.node.nodeid).startswith(_WITH_SERVERS):
         from grue.runtime.loading import load
@@ -387,7 +390,7 @@ def _slow_imports(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _every_trace_replays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Replay what a test leaves in its folder: whatever went wrong, the machine decides the same again."""
+    """After a test, replay the traces in its folder: the turn machine must decide as recorded."""
     made_up = request.node.get_closest_marker("made_up_trace")
     has_folder = "tmp_path" in request.fixturenames and not made_up
     folder = request.getfixturevalue("tmp_path") if has_folder else None
@@ -395,5 +398,5 @@ def _every_trace_replays(request: pytest.FixtureRequest) -> Iterator[None]:
     if folder is not None:
         from replayed import replay_all
 
-        with _untraced():  # the replay has tests of its own
+        with _untraced():  # for coverage, only the replay's own tests count
             replay_all(folder)

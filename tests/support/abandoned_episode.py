@@ -1,9 +1,10 @@
-"""A program that plays turns in an episode, with a real server, and abandons it in the way it is told to.
+"""A program that runs turns of an episode with a real server, and then abandons the episode in a given way.
 
     python abandoned_episode.py BASE_URL MODE WAY FLAG...
 
-It says `now` when it may be signalled. With `serve` instead of all that it loads everything, and then forks a
-child for each episode that it is asked for, which plays until it is killed: see `Stage`.
+WAY is a key of `WAYS`. The program prints `now` when the test may send a signal. With the only argument
+`serve`, it imports everything, and then forks a child for each requested episode, which runs turns until it
+is killed: see `Stage`.
 """
 
 import asyncio
@@ -44,12 +45,12 @@ Make: TypeAlias = Callable[[], Runner]
 
 
 def say(text: object) -> None:
-    """Tell the test, at once."""
+    """Print a line to the test, and flush it."""
     print(text, flush=True)
 
 
 def runner(base_url: str, mode: str, *flags: str) -> Runner:
-    """Return a runner of that mode, with one server, which has these flags."""
+    """Return a runner in a mode of `MODES`, with one faulty server that gets `flags`."""
     command, *args = faulty_server.argv(*flags)
     return Runner(
         llm=LlmSettings(base_url=base_url, model="m"),
@@ -60,7 +61,7 @@ def runner(base_url: str, mode: str, *flags: str) -> Runner:
 
 
 def play(one: Runner) -> None:
-    """Play a turn; where spares are prepared, wait until the next one is ready."""
+    """Run a turn. If the runner prepares spares, wait until the next spare is ready."""
     prepared = threading.Event()
     one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SessionPrewarmed) else None)
     assert one.run_turn(ASK).response == "done"
@@ -69,15 +70,15 @@ def play(one: Runner) -> None:
 
 
 def wait() -> None:
-    """Wait for a signal, as a host does that is busy with something else."""
+    """Wait for a signal, like a host that is busy with something else."""
     say("now")
-    # In short waits: CPython notices a signal that strikes right before a wait only at the end of that wait.
+    # Wait in short steps: if a signal arrives right before a wait, CPython notices it only after that wait.
     for _ in range(6000):
         time.sleep(0.01)
 
 
 def tell_calls(one: Runner) -> Runner:
-    """Have it said when a tool is called."""
+    """Print `now` when the runner calls a tool."""
     one.recorder.add(lambda sent, _: say("now") if isinstance(sent.body, ToolCalled) else None)
     return one
 
@@ -100,7 +101,7 @@ def _exception_in_with(make: Make) -> None:
 
 def _forgotten(make: Make) -> None:
     one = make()
-    # The defaults: a server that is left behind has more time than anybody waits for it here.
+    # Use the default limits: they give an abandoned server more time to end than the test waits.
     one._wiring = replace(one._wiring, process_limits=ProcessLimits())
     play(one)
     one.itself = one  # type: ignore[attr-defined]
@@ -168,7 +169,7 @@ def _in_a_batch(make: Make) -> None:
 
 
 def _in_a_batch_that_takes_its_time(make: Make) -> None:
-    """Press Ctrl-C once more as soon as the clean-up begins, and say how long it took from there."""
+    """Send a second SIGINT as soon as the clean-up begins, and print how long the clean-up took after it."""
     one = make()
     patient = ProcessLimits(exit_grace_s=30.0, term_grace_s=30.0, cancelled_grace_s=30.0)
     one._wiring = replace(one._wiring, process_limits=patient)
@@ -222,10 +223,10 @@ WAYS: dict[str, Callable[[Make], None]] = {
 
 
 class Stage:
-    """A warm program that plays episodes which are killed, one after the other; a context manager."""
+    """Runs this module as a program that plays episodes and kills each of them; a context manager."""
 
     def __enter__(self) -> Self:
-        from commands import forked  # not where it is forked
+        from commands import forked  # not needed in the forked program
 
         self._program = subprocess.Popen(
             forked(__file__, "serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -241,13 +242,14 @@ class Stage:
         self._program.communicate(timeout=150)
 
     def kill(self, mark: str, after_s: float, *asked: str, pausing: bool = False) -> bool:
-        """Have an episode played (`BASE_URL MODE FLAG...`) and killed; say whether it was.
+        """Start an episode, and kill its process after a time. Return whether the process was killed.
 
         Args:
-            mark: Names it.
-            after_s: When, from its start.
-            asked: What to play.
-            pausing: From when its host has played a turn, and pauses, the spare ready if there is to be one.
+            mark: A name of the episode, in the environment of its processes.
+            after_s: When to kill the process, in seconds from its start.
+            asked: The episode, as `BASE_URL MODE FLAG...`.
+            pausing: Count `after_s` from the host's pause after the first turn instead, when any spare is
+                ready.
         """
         assert self._program.stdin is not None
         assert self._program.stdout is not None
@@ -258,7 +260,7 @@ class Stage:
 
 
 def _serve() -> None:
-    # What each child would have to import.
+    # Import what each child would otherwise have to import.
     for module in ("transports.mcp.sdk", "transports.mcp.client", "tool_sessions.session_pool"):
         importlib.import_module(f"grue.{module}")
     importlib.import_module("anyio._backends._asyncio")
@@ -277,7 +279,7 @@ def _killed(mark: str, after_s: float, asked: list[str], *, pausing: bool) -> bo
         _play_on(mark, asked, to_tell if pausing else None)
     os.close(to_tell)
     over = os.pidfd_open(pid)
-    # At its end, too, there is something to read, which is nothing.
+    # If the child ends before its pause, `os.read` returns an empty result.
     well = not pausing or os.read(paused, 1) == b"."
     select.select([over], [], [], after_s)
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Turns against an environment that answers with whatever could arrive, in any order that could happen."""
+"""Hypothesis strategies for whole turns: the turn machine gets any possible events in any possible order."""
 
 from collections import deque
 from typing import Any, Literal
@@ -100,7 +100,7 @@ RUNS = st.builds(
 
 
 class Entry:
-    """One message of a turn: `in` to the machine, or `out` of it."""
+    """One message of a turn: an event that goes `in` to the machine, or a command that comes `out`."""
 
     def __init__(self, way: Literal["in", "out"], body: Any) -> None:
         self.way = way
@@ -111,7 +111,7 @@ class Entry:
 
 
 class Session:
-    """A tool server's session as the machine may meet it."""
+    """A tool server's session that draws its answers to the machine's commands."""
 
     def __init__(self, draw: Any, log: list[Entry]) -> None:
         self._draw = draw
@@ -162,7 +162,7 @@ class Session:
 
 
 class ArbitraryTurn:
-    """A whole turn: `log` is everything that went into the machine and came out of it, in order."""
+    """A whole turn. `log` has all events that went into the machine and all its commands, in order."""
 
     def __init__(
         self, draw: Any, run: RunTurn, *, parks: bool = False, presumed: ToolsPresumed | None = None
@@ -171,7 +171,7 @@ class ArbitraryTurn:
         self._parks = parks
         self.run = run
         self.log: list[Entry] = []
-        # The ids of a resumed turn's calls differ from those before.
+        # In a resumed turn, new calls have other ids than the calls before the park.
         self._calls = 0 if run.resumed is None else 100
         self._listed: list[str] = []
         self._model: deque[Any] = deque()
@@ -243,7 +243,7 @@ class ArbitraryTurn:
         )
 
     def _drop(self, request: int) -> None:
-        """Cancel the request, or be too late: its reply is on its way, or has come."""
+        """Cancel a request. In some cases the cancellation is too late, and the reply still comes."""
         usage = Usage()
         if self._model and self._draw(st.booleans()):
             self._model.clear()
@@ -251,7 +251,7 @@ class ArbitraryTurn:
         self._model.append(ReplyDropped(request=request, usage=usage))
 
     def _decisions(self, questions: tuple[ApprovalQuestion, ...]) -> list[Any]:
-        """Answer the questions in one message or in several, or leave them to another process."""
+        """Answer the questions in one message or two, or postpone the answers to another process."""
         if self._parks or self._draw(st.sampled_from([True, False, False])):
             return [ApprovalPostponed(expires_at=9.0)]
         decisions = []
@@ -267,7 +267,7 @@ class ArbitraryTurn:
         self._calls += 1
         return ToolCall(call_id=f"c{self._calls}", name=name, arguments=arguments)
 
-    # --- What the properties look at ---
+    # --- For the assertions of the property tests ---
 
     def came(self, *kinds: type) -> list[Any]:
         return [entry.body for entry in self.log if entry.way == "in" and isinstance(entry.body, kinds)]
@@ -276,14 +276,14 @@ class ArbitraryTurn:
         return [entry.body for entry in self.log if entry.way == "out" and isinstance(entry.body, kinds)]
 
     def after(self, reply: Entry) -> list[Any]:
-        """What came and went after a message, up to the next request."""
+        """The events and commands after a reply, up to the next request."""
         rest = [entry.body for entry in self.log[self.log.index(reply) + 1 :]]
         stop = next((n for n, body in enumerate(rest) if isinstance(body, RequestCompletion)), len(rest))
         return rest[:stop]
 
     @property
     def interrupted(self) -> bool:
-        """The turn was cut off: what was still to be sent never was."""
+        """Whether a deadline or an interrupt ended the turn: then answers that were due never came."""
         return any(entry.body in (DEADLINE, INTERRUPT) for entry in self.log)
 
     @property
@@ -335,7 +335,7 @@ LISTINGS = st.sampled_from([*[TOOLS] * 6, TOOLS[:2], TOOLS[1:], ("dance",), ()])
 
 @st.composite
 def presuming_turns(draw: Any) -> ArbitraryTurn:
-    """A turn that may presume what its servers list, rightly or not."""
+    """Draw a turn that may have presumed tools, which the servers may or may not list later."""
     run = draw(RUNS)
     run = replace(run, servers=run.servers or ("a", "b"))
     listings = tuple(
@@ -353,7 +353,7 @@ def presuming_turns(draw: Any) -> ArbitraryTurn:
 
 @st.composite
 def calling_turns(draw: Any) -> ArbitraryTurn:
-    """A turn whose servers start when they are called, all or some, and list what was offered or not."""
+    """Draw a turn with servers that start when they are called, and may list other tools than offered."""
     run = draw(RUNS)
     servers = run.servers or ("a", "b")
     waiting = draw(st.sampled_from([servers, servers[:1], servers[1:]]))
@@ -379,14 +379,14 @@ def calling_turns(draw: Any) -> ArbitraryTurn:
 
 @st.composite
 def policed_turns(draw: Any) -> ArbitraryTurn:
-    """A turn with rules for its tools, and now and then only some of the tools."""
+    """Draw a turn with a tool policy. Some turns offer only a part of the tools."""
     subset = draw(st.sampled_from([None, None, None, ("a.*", "b.look")]))
     return ArbitraryTurn(draw, replace(draw(RUNS), tool_policy=draw(POLICIES), tools=subset))
 
 
 @st.composite
 def resumed_turns(draw: Any) -> tuple[ArbitraryTurn, ArbitraryTurn]:
-    """A turn that was parked, and the turn of a later process that goes on with it."""
+    """Draw a turn that is parked, and the turn of a later process that resumes it."""
     policy = draw(POLICIES)
     rules = (*policy.rules[:1], ToolRule(verdict="ask"))
     run = replace(draw(RUNS), tool_policy=replace(policy, rules=rules), servers=("a", "b"))

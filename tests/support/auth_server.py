@@ -1,4 +1,4 @@
-"""An MCP server that wants a login, with the SDK's own authorization server, in a thread."""
+"""An MCP server that requires a login, with the SDK's authorization server, both in a thread."""
 
 import contextlib
 import secrets
@@ -36,17 +36,17 @@ def _as_it_is(path: str, body: bytes) -> bytes:
 
 
 class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
-    """Grants every login. Its attributes are set by tests.
+    """An authorization server that grants every login. Tests set and read its attributes.
 
     Attributes:
-        life_s: How long an access token lasts; what clients are told is `told_s`.
-        refuses_refresh: Refuse every refresh token.
-        registered: How often a client was registered.
-        refreshed: How often a token was refreshed.
-        assertions: The assertions of the identity provider that it trusts, with their claims.
-        asserted: Who a token was issued to in exchange for an assertion, one after the other.
-        statuses: What a proxy answers at a path, so that the request does not arrive.
-        rewrite: Makes another body of each answer at another path than the MCP server's, as odd servers do.
+        life_s: Lifetime of an access token. Clients are told the lifetime `told_s`.
+        refuses_refresh: Whether every refresh token is refused.
+        registered: Number of client registrations.
+        refreshed: Number of refreshed tokens.
+        assertions: The valid assertions of the trusted identity provider, with their claims.
+        asserted: The persons for whom a token was issued in exchange for an assertion, in order.
+        statuses: HTTP statuses by path: a request to this path gets only this status, as from a proxy.
+        rewrite: Called with the path and the body of each answer but the MCP server's; returns another body.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         self.access.clear()
 
     def narrow(self) -> None:
-        """Take the scopes from every access token: the server then wants more than the login grants."""
+        """Remove the scopes of every access token, so that the server refuses it for lack of scopes."""
         self.access.update(
             {name: token.model_copy(update={"scopes": []}) for name, token in self.access.items()}
         )
@@ -146,7 +146,7 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
 
 
 class _Rewriting:
-    """Passes requests on, and rewrites the answers of the authorization server."""
+    """An ASGI application that passes requests on and rewrites the authorization server's answers."""
 
     def __init__(self, app: Any, issuer: Issuer) -> None:
         self._app = app
@@ -187,13 +187,13 @@ class Guarded:
         self.issuer = issuer
 
     def spec(self, **auth: Any) -> HttpServer:
-        """Return the server for a client."""
+        """Return the configuration with which a client connects to the server."""
         return HttpServer(name="far", url=self.url, auth=OAuth(**auth))
 
 
 @contextlib.contextmanager
 def guarded_server() -> Iterator[Guarded]:
-    """Run the server, with one tool `echo`; it wants the scope `read`."""
+    """Run the server. It has one tool, `echo`, and requires the scope `read`."""
     issuer = Issuer()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         origin = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -228,5 +228,5 @@ def guarded_server() -> Iterator[Guarded]:
 
 
 def press_yes(address: str) -> None:
-    """Do what a person does in the browser: open the address, and follow it back."""
+    """Log in as a person does in the browser: open the address, and follow the redirect back."""
     urllib.request.urlopen(address, timeout=60).read()

@@ -37,7 +37,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
 ) -> Ran:
-    """Run a program to its end in a box; `None`: without one."""
+    """Run a program to its end in a box, or without one if `box` is `None`."""
     registry = ProcessRegistry()
     environment = {**os.environ, **(env or {})}
     group = registry.spawn(argv[0], argv[1:], environment, None if cwd is None else str(cwd), box)
@@ -58,7 +58,7 @@ def python(box: Sandbox | None, code: str, *args: str, **options: object) -> Ran
 
 
 def read_all(group: ProcessGroup, fd: int) -> str:
-    """Return what is in a pipe of a process that has ended."""
+    """Return the rest of the output in a pipe of a process that has ended."""
     found = b""
     while True:
         try:

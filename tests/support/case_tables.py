@@ -1,4 +1,4 @@
-"""Long tables of fast cases, tried in one test."""
+"""Run a long table of fast cases in one test."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def each_case(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Try a test with each case. A failure names its case.
+    """Decorate a test to run with each case. A failure names its case.
 
-    Takes the names and values that `pytest.mark.parametrize` takes. Use it for a dozen cases or more that
-    take a few milliseconds each: pytest needs longer than that to collect, run and report a test. Use
-    `parametrize` where each case needs a fixture of its own.
+    The arguments are those of `pytest.mark.parametrize`. Use this for a dozen cases or more that take a few
+    milliseconds each, because pytest needs longer to collect, run and report a test. Use `parametrize` if
+    each case needs its own fixture.
     """
     keys = [name.strip() for name in names.split(",")]
     table = [tuple(case) if len(keys) > 1 else (case,) for case in cases]

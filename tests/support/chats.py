@@ -1,4 +1,4 @@
-"""Chats in this process: a talk with a scripted model and fake tools, a scripted reader, a kept screen."""
+"""Chats of `grue chat` in this process, with a scripted model, fake tools and scripted input."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ ASKING = ToolPolicy(rules=(ToolRule(verdict="ask", reason="you wanted to be aske
 
 
 class KeptScreen(PipeScreen):
-    """Keeps what is printed, in order: answers, lines, messages to the user."""
+    """A screen that stores all output in `lines`, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class KeptScreen(PipeScreen):
 
 
 class ScriptedReader:
-    """Reads what is said and what is answered from two lists; `KeyboardInterrupt` in one is raised.
+    """A reader with scripted input: `said` has the inputs, `answers` the answers to questions.
 
-    A `None` among the answers is an end of the input, after which the list goes on, as after Ctrl-D at a
-    terminal. After the last answer, the input has ended.
+    An exception class in a list is raised. `None` among the answers stands for Ctrl-D: the question gets no
+    answer, and the next question gets the next item. After the last item, the input has ended.
     """
 
     def __init__(self, said: Sequence[Any], answers: Sequence[Any] = (), *, asks: bool = True) -> None:
@@ -89,7 +89,7 @@ def wiring(server: Any = None, *, policy: ToolPolicy | None = None) -> ChatWirin
 
 
 def talk(folder: Path, *, resume: bool = False, on_event: Any = None, **wired: Any) -> Talk:
-    """A chat in `folder`, new or resumed."""
+    """Return a chat in `folder`, new or resumed."""
     options = ChatOptions(resume=folder) if resume else ChatOptions(run_dir=folder)
     return Talk(options, wiring(**wired), on_event or _ignore)
 
@@ -99,7 +99,7 @@ def _ignore(event: LoopEvent) -> None:
 
 
 def run_program(folder: Path, reader: ScriptedReader, **wired: Any) -> tuple[ChatProgram, KeptScreen]:
-    """Run a chat's program with this reader."""
+    """Run a whole chat with the input of `reader`; return the program and its output."""
     screen = KeptScreen()
     program = ChatProgram(screen, Redaction({}), folder.parent)
     program.reader = reader

@@ -1,4 +1,4 @@
-"""Bytes, cut anywhere."""
+"""Cut bytes into pieces."""
 
 from collections.abc import Iterator
 

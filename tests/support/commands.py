@@ -1,4 +1,4 @@
-"""Running the command line as a user does: a process of its own, its output, its leftovers."""
+"""Run `grue` commands in processes of their own, and look at their output, traces and leftover processes."""
 
 import contextlib
 import fcntl
@@ -26,13 +26,13 @@ _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG")
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment without keys, so that no test depends on or reaches an account."""
+    """Return the environment without API keys, so that no test uses an account."""
     plain = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
     return {**plain, "COLUMNS": "80", **extra}
 
 
 def python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter with `args` to its end, without keys in its environment."""
+    """Run this interpreter with `args` to its end, without API keys in its environment."""
     return subprocess.run(
         [sys.executable, *args],
         cwd=cwd,
@@ -45,10 +45,10 @@ def python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run `grue ARGS` to its end; `before` is Python that runs first in that process.
+    """Run `grue ARGS` to its end. `before` is Python code that runs first in the process.
 
-    With `before`, or with a variable that the interpreter reads as it starts, it is a new interpreter;
-    otherwise a fork of one that has imported everything.
+    With `before`, or if `extra` has a variable that Python reads at its start, the process is a new
+    interpreter. Otherwise it is a fork of a process that has imported everything.
     """
     return subprocess.run(
         command(*args, before=before) if before or _needs_an_interpreter(extra) else forked("grue", *args),
@@ -66,12 +66,12 @@ def _needs_an_interpreter(variables: Mapping[str, str]) -> bool:
 
 
 def forked(*args: str, before: str = "") -> Sequence[str]:
-    """The command line of a program that has the fork server run `grue ARGS`, or a file of Python."""
+    """Return a command line that lets the fork server run `grue ARGS` or `FILE.py ARGS`."""
     return (sys.executable, "-I", "-S", fork_server.__file__, "run", _fork_server(), before, *args)
 
 
 def with_forked_children() -> str:
-    """The `before` of a program that has the fork server run the programs that it starts, too."""
+    """Return code for `before`: with it, the fork server also runs the programs that the program starts."""
     support = str(Path(fork_server.__file__).parent)
     return (
         f"import sys; sys.path.append({support!r}); import forked_children; sys.path.remove({support!r})\n"
@@ -81,7 +81,7 @@ def with_forked_children() -> str:
 
 @cache
 def _fork_server() -> str:
-    """Return the path of the fork server's socket. All workers share one, which ends soon after them."""
+    """Return the path of the fork server's socket. All workers share the server. It ends soon after them."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
     owner = os.getppid() if run else os.getpid()
     folder = Path(tempfile.gettempdir(), f"grue-forks-{owner}-{run[:8]}")
@@ -117,13 +117,13 @@ def _start_fork_server(path: Path, owner: int) -> None:
 
 
 def command(*args: str, before: str = "") -> Sequence[str]:
-    """The command line of `grue ARGS`, with `before` run first."""
+    """Return a command line that runs `before` and then `grue ARGS` in a new interpreter."""
     code = f"{before}\nimport sys; sys.argv[0] = 'grue'\nfrom grue.cli.main import main; main()"
     return (sys.executable, "-c", code, *args)
 
 
 def start(*args: str, cwd: Path, **extra: str) -> "subprocess.Popen[str]":
-    """Start `grue ARGS` in a session of its own, so that a signal can be sent to it alone."""
+    """Start `grue ARGS` in its own operating system session, so that a test can signal it alone."""
     return subprocess.Popen(
         command(*args) if _needs_an_interpreter(extra) else forked("grue", *args),
         cwd=cwd,
@@ -137,19 +137,19 @@ def start(*args: str, cwd: Path, **extra: str) -> "subprocess.Popen[str]":
 
 
 def write_servers(path: Path, **servers: Mapping[str, Any]) -> Path:
-    """Write an `mcp_config.json`."""
+    """Write `servers` into an `mcp_config.json` at `path`, and return the path."""
     path.write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
     return path
 
 
 def faulty(*flags: str) -> dict[str, Any]:
-    """The entry of a server that fails as told."""
+    """Return the configuration of a `faulty_server` with these flags, for `write_servers`."""
     program, *args = faulty_server.argv(*flags)
     return {"command": program, "args": args}
 
 
 def mock_server(*args: str) -> StdioServer:
-    """The server of `grue mock-server --stdio ARGS`, forked from a process that has imported the SDK."""
+    """Return the server `grue mock-server --stdio ARGS`, run by the fork server."""
     command, *rest = forked("grue", "mock-server", "--stdio", *args)
     return StdioServer(name="reference", command=command, args=tuple(rest))
 
@@ -173,20 +173,20 @@ def wait_for_body(folder: Path, kind: str, timeout_s: float = DEADLINE_S) -> dic
 
 
 def server_pids(folder: Path) -> list[int]:
-    """The processes of every session that was opened."""
+    """Return the process ids of all sessions that were opened, from the trace."""
     return [body["pid"] for body in bodies(folder, "SessionOpened")]
 
 
 def bodies(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Every message of a kind, in order."""
+    """Return the bodies of all messages of a kind in the trace, in order."""
     lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()[1:]
     return [body for line in lines if (body := json.loads(line)["body"])["type"] == kind]
 
 
 def group_is_gone(pgid: int, timeout_s: float = 60.0) -> bool:
-    """Whether no process of the group is alive, or none is within `timeout_s`.
+    """Wait until no process of a group is alive; return `False` if one still is after `timeout_s`.
 
-    A zombie is not alive: a killed grandchild stays one until the machine's first process reaps it.
+    Zombies do not count: a killed grandchild is a zombie until the system's first process reaps it.
     """
     deadline = time.monotonic() + timeout_s
     while any(_alive_in(pgid)):
@@ -204,5 +204,5 @@ def _alive_in(pgid: int) -> Iterator[int]:
 
 
 def trace_of(folder: Path) -> EpisodeTrace:
-    """The run folder's trace, which has to be readable."""
+    """Read and return the run folder's trace."""
     return read_episode(folder / "trace.jsonl")

@@ -1,8 +1,8 @@
-"""The client that the official conformance suite tests: a session over HTTP that calls every tool it finds.
+"""The client that the official MCP conformance suite tests: it connects over HTTP and calls every tool.
 
 python conformance_client.py URL
 
-If the server wants a login, it logs in as a person does who agrees to everything, and tries again.
+If the server requires a login, the client logs in, agrees to everything, and tries again.
 """
 
 import json
@@ -30,7 +30,7 @@ SCENARIO = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
 
 
 async def accept_with_defaults(request: ElicitationRequest) -> JsonObject | Declined:
-    """Answer as a person does who changes nothing in the form."""
+    """Answer a form with its default values."""
     if request.schema is None:
         return Declined("there is no form to fill in")
     fields = request.schema["properties"]
@@ -38,12 +38,12 @@ async def accept_with_defaults(request: ElicitationRequest) -> JsonObject | Decl
 
 
 def press_yes(address: str) -> None:
-    """Open the address of a login, and follow it back."""
+    """Log in as a person does in the browser: open the address, and follow the redirect back."""
     urllib.request.urlopen(address, timeout=60).read()
 
 
 def authorisation(url: str, context: dict[str, Any]) -> OAuth:
-    """Return the settings for what the suite says of the client, in its own environment variable."""
+    """Return the OAuth settings for `context`, which the suite passes in an environment variable."""
     known: dict[str, Any] = {
         name: context[name] for name in ("client_id", "client_secret") if name in context
     }
@@ -65,7 +65,7 @@ def authorisation(url: str, context: dict[str, Any]) -> OAuth:
 
 
 def authorization_server(url: str) -> str:
-    """Return the issuer as an administrator knows it; the suite only says it in the server's metadata."""
+    """Return the issuer's URL. An administrator would configure it; here it is in the server's metadata."""
     parts = urlsplit(url)
     metadata = f"{parts.scheme}://{parts.netloc}/.well-known/oauth-protected-resource{parts.path}"
     with urllib.request.urlopen(metadata, timeout=60) as answer:
@@ -73,7 +73,7 @@ def authorization_server(url: str) -> str:
 
 
 def arguments_for(tool: ToolDefinition, tools: Sequence[ToolDefinition]) -> JsonObject:
-    """Return the arguments that the suite wants for a tool, or the smallest ones that fit its schema."""
+    """Return the arguments that the suite expects for a tool, or else minimal ones that fit its schema."""
     for call in json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}")).get("toolCalls", ()):
         if call["name"] == tool.tool:
             return {name: value for name, value in call["arguments"].items() if value is not None}
@@ -82,14 +82,14 @@ def arguments_for(tool: ToolDefinition, tools: Sequence[ToolDefinition]) -> Json
         return {"schema": focal.input_schema}
     try:
         arguments = minimal(tool.input_schema)
-    except UnsatisfiableError:  # a schema that refers to another host, which nobody asks
+    except UnsatisfiableError:  # the schema refers to another host, from which grue fetches nothing
         return {}
     assert isinstance(arguments, dict)
     return arguments
 
 
 def calls_succeed(server: HttpServer) -> bool | str:
-    """Call every tool; return whether all calls succeeded, or the scopes that a login has to ask for."""
+    """Call every tool. Return whether all calls succeeded, or else the scopes that a login must request."""
     with ToolClient({"suite": server}, elicit=accept_with_defaults) as client:
         outcome = client.connect()["suite"]
         print(outcome)
@@ -109,7 +109,7 @@ def calls_succeed(server: HttpServer) -> bool | str:
 
 
 def uses_skills(client: ToolClient) -> bool:
-    """List the skills and, unless the scenario is about that, load each with its files, as a host does."""
+    """List the skills, and load each with its files, unless the scenario forbids it. Return the success."""
     skills, problems = list_skills(client, "suite")
     print(skills, problems)
     for skill in () if SCENARIO.endswith("no-prefetch") else skills:

@@ -1,4 +1,4 @@
-"""Damage to files, for Hypothesis: what a disk, a cut copy or a hand can do to one."""
+"""A Hypothesis strategy for damage to files: flipped bits, cut ends, moved lines, odd bytes and values."""
 
 import re
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def _drop_line(place: float) -> Damage:
 
 
 def damage() -> st.SearchStrategy[Damage]:
-    """Return a strategy for damage to any file of text."""
+    """Return a strategy for functions that damage the content of a text file."""
     return st.one_of(
         st.builds(_flip, _places, st.integers(0, 7)),
         st.builds(_cut, _places),

@@ -1,4 +1,4 @@
-"""Requests in chat completions, written in the other formats as their documents have them; replies, read."""
+"""Convert chat completions requests into the other wire formats, and read replies in each format."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ Json = dict[str, Any]
 
 
 def as_responses(chat: Json) -> Json:
-    """Write a chat completions request as one for `/v1/responses`, as the documents have it."""
+    """Convert a chat completions request into one for `/v1/responses`, as its documentation says."""
     items: list[Json] = []
     for message in chat["messages"]:
         if message["role"] == "tool":
@@ -29,7 +29,7 @@ def as_responses(chat: Json) -> Json:
 
 
 def as_messages(chat: Json) -> Json:
-    """Write a chat completions request as one for `/v1/messages`, as the documents have it."""
+    """Convert a chat completions request into one for `/v1/messages`, as its documentation says."""
     said: list[Json] = []
     body: Json = {"model": chat["model"], "max_tokens": 100, "messages": said}
     for message in chat["messages"]:
@@ -68,19 +68,19 @@ def as_messages(chat: Json) -> Json:
 
 
 def as_chat(chat: Json) -> Json:
-    """Return the request itself."""
+    """Return the request unchanged."""
     return chat
 
 
 def read_chat(reply: Json) -> tuple[str | None, list[Json]]:
-    """Return text and calls of a chat completion; a call has `id`, `name` and `arguments`, parsed."""
+    """Return the text and the calls of a chat completion. A call has `id`, `name` and parsed `arguments`."""
     message = reply["choices"][0]["message"]
     calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
     return message["content"], [{**call, "arguments": json.loads(call["arguments"])} for call in calls]
 
 
 def read_response(reply: Json) -> tuple[str | None, list[Json]]:
-    """Return the same of a Response."""
+    """Return the text and the calls of a reply of the Responses API, as `read_chat` does."""
     texts = [item["content"][0]["text"] for item in reply["output"] if item["type"] == "message"]
     calls = [
         {"id": item["call_id"], "name": item["name"], "arguments": json.loads(item["arguments"])}
@@ -91,7 +91,7 @@ def read_response(reply: Json) -> tuple[str | None, list[Json]]:
 
 
 def read_message(reply: Json) -> tuple[str | None, list[Json]]:
-    """Return the same of a Message."""
+    """Return the text and the calls of a reply of the Messages API, as `read_chat` does."""
     texts = [block["text"] for block in reply["content"] if block["type"] == "text"]
     calls = [
         {"id": block["id"], "name": block["name"], "arguments": block["input"]}

@@ -1,12 +1,13 @@
-"""The code blocks of the documents, and what their marks say.
+"""The code blocks of the documentation, and the marks that say how tests treat them.
 
-A comment above a block of Python says how CI treats it; without one the block is run as pasted:
+A mark is a comment above a block of Python. Without a mark, the test runs the block as a reader would paste
+it.
 
-- `<!-- run -->`: the same.
-- `<!-- run with llm, servers -->`: the same, with names that the text has introduced, listed in `given`.
-- `<!-- run as a program -->`: from a file of its own, in a process of its own.
-- `<!-- FILE.py -->`: the block is part of that file in docs/examples.
-- `<!-- not run: REASON -->`
+- `<!-- run -->`: run the block, as without a mark.
+- `<!-- run with llm, servers -->`: run it with these names of `given`, which the page's text has introduced.
+- `<!-- run as a program -->`: run it from a file, in a process of its own.
+- `<!-- FILE.py -->`: do not run it; the block is part of this file in docs/examples.
+- `<!-- not run: REASON -->`: do not run it.
 """
 
 import re
@@ -36,7 +37,7 @@ ASKS = "a policy that asks"
 
 
 class Block(NamedTuple):
-    """A block: the page it is on, its number there, its mark or the empty text, its language, its code."""
+    """A code block: its page, its number on the page, its mark (or ""), its language and its code."""
 
     page: Path
     number: int
@@ -46,26 +47,26 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the block is called in a list of tests."""
+        """The block's name in the name of a test."""
         return f"{self.page.relative_to(DOCS.parent)}-{self.number}"
 
     @property
     def is_test(self) -> bool:
-        """Whether it is a file for pytest."""
+        """Whether the block is a file for pytest."""
         return "def test_" in self.code
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The names that the reader is assumed to have."""
+        """The names in the mark `run with`, which the block uses but does not define."""
         return tuple(self.mark.removeprefix("run with ").split(", ")) if "run with" in self.mark else ()
 
     @property
     def is_program(self) -> bool:
-        """Whether it has to be in a file: processes that it starts import it."""
+        """Whether the block has to run from a file, because processes that it starts import this file."""
         return self.mark == "run as a program"
 
     def at(self, endpoint: str, mcp_url: str = _MCP_URL) -> str:
-        """Return the code with this endpoint, and with our own servers in place of others."""
+        """Return the code with this endpoint, and with grue's own servers in place of other servers."""
         code = _ENDPOINT.sub(endpoint, self.code).replace(_MCP_URL, mcp_url)
         code = _MODEL_ALONE.sub(f"LlmSettings(base_url={endpoint!r}, model=", code)
         code = _MCP_FILES.sub(lambda _: f'"command": {THINK[0]!r}, "args": [{THINK[1]!r}]', code)
@@ -73,7 +74,7 @@ class Block(NamedTuple):
 
 
 def blocks(language: str) -> Iterator[Block]:
-    """Yield the blocks in a language, page by page."""
+    """Yield all blocks in a language, page by page."""
     for page in PAGES:
         for number, found in enumerate(_BLOCK.finditer(page.read_text(encoding="utf-8"))):
             if found["language"] == language:
@@ -81,7 +82,7 @@ def blocks(language: str) -> Iterator[Block]:
 
 
 def given(endpoint: str) -> dict[str, Any]:
-    """Return the names that a block may want to be given."""
+    """Return values for the names that a mark `run with` may list."""
     llm = LlmSettings(base_url=endpoint, model="m")
     files = StdioServer(name="files", command=THINK[0], args=(THINK[1],))
     return {
@@ -97,7 +98,7 @@ def given(endpoint: str) -> dict[str, Any]:
 
 
 def project_file(endpoint: str, asks: bool) -> str:
-    """Return a pyproject.toml with the endpoint; `asks`: its policy parks turns to ask about each call."""
+    """Return a pyproject.toml with the endpoint. With `asks`, its policy asks about each call and parks."""
     text = f'[tool.grue.llm]\nclient_base_url = "{endpoint}"\nagent_model = "m"\n'
     text += "[tool.grue.mcp]\nenabled = true\n"
     policy = '[tool.grue.tool_policy]\nparking = true\n[[tool.grue.tool_policy.rules]]\nverdict = "ask"\n'
@@ -108,7 +109,7 @@ _COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:grue|make|pip|python|podman|printf|e
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Yield the commands of the blocks without a language, each with its page; output is left out."""
+    """Yield the commands in blocks of shell or of no language, as (page, command), without output."""
     for language in ("", "sh", "bash", "console"):
         for block in blocks(language):
             for line in block.code.splitlines():
@@ -118,11 +119,11 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 def shell_lines() -> Iterator[tuple[str, str]]:
-    """Yield the commands that are read as the command line would read them, each with its page."""
+    """Yield the commands whose options a test checks, as (page, command)."""
     for page, command in commands():
         if re.match(r"(grue|make|pip) ", command):
             yield page, command
-    # What stands in a block of text is not run: it has places for the reader's own words.
+    # Commands in blocks of text are checked, but cannot run: they have placeholders for the reader's words.
     for block in blocks("text"):
         for line in re.findall(r"^grue (?!:).*", block.code, re.MULTILINE):
             yield str(block.page.relative_to(DOCS.parent)), re.sub(r"\s+#\s.*", "", line)

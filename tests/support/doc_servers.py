@@ -1,4 +1,4 @@
-"""The servers and the programs that code blocks of the documents speak to, or speak of."""
+"""The servers and programs that code blocks of the documentation use."""
 
 import importlib.util
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from grue.testing.mock_server import MockServer
 
 
 def notes_server() -> MockServer:
-    """A server with a tool, a prompt and a resource, in the revision 2026-07-28."""
+    """Return a server with a tool, a prompt and a resource, in MCP's revision 2026-07-28."""
     server = MockServer("notes", era="stateless")
 
     @server.tool()
@@ -32,7 +32,7 @@ def notes_server() -> MockServer:
 
 
 class Reader(ExitStack):
-    """What a reader of the pages has, made when a block wants it and closed at the end.
+    """The objects that a reader of the documentation has, such as a runner. Closes them at its end.
 
     Args:
         llm: The settings of the model.
@@ -44,7 +44,7 @@ class Reader(ExitStack):
         self._llm = llm
 
     def names(self, wanted: tuple[str, ...]) -> dict[str, Any]:
-        """Return those of the wanted names that need a server or a program."""
+        """Return values for those of the `wanted` names that need a server or a program."""
         files = {"files": HttpServer(name="files", url=self.mcp_url)}
         made: dict[str, Any] = {}
         if "runner" in wanted:

@@ -1,4 +1,4 @@
-"""Scenes for recorded episodes: each a way in which turns can go, with what there is to go wrong in it."""
+"""Scenes: functions that record an episode in which a certain thing happens, such as a tool that fails."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ Scene = Callable[[Path], None]
 
 
 def cave() -> FakeToolServer:
-    """A server with tools that answer, fail, time out and kill it."""
+    """Return a server with tools that answer, fail, time out, and kill the server."""
     server = FakeToolServer("cave")
     server.answers("look", {"room": "dark"})
     server.fails("dig", "the spade is broken")
@@ -43,7 +43,7 @@ def _calls(*script: object, **policy: str) -> Scene:
 
 
 def _starts(failures: tuple[int, ...], **policy: object) -> Scene:
-    """Turns before each of which the server is told how often to fail to start."""
+    """Return a scene with a turn for each of `failures`: so often the server fails to start before it."""
 
     def record(path: Path) -> None:
         server = cave()
@@ -159,16 +159,16 @@ def scene(name: str, folder: Path, take: int = 1) -> list[EpisodeEnvelope]:
 
 
 def place_of(envelopes: Sequence[EpisodeEnvelope], kind: type, number: int = 0) -> int:
-    """Return where the message of a kind stands, the first or a later one."""
+    """Return the index of the first message of a kind, or of a later one (`number`)."""
     return [n for n, envelope in enumerate(envelopes) if isinstance(envelope.body, kind)][number]
 
 
 def with_body(envelopes: list[EpisodeEnvelope], place: int, body: Any) -> list[EpisodeEnvelope]:
-    """Return the trace with another message at a place."""
+    """Return a copy of the trace with another body at an index."""
     return [*envelopes[:place], replace(envelopes[place], body=body), *envelopes[place + 1 :]]
 
 
 def with_fields(envelopes: list[EpisodeEnvelope], place: int, **fields: Any) -> list[EpisodeEnvelope]:
-    """Return the trace with fields of a message changed."""
+    """Return a copy of the trace in which the message at an index has other `fields`."""
     body: Any = envelopes[place].body
     return with_body(envelopes, place, replace(body, **fields))

@@ -1,4 +1,4 @@
-"""An episode in which everything happens that spans have a word for."""
+"""An episode with every event that appears in OpenTelemetry spans."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ NOTES = [
 
 
 def record_episode(tape: Tape) -> None:
-    """Record it: one turn, which fails, of an episode that ends with it."""
+    """Record the episode: one turn, which fails, and then the end."""
     started = EpisodeStarted(episode_id="e7", game="The House", game_hash="1", seed=7, model="m-1")
     tape.say(started, sender="host")
     _turn(tape)

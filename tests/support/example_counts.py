@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: fewer with the profile `quick`, but not where one is required."""
+"""How many examples Hypothesis tries: few with the profile `quick`, but enough in tests of requirements."""
 
 import re
 from functools import cache
@@ -12,7 +12,7 @@ _TABLE = Path(__file__).resolve().parents[2] / "docs" / "requirements.md"
 
 
 def examples(full: int) -> int:
-    """Scale a count of examples: as it is with the full profile, a tenth with the profile `quick`."""
+    """Return the number of examples to try: `full`, or a tenth of it with the profile `quick`."""
     return max(1, full * settings.default.max_examples // _FULL)
 
 
@@ -23,12 +23,12 @@ def named_tests() -> frozenset[str]:
 
 
 def count(test: Any) -> int:
-    """Return how many examples a test by Hypothesis tries."""
+    """Return how many examples a Hypothesis test tries."""
     return int(test._hypothesis_internal_use_settings.max_examples)
 
 
 def try_enough(test: Any) -> None:
-    """Have a test by Hypothesis try at least `LEAST` examples."""
+    """Let a Hypothesis test try at least `LEAST` examples."""
     if count(test) < LEAST:
         chosen = settings(test._hypothesis_internal_use_settings, max_examples=LEAST)
         test._hypothesis_internal_use_settings = chosen

@@ -1,6 +1,6 @@
-"""A program that makes a blocking call and is interrupted in the middle of it; says what it got to do.
+"""A program that is interrupted during `run_blocking`, and prints which of its parts still ran.
 
-python interrupted_edge.py plain | thread | loop | stubborn
+python interrupted_edge.py WHERE, where the call is made: plain | thread | loop | bare loop
 """
 
 import asyncio
