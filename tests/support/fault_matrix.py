@@ -81,7 +81,7 @@ def _calls(name: str, *flags: str, became: str = "returned", **more: object) -> 
 
 
 def _works_on_tasks(states: str) -> tuple[str, ...]:
-    """Return the command of a server that works on calls as tasks."""
+    """Return the command of a server that runs calls as MCP tasks, which go through these states."""
     return (sys.executable, "-m", "grue.testing.task_server", "--states", states)
 
 

@@ -159,7 +159,7 @@ def runner_for(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner
     recorder.add(keep)
     options = dict(LIFETIMES[fault.mode])
     if fault.mode == "presumed":
-        # By a lock, since what was seen would go into the user's cache.
+        # The presumed tools come from a lock here. By default they would come from the user's cache.
         options = {"start": "beside_if_locked", "tool_lock": usual_tools()}
     return Runner(
         llm=LlmSettings(base_url=llm.base_url, model="scripted"),
@@ -174,7 +174,7 @@ def runner_for(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner
 
 @functools.cache
 def usual_tools() -> ToolLock:
-    """Return a lock with the tools of a `faulty_server` without faults: what the mode `presumed` presumes."""
+    """Return a lock with the tools of a sound `faulty_server`: the presumed tools of the mode `presumed`."""
     command, *args = faulty_server.argv()
     with ToolClient({SERVER: StdioServer(name=SERVER, command=command, args=tuple(args))}) as client:
         tools = client.tools()
@@ -182,8 +182,8 @@ def usual_tools() -> ToolLock:
 
 
 def _process_limits(fault: Fault) -> ProcessLimits:
-    # The step that is expected to end the server gets the usual time: on a slow machine, the short grace
-    # could run out first, and the row would see the next step.
+    # The step that should end the server gets the usual time. On a slow machine, a short time could run out
+    # before the server has ended, and the next step would end it.
     usual = ProcessLimits()
     return ProcessLimits(
         exit_grace_s=usual.exit_grace_s if fault.ending == "polite" else GRACE_S,

@@ -137,7 +137,7 @@ class Exchange(BaseHTTPRequestHandler):
         if self._fails():
             return
         if self.server.flags.legacy and "session_id" not in self.path:
-            self._send(405, b"")  # it is the address of the events, which takes only GET
+            self._send(405, b"")  # this path serves the event stream, which takes only GET
             return
         if self.phase == "call" and self.server.flags.flood:
             self._flood_answer()
@@ -284,7 +284,7 @@ class Exchange(BaseHTTPRequestHandler):
 
     def _hang_up(self) -> None:
         self.close_connection = True
-        # Not `shutdown`, which would close the connection with a FIN instead of a reset.
+        # Do not call `shutdown`: it would close the connection with a FIN instead of a reset.
         self.rfile.close()
         self.connection.close()
 

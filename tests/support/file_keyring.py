@@ -1,6 +1,6 @@
-"""A keyring that keeps its entries in a file, for tests that have more than one process.
+"""A keyring that keeps its entries in a file, for tests with more than one process.
 
-PYTHON_KEYRING_BACKEND=file_keyring.FileKeyring and KEYRING_FILE=... choose it.
+To use it, set PYTHON_KEYRING_BACKEND=file_keyring.FileKeyring and KEYRING_FILE=FILE.
 """
 
 import json
@@ -11,7 +11,7 @@ from keyring.backend import KeyringBackend
 
 
 class FileKeyring(KeyringBackend):
-    """Entries by service and name; each is replaced at once and as a whole."""
+    """Keeps entries by service and name. A write replaces the whole file atomically."""
 
     priority = 0.1
 

@@ -1,33 +1,34 @@
 """Run `grue` commands and test servers in forks of one process, which has imported what they need.
 
 A program that speaks MCP imports the SDK, which takes a second of processor time, and the tests run hundreds
-of programs. Each one is still a process of its own, with its own arguments, environment, folder, session,
-standard streams, signals and exit status. A test of how a program starts must run a new interpreter instead,
-and so must one of what is freed at its end: after `atexit`, this one flushes its streams and is gone.
+of programs. Each program is still a process of its own, with its own arguments, environment, folder, session,
+standard streams, signals and exit status. Use a new interpreter instead for tests of how a program starts,
+and of what Python frees at the end: here a program runs the `atexit` functions, flushes its streams, and ends
+at once.
 
     python fork_server.py serve SOCKET OWNER                  the server; it ends with the process OWNER
     python -I -S fork_server.py run SOCKET BEFORE grue ARGS   one command, in place of `grue ARGS`
     python -I -S fork_server.py run SOCKET BEFORE FILE ARGS   one program, in place of `python FILE ARGS`
 
-BEFORE is Python that runs first in the new process. The process of `run` passes the signals that it gets to
-the program, ends as the program does, and takes the program along soon after it is killed. SIGUSR1 kills the
-program first.
+BEFORE is Python code that runs first in the new process. The process of `run` (the client) passes its signals
+to the program, and ends as the program ends. If the client is killed, the program is killed soon after it.
+SIGUSR1 sent to the client kills the program.
 """
 
 import os
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` would take as long to import as all the rest of `run`
+if TYPE_CHECKING:  # importing `typing` would take as long as all the rest of `run`
     from socket import socket
 
 _NOT_IMPORTED = ("grue.__main__", "grue.tracing.observers.", "grue.servers", "grue.testing")
-_SIZE = 4  # bytes that say how long a request is
+_SIZE = 4  # size in bytes of the number in front of a request, the request's length
 _LOOK_FOR_OWNER_S = 1.0
 
 
 def serve(path: str, owner: int) -> None:
-    """Import everything, listen, go on in the background, and fork for each client."""
+    """Import everything, listen, continue in the background, and fork for each client."""
     import signal
     import socket
 
@@ -36,7 +37,7 @@ def serve(path: str, owner: int) -> None:
     listener.bind(path)
     listener.listen()
     if os.fork():
-        os._exit(0)  # whoever waits for this process knows that the socket is there
+        os._exit(0)  # the end of this process tells the caller that the socket exists
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the monitors
     listener.settimeout(_LOOK_FOR_OWNER_S)
     while _is_alive(owner):
@@ -47,7 +48,7 @@ def serve(path: str, owner: int) -> None:
         if os.fork() == 0:
             listener.close()
             _monitor(connection)
-            return  # in the program's process, at its end
+            return  # only the program's process comes here, at its end
         connection.close()
     os.unlink(path)  # noqa: PTH108
     os.rmdir(os.path.dirname(path))  # noqa: PTH106, PTH120
@@ -92,7 +93,7 @@ def _monitor(connection: "socket") -> None:
     while len(text) < _SIZE or len(text) < _SIZE + int.from_bytes(text[:_SIZE], "little"):
         more = connection.recv(1 << 16)
         if not more:
-            os._exit(0)  # the client was killed
+            os._exit(0)  # the client has been killed
         text += more
     pid = os.fork()
     if pid == 0:
@@ -105,11 +106,11 @@ def _monitor(connection: "socket") -> None:
     try:
         connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     finally:
-        os._exit(0)  # also where nobody waits for the status any longer
+        os._exit(0)  # also if the client has ended and does not read the status
 
 
 def _status_of(pid: int, connection: "socket") -> int:
-    """Wait for the program's end. A byte is a signal for it; the end of the client is its end."""
+    """Wait for the program's end. Each byte from the client is a signal to send; its end means SIGKILL."""
     import select
     import signal
 
@@ -120,7 +121,7 @@ def _status_of(pid: int, connection: "socket") -> int:
         ready, _, _ = select.select(sources, [], [], None if len(sources) > 1 else 0.02)
         signals = (connection.recv(64) or bytes([signal.SIGKILL])) if connection in ready else b""
         for number in signals:
-            os.kill(pid, number)  # not reaped yet: the id is still the program's
+            os.kill(pid, number)  # no other process can have this id, because the program is not reaped yet
         ended, status = os.waitpid(pid, 0 if signal.SIGKILL in signals else os.WNOHANG)
         if ended:
             return status
@@ -154,7 +155,7 @@ def _run_program(target: str, *args: str) -> None:
 
     if target == "grue":
         sys.argv = ["grue", *args]
-        sys.path[0] = ""  # as `python -c` has it
+        sys.path[0] = ""  # as with `python -c`
         from grue.cli.main import main
 
         main()
@@ -165,9 +166,9 @@ def _run_program(target: str, *args: str) -> None:
 
 
 def _end(status: int) -> None:
-    """End as an interpreter does, but free nothing: that would copy the memory that all programs share.
+    """End as an interpreter does, but free no objects: that would copy the memory that all programs share.
 
-    Threads that it waits for, and streams that cannot be written, are left to the interpreter itself.
+    If other threads still run, or a stream cannot be flushed, let the interpreter end as usual.
     """
     import atexit
     import threading
@@ -185,7 +186,7 @@ def _end(status: int) -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams as an interpreter does that starts."""
+    """Open the standard streams as a new interpreter does."""
     encoding = os.environ.get("PYTHONIOENCODING") or sys.stdout.encoding
     sys.stdin = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
@@ -196,9 +197,9 @@ def _open_streams() -> None:
 
 
 def run(path: str, before: str, command: list[str]) -> int:
-    """Have the server run a program with this process's folder, environment and streams.
+    """Let the server run a program with this process's folder, environment and streams; return its status.
 
-    `socket` and `signal` take longer to import than all the rest of this process.
+    Uses `_socket` and `_signal`, because importing `socket` and `signal` would take longer than all the rest.
     """
     import _signal
     import _socket
@@ -213,7 +214,7 @@ def run(path: str, before: str, command: list[str]) -> int:
     text = len(body).to_bytes(_SIZE, "little") + body
     streams = b"".join(stream.to_bytes(4, sys.byteorder) for stream in (0, 1, 2))
     sent = connection.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
-    if sent < len(text):  # sending nothing fails if the program has ended by now
+    if sent < len(text):  # not with an empty rest: `sendall` would fail if the program has already ended
         connection.sendall(text[sent:])
     for number in passed_on:
         _signal.signal(number, lambda caught, _frame: connection.sendall(bytes([passed_on[caught]])))
@@ -228,10 +229,10 @@ if __name__ == "__main__":
             serve(path, int(owner))
         case ["run", path, before, *command]:
             status = run(path, before, command)
-            if status < 0:  # die of the same signal
+            if status < 0:  # end by the same signal as the program
                 import signal
 
-                if status != -signal.SIGKILL:  # that one cannot be set
+                if status != -signal.SIGKILL:  # SIGKILL has no handler to reset
                     signal.signal(-status, signal.SIG_DFL)
                 os.kill(os.getpid(), -status)
             os._exit(status)

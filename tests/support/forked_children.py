@@ -1,9 +1,9 @@
-"""Has a program that runs in a fork start its own programs in forks, too, in place of new interpreters.
+"""Let a program start its own Python programs by the fork server, instead of in new interpreters.
 
-`commands.with_forked_children` gives the Python that installs this, to run first in the program. It concerns
-what is started by `subprocess` as `python FILE`, `python -m grue` or the command `grue`. All else stays as it
-is: programs of other interpreters, interpreters with options, and what is started without `subprocess`, such
-as MCP servers.
+`commands.with_forked_children` returns the code that installs this in a program. It changes how `subprocess`
+starts `python FILE`, `python -m grue` and the command `grue`. It does not change programs of other
+interpreters, interpreters with options, and programs that are started without `subprocess`, such as MCP
+servers.
 """
 
 import os
@@ -14,10 +14,10 @@ from typing import Any
 
 
 def install(client: Sequence[str]) -> None:
-    """Start such programs by the command line `client`, which ends where that of the program begins."""
+    """Replace `subprocess.Popen`, so that it puts `client` in front of the commands of these programs."""
     plain = subprocess.Popen
 
-    class Popen(plain):  # type: ignore[type-arg, valid-type, misc]  # what it was before
+    class Popen(plain):  # type: ignore[type-arg, valid-type, misc]  # a subclass of the original
         def __init__(self, args: Any, *others: Any, **options: Any) -> None:
             super().__init__(_forked(args, client), *others, **options)
 

@@ -1,4 +1,4 @@
-"""Recorded turns of every kind to fork, in each wire format, and what a fork of one has to show."""
+"""Recorded turns of several kinds in each wire format, and functions that fork them and check the forks."""
 
 import contextlib
 import json
@@ -45,9 +45,9 @@ class Record(NamedTuple):
     """A recorded turn.
 
     Attributes:
-        requests: The bodies of its requests to the model, in order.
-        response: Its answer.
-        parts: How often it was begun; 2: it was parked once.
+        requests: The bodies of the turn's requests to the model, in order.
+        response: The turn's answer.
+        parts: How often the turn was started or resumed: 2 if it was parked once.
     """
 
     trace: Path
@@ -69,7 +69,10 @@ def _envelopes(trace: Path, turn: int) -> list[EpisodeEnvelope]:
 
 
 def model(request: LlmRequest) -> LlmReply:
-    """Look at two things, delete one, and say what the tool said. It decides by the request alone."""
+    """Return the reply to a request: first two calls of `look`, then one of `delete`, then a text.
+
+    The reply depends on nothing but the request.
+    """
     if request.path.endswith("/models"):
         return text_reply("")
     messages = request.messages
@@ -92,7 +95,7 @@ def model(request: LlmRequest) -> LlmReply:
 
 
 class Box:
-    """Tools, and what they have done."""
+    """Tools that append each call to `effects`."""
 
     def __init__(self) -> None:
         self.effects: list[str] = []
@@ -171,11 +174,12 @@ KINDS = {
 
 @contextlib.contextmanager
 def records(folder: Path) -> Iterator[dict[tuple[str, WireName], Record]]:
-    """Yield a recorded turn of each kind in each wire format; the endpoint serves until the end."""
+    """Yield a recorded turn of each kind in each wire format. The endpoints serve until the block's end."""
     found = {}
     with contextlib.ExitStack() as stack:
         for wire in WIRES:
-            # The scripted endpoint knows thoughts by the texts beside them, so each format has its own.
+            # Each format has its own endpoint, because the endpoint finds a reply's thoughts by the reply's
+            # text.
             plain = stack.enter_context(ScriptedLlmServer(model))
             small = stack.enter_context(ScriptedLlmServer(model, window=ContextWindow(WINDOW)))
             for name, kind in KINDS.items():
@@ -201,7 +205,7 @@ def fork(record: Record, trace: Path, **how: Any) -> tuple[TurnOutcome[Any], lis
 
 
 def repeated(record: Record, trace: Path) -> int:
-    """Assert that a fork's trace repeats the record up to the fork, and return of how many messages."""
+    """Assert that a fork's trace repeats the record up to the fork; return how many messages it repeats."""
     recorded = [each for each in record.envelopes if not isinstance(each.body, TextDelta)]
     forked = [each for each in read_episode(trace).envelopes if each.turn == record.turn]
     at = next(each.body.at for each in forked if isinstance(each.body, TurnForked))

@@ -1,7 +1,7 @@
-"""A made-up fourth wire format and its scripted dialect, with what none of the three formats has.
+"""A made-up fourth wire format and its scripted dialect, with features that grue's three formats lack.
 
-The model and the request for a stream are in the path, and both paths have a query. A result names the tool
-that was called. The arguments of a call are an object with a name of its own, `with`. There are no batches.
+The path of a request contains the model, and whether the reply is streamed; it ends with a query. A result
+names the called tool. The arguments of a call are an object in the field `with`. There are no batches.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Compare a value with a golden file. `GRUE_UPDATE_GOLDEN=1` writes the file anew, to be read then."""
+"""Compare a value with a golden file. `GRUE_UPDATE_GOLDEN=1` writes the file again; review it afterwards."""
 
 import json
 import os
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent.parent / "golden"
 
 
 def check_golden(name: str, value: object) -> None:
-    """Assert that `value` is what the file holds."""
+    """Assert that `value` equals the content of the golden file `name`."""
     path = FOLDER / name
     text = json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     if os.environ.get("GRUE_UPDATE_GOLDEN"):

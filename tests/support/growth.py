@@ -1,4 +1,4 @@
-"""Whether the time of some work grows in proportion to its size, however fast or busy the machine is."""
+"""Assert that the time of some work grows linearly with its size, on a machine of any speed and load."""
 
 import gc
 import time
@@ -17,8 +17,8 @@ def assert_linear(
 ) -> None:
     """Assert that work of `size` takes less than nine times the CPU time of work of a quarter of it.
 
-    Both are timed in turn, and the fastest time of each counts: other work on the machine can only add to it.
-    `work` gets what `prepare` makes of the size, each time anew. What `prepare` does is not timed.
+    Both sizes are timed alternately. The fastest time of each counts, because other load only adds time. Each
+    time, `work` gets a new result of `prepare(size)`. The time of `prepare` does not count.
     """
     small, large, ratio = float("inf"), float("inf"), float("inf")
     work(prepare(size // _TIMES))
@@ -32,7 +32,7 @@ def assert_linear(
 
 
 def _cpu_s(work: Callable[[Any], object], prepared: object) -> float:
-    gc.collect()  # so that what others have left is not collected meanwhile
+    gc.collect()  # so that garbage of earlier work is not collected during the measurement
     begun = time.thread_time()
     work(prepared)
     return time.thread_time() - begun

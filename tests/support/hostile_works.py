@@ -1,6 +1,6 @@
-"""Works of a fleet that do to their process and their folder what no work should, and one that does not.
+"""Works of a fleet that damage their process or folder, and an honest work that checks for such damage.
 
-`EXPECTED` says what becomes of the episode of each: its outcome, and the kind of its failure.
+`EXPECTED` has the expected outcome of each work's episode, and the kind of the failure.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Raising(Mapping[str, float]):
 
 
 def honest(case: dict[str, Any], episode: Episode) -> float:
-    """Look whether anything of another episode is here."""
+    """Check that no other episode has changed this process, and return a score."""
     umask = os.umask(0o022)
     os.umask(umask)
     found = {
@@ -299,7 +299,7 @@ WORKS: dict[str, tuple[Callable[[Episode], Any], str, str]] = {
 
 
 def hostile(case: dict[str, Any], episode: Episode) -> Any:
-    """Do what the case says."""
+    """Run the work that `case["what"]` names."""
     if case["what"] == "honest":
         return honest(case, episode)
     return WORKS[case["what"]][0](episode)

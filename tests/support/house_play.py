@@ -1,4 +1,4 @@
-"""Ways through the house that several tests take."""
+"""Moves through the game of the house that several tests use."""
 
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.house import HouseGame

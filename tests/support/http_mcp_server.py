@@ -1,4 +1,4 @@
-"""A real MCP server over HTTP, written on the SDK's server side; prints its port when it listens.
+"""A real MCP server over HTTP, written with the SDK. It prints its port when it listens.
 
 python http_mcp_server.py [--transport http|sse] [--json] [--stateless] [--record FILE] [--token TOKEN]
 """
@@ -47,7 +47,7 @@ def made_server() -> MCPServer:
 
 
 class Recorded:
-    """Wraps an application: notes what was asked, and turns away who has not the token."""
+    """An ASGI wrapper that records requests, and refuses those without the token."""
 
     def __init__(self, app: Any, record: str | None, token: str | None) -> None:
         self.app = app

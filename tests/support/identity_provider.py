@@ -13,18 +13,18 @@ _ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 
 
 class IdentityProvider:
-    """Its attributes are set by tests.
+    """The identity provider. Tests set and read its attributes.
 
     Attributes:
-        url: Its issuer.
-        persons: Who each identity token is of.
-        issued: The assertions, with their claims, for the authorization server that trusts it.
-        asked: The fields of each exchange.
-        authorized: The header `Authorization` of each exchange.
-        fails_with: Answer each exchange with this status.
-        issues: The type of the token that it issues.
-        named: The issuer that its metadata names; `None`: its own.
-        token_endpoint: The token endpoint that its metadata names; `None`: its own.
+        url: The URL that is also its issuer.
+        persons: The person of each identity token.
+        issued: The issued assertions with their claims; the authorization server accepts these.
+        asked: The fields of each token exchange.
+        authorized: The header `Authorization` of each token exchange.
+        fails_with: If not 0, the status with which each exchange fails.
+        issues: The type of the tokens that it issues.
+        named: The issuer in its metadata; `None`: `url`.
+        token_endpoint: The token endpoint in its metadata; `None`: its real one.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,7 +36,7 @@ class IdentityProvider:
         self.fresh()
 
     def fresh(self) -> None:
-        """Forget what a test has set, and what was asked."""
+        """Reset all attributes to their defaults."""
         self.fails_with = 0
         self.issues = _ID_JAG
         self.named: str | None = None
@@ -45,7 +45,7 @@ class IdentityProvider:
             kept.clear()
 
     def log_in(self, person: str) -> str:
-        """Return an identity token of a person, in the form of a JWT whose signature nobody looks at."""
+        """Return an identity token of a person: a JWT without a valid signature, which nobody checks."""
         claims = json.dumps({"iss": self.url, "sub": person, "jti": secrets.token_hex(8)})
         token = ".".join(
             base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in ("{}", claims)
@@ -59,7 +59,7 @@ class IdentityProvider:
         return {"issuer": self.named or self.url, "token_endpoint": endpoint}
 
     def exchange(self, fields: dict[str, str], authorized: str) -> tuple[int, dict[str, str]]:
-        """Return the status and the body of an exchange."""
+        """Exchange an identity token for an assertion; return the status and the body of the answer."""
         self.asked.append(fields)
         self.authorized.append(authorized)
         if self.fails_with:
@@ -108,4 +108,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""

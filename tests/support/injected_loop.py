@@ -1,7 +1,7 @@
-"""An agent loop with an injected function, in every order of imports, and without `mcp`: a program.
+"""A program that runs an agent loop with an injected function, without `mcp` and in every order of imports.
 
-It prints one line for each order, with what the loop did in it. Each order has a process of its own, forked
-from one that has imported the libraries that grue stands on, but nothing of grue.
+It prints one line for each order, with the loop's answers and calls. Each order runs in a forked process. The
+parent has imported the libraries that grue uses, but no module of grue.
 """
 
 import importlib
@@ -19,7 +19,7 @@ MODULES = ("grue.hosts.agent_loop", "grue.hosting", "grue.testing.fake_tools")
 
 
 class NotInstalled(importlib.abc.MetaPathFinder):
-    """Refuses `mcp`, as an environment without it does."""
+    """Lets the import of `mcp` fail, as if it were not installed."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] in ("mcp", "mcp_types"):
@@ -27,7 +27,7 @@ class NotInstalled(importlib.abc.MetaPathFinder):
 
 
 def converse(order: tuple[str, ...]) -> str:
-    """Import in this order, then have a conversation of two inputs."""
+    """Import the modules in this order, then run a conversation of two inputs; return what happened."""
     for name in order:
         importlib.import_module(name)
     from grue import LlmSettings, StdioServer
@@ -40,7 +40,7 @@ def converse(order: tuple[str, ...]) -> str:
         got.append((name, arguments))
         return "hello"
 
-    # A server that is configured is not even looked at.
+    # The loop must not start this configured server.
     servers = {"files": StdioServer(name="files", command="/nonexistent")}
     script = [tool_calls_reply(("mcp.files.read", {"path": "a"})), text_reply("one"), text_reply("two")]
     with ScriptedLlmServer(script) as llm:

@@ -1,4 +1,4 @@
-"""A program that waits for a call in an episode's loop and is interrupted; says what it got to do.
+"""A program that is interrupted while it waits for a call in an episode's loop. It prints what still runs.
 
 python interrupted_episode.py WHERE, which is plain | loop | bare loop | early | resisting | caught |
 between | closing | exiting
@@ -20,7 +20,8 @@ from grue.runtime.loops import loop_thread
 from grue.runtime.loops.interrupts import defer_interrupts
 from grue.runtime.loops.loop_thread import EpisodeLoop
 
-# Longer than the test waits: only a hurried clean-up ends in time.
+# These times are longer than the test waits, so the clean-up ends in time only if it is forced
+# (`force_kill`).
 loop_thread.INTERRUPT_GRACE_S = loop_thread.CLOSE_GRACE_S = 1000.0
 
 hurried = threading.Event()
@@ -99,13 +100,15 @@ def main(where: str) -> None:
             with contextlib.closing(asyncio.new_event_loop()) as bare:
                 bare.run_until_complete(inside(loop))
         elif where == "caught":
-            # Deferred, as the runner does it: a signal between the two calls would leave the work running.
+            # Defer interrupts, as the runner does: a signal between `submit` and `wait` would leave the work
+            # running.
             with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
                 loop.submit(work).wait()
             say(f"next: {loop.submit(answer).wait()}")
         elif where == "between":
             say("working")
-            # In short waits: CPython notices a signal that strikes right before a wait at the wait's end.
+            # Wait in short steps: if a signal arrives right before a wait, CPython notices it only after that
+            # wait.
             for _ in range(100_000):
                 time.sleep(0.01)
         elif where != "closing":

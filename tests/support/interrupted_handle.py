@@ -1,8 +1,9 @@
-"""A program that waits for a turn's handle, is interrupted, and waits for it once more; says how it went.
+"""A program that is interrupted while it waits for a turn's handle, and then waits again for the handle.
 
     python interrupted_handle.py BASE_URL LIFETIME WHERE, which is plain | loop
 
-It says `waiting` when it stands in `TurnHandle.result`, and may be sent a SIGINT.
+It prints `waiting` when it waits in `TurnHandle.result` and the test may send SIGINT. Then it prints whether
+the turn goes on, and the answer.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ def say(text: object) -> None:
 
 
 def say_when_waiting(thread: int) -> None:
-    """Say so when the thread has called `TurnHandle.result` and waits in it."""
+    """Print `waiting` as soon as the thread waits in `TurnHandle.result`."""
     while not _waits(sys._current_frames()[thread]):
         time.sleep(0.001)
     say("waiting")
@@ -53,7 +54,7 @@ def main(base_url: str, keep: str, where: str) -> None:
     with Runner(llm=settings, keep=keep) as runner:  # type: ignore[arg-type]  # the test's to choose
         handle = runner.start_turn(TurnRequest[str](system="s", user="u"))
         if where == "loop":
-            # The loop has taken the Ctrl-C, and raises it once more when it ends.
+            # asyncio has noticed the Ctrl-C, too, and raises KeyboardInterrupt again when `run` ends.
             with contextlib.suppress(KeyboardInterrupt):
                 asyncio.run(interrupted_in_a_loop(handle))
         else:

@@ -1,7 +1,7 @@
-"""Episodes of `grue play` that are killed with SIGKILL, without an interpreter's start for each of them.
+"""Episodes of `grue play` that are killed with SIGKILL. They run in forks of one process, to save time.
 
-`Stage` starts this module as a program: it loads everything, plays a turn to be warm, and then forks a child
-for each episode that it is asked for.
+`Stage` starts this module as a program: it imports everything, plays a turn to warm up, and then forks a
+child for each requested episode.
 """
 
 import json
@@ -23,13 +23,14 @@ MARK = "GRUE_TEST_EPISODE"
 
 
 class Kill(Struct, frozen=True, kw_only=True):
-    """When an episode is killed.
+    """When an episode is killed: after a time, or by itself after a message of a kind.
 
     Attributes:
-        after_s: So many seconds after its start, or after so many messages were recorded.
-        messages: See there.
-        kind: By itself, right after the first message of this kind is recorded.
-        turn: With `kind`: not before this turn.
+        after_s: Kill it so many seconds after its start, or after the message number `messages`; `None`:
+            never.
+        messages: Count `after_s` from when so many messages are recorded; 0: from the start.
+        kind: Let the process kill itself right after the first message of this kind is recorded.
+        turn: With `kind`: ignore messages of earlier turns.
     """
 
     after_s: float | None = None
@@ -39,7 +40,7 @@ class Kill(Struct, frozen=True, kw_only=True):
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """What is played: options of `grue play`."""
+    """An episode to play, as options of `grue play`."""
 
     folder: str
     base_url: str
@@ -50,24 +51,24 @@ class Episode(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """How a process ended that played: killed, or with an error's text, or well."""
+    """How an episode's process ended: it was killed, or raised an error (its text), or succeeded."""
 
     killed: bool
     error: str
 
 
 class Stage:
-    """A warm program that plays episodes, one after the other; a context manager.
+    """Runs this module as a program that plays episodes one after the other; a context manager.
 
     Args:
-        folder: Where it plays; no project's settings are there.
+        folder: The working directory of the program. It must not contain a project's settings.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __enter__(self) -> Self:
-        from commands import forked  # not where it is forked
+        from commands import forked  # not needed in the forked program
 
         plain = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
         self._program = subprocess.Popen(
@@ -89,7 +90,7 @@ class Stage:
         self._program.communicate(timeout=150)
 
     def play(self, episode: Episode, kill: Kill | None = None, *, resume: bool = False) -> Ended:
-        """Play, or go on with, an episode in a process of its own, which is killed as told."""
+        """Play or resume an episode in a process of its own, and kill the process as `kill` says."""
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         told = {"episode": asdict(episode), "kill": asdict(kill or Kill()), "resume": resume}
@@ -99,7 +100,7 @@ class Stage:
 
 
 def turns_over(episode: Episode) -> set[int]:
-    """The turns that had come to their end by the host's own account, whatever the trace says."""
+    """Return the turns that had ended according to the host, which may differ from the trace."""
     file = _over_file(episode)
     return {int(line) for line in file.read_text().splitlines()} if file.exists() else set()
 
@@ -109,7 +110,7 @@ def _over_file(episode: Episode) -> Path:
 
 
 def alive_of(model: str) -> list[int]:
-    """The living processes of an episode."""
+    """Return the ids of the running processes of an episode, which is named by its model."""
     mark = f"{MARK}={model}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -124,7 +125,7 @@ def alive_of(model: str) -> list[int]:
 
 
 def _main() -> None:
-    """Play what is asked for on stdin, a line each; answer each with how it ended."""
+    """Read episodes from stdin, one a line. Play each, and print how it ended."""
     _warm_up()
     for line in sys.stdin:
         told = json.loads(line)
@@ -149,7 +150,7 @@ def _warm_up() -> None:
     os.dup2(output, 1)
     os.close(output)
     guard.end()
-    httpx.AsyncHTTPTransport()  # imports what nothing has needed without an endpoint
+    httpx.AsyncHTTPTransport()  # imports modules that the offline turns did not need
     gc.collect()
     gc.freeze()  # the forks share these pages
 
@@ -169,7 +170,7 @@ def _in_child(episode: Episode, kill: Kill, *, resume: bool) -> Ended:
     os.close(to_tell)
     over = os.pidfd_open(pid)
     if kill.messages:
-        # The child says when it is time, or comes to its end.
+        # The child writes to the pipe when the messages are recorded; if it ends, the pipe closes.
         select.select([told], [], [])
     if not select.select([over], [], [], kill.after_s)[0]:
         os.kill(pid, signal.SIGKILL)
@@ -199,9 +200,9 @@ def _play(episode: Episode, kill: Kill, to_tell: int, *, resume: bool) -> None:
 
 
 def _mortal(kill: Kill, to_tell: int, over: int) -> Callable[[], Any]:
-    """Return a recorder's class whose process dies, or asks to be killed, once a message is recorded.
+    """Return a class of recorder that kills its process, or asks the parent for it, after a certain message.
 
-    It writes down which turns were over, as the host could know.
+    The recorder also writes the numbers of ended turns into the file descriptor `over`, for `turns_over`.
     """
     from grue.runtime.trace.recorder import Recorder
 

@@ -1,9 +1,9 @@
-"""Record turns, fork them at random places, kill the forks, and print what became of them.
+"""Record turns, fork them at random messages, kill the forks' processes, and print a report on each.
 
     python killed_forks.py FOLDER SEED KILLS
 
-It is a program of its own that imports everything once and forks, so that a kill costs little. The endpoint
-runs in the parent; it counts what a fork asks.
+This is a program, because it imports everything once and then runs each fork in a forked process, to save
+time. The endpoint runs in the parent process and records the requests of all forks.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ WITHIN_S = 60.0
 
 
 class Effects(Box):
-    """Tools whose effects outlive a process that is killed: a line in a file each."""
+    """Tools that write each call as a line into a file, which remains if the process is killed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Effects(Box):
 
 
 def forked(record: Record, place: int | None, trace: Path, effects: Path) -> int:
-    """Fork a turn in a process of its own, whose tools could be called; return its id."""
+    """Fork a turn in a process of its own, with tools that would show an effect; return the process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -56,7 +56,7 @@ def forked(record: Record, place: int | None, trace: Path, effects: Path) -> int
 
 
 def kill_at(pid: int, trace: Path, lines: int) -> bool:
-    """Kill a fork once its trace has so many lines; return whether it was still alive."""
+    """Kill a fork's process once its trace has `lines` lines; return whether it was still alive."""
     deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:
@@ -74,15 +74,15 @@ def digest(path: Path) -> str:
 
 
 def sound(trace: Path) -> bool:
-    """Return whether what a killed fork has left can be read, and replays as far as it goes."""
+    """Return whether the trace of a killed fork can be read and replayed."""
     try:
         return all(each.divergence is None for each in replay(open_episode(trace)))
     except TraceError:
-        return trace.stat().st_size == 0  # it was killed before the first line was whole
+        return trace.stat().st_size == 0  # the process was killed before it had written a line
 
 
 def one(folder: Path, number: int, record: Record, chance: random.Random) -> dict[str, object]:
-    """Kill a fork, and fork the same turn at the same place again, without a kill."""
+    """Fork a turn and kill the fork, then fork it at the same message without a kill. Return a report."""
     place = chance.choice([None, *(each.seq for each in record.envelopes)])
     trace, effects = folder / f"fork-{number}.jsonl", folder / f"effects-{number}"
     before = digest(record.trace)
@@ -94,7 +94,7 @@ def one(folder: Path, number: int, record: Record, chance: random.Random) -> dic
         "effects": effects.read_text() if effects.exists() else "",
         "record unchanged": digest(record.trace) == before,
         "sound": not trace.exists() or sound(trace),
-        # A request of the killed fork may arrive late, so they are not compared one by one.
+        # Compare the requests as sets, because a request of the killed fork may arrive late.
         "same again": outcome.response == record.response and {*sent} <= {*record.requests},
     }
 

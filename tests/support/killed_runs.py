@@ -1,9 +1,9 @@
-"""Run the skill agent's example, kill it at random instants, resume it, and print what became of it.
+"""Run the skill agent's example, kill its process at random times, resume the run, and print a report.
 
     python killed_runs.py FOLDER SEED KILLS
 
-It is a program of its own that imports everything once and forks, so that a kill costs little. Which modules
-a run needs is learned from a first run that is resumed.
+This is a program, because it imports everything once and then runs the example in forked processes, to save
+time. It finds out what to import from a first run that is killed and resumed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ WITHIN_S = 60.0
 
 
 def forked(options: RunOptions, log: Path) -> int:
-    """Run a task in a process of its own; return its id."""
+    """Run a task in a process of its own; return the process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -44,7 +44,7 @@ def forked(options: RunOptions, log: Path) -> int:
 
 
 def kill_at(pid: int, trace: Path, lines: int, delay_s: float) -> bool:
-    """Kill a run once its trace has so many lines, and a little later; return whether it was still alive."""
+    """Kill a run `delay_s` after its trace has `lines` lines; return whether it was still alive."""
     deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:
@@ -59,11 +59,11 @@ def kill_at(pid: int, trace: Path, lines: int, delay_s: float) -> bool:
 
 
 def one(folder: Path, chance: random.Random) -> dict[str, object]:
-    """Kill a run once or twice, resume it, and return what it has left."""
+    """Kill a run once or twice, and resume it after each kill. Return its result, files and output."""
     shutil.copytree(EXAMPLE.parent, folder)
     agent = folder / "agent.yaml"
     text = agent.read_text().replace("command: npx", "command: grue-no-npx")
-    # Which `python3` there is on the path, and what it imports as it starts, is not the point.
+    # Do not depend on the `python3` on the path, nor on what it imports at its start.
     text = text.replace("command: python3", f"command: {json.dumps(sys.executable)}")
     text = text.replace('args: ["${grueServers}/', 'args: ["-I", "-S", "${grueServers}/')
     agent.write_text(text)
@@ -75,7 +75,7 @@ def one(folder: Path, chance: random.Random) -> dict[str, object]:
         if not kill_at(pid, run / "trace.jsonl", lines, chance.uniform(0, 0.01)):
             break
         kills += 1
-        if (run / "result.json").exists():  # it was over
+        if (run / "result.json").exists():  # the run had ended before the kill
             break
         pid = forked(RunOptions(resume=run, output="quiet"), log)
     else:
@@ -90,7 +90,7 @@ def one(folder: Path, chance: random.Random) -> dict[str, object]:
 
 
 def import_all(folder: Path) -> None:
-    """Import what a run and a resume import."""
+    """Import all modules that a run and its resumption import, so that the forks have them."""
     one(folder, random.Random(0))
     for name in dict.fromkeys((folder / "modules").read_text().split()):
         with contextlib.suppress(ImportError):

@@ -1,11 +1,14 @@
-"""A stand-in for Langfuse's client, as a host's own test would have it: notes what it is told."""
+"""A stand-in for Langfuse's client that records the calls of its methods."""
 
 import threading
 from typing import Any, NamedTuple
 
 
 class Told(NamedTuple):
-    """One call: `start` (of `given["name"]`, inside `whose`), `update` or `end`."""
+    """One call: `start`, `update` or `end` of the observation `whose`.
+
+    For `start`, `whose` is the parent, and `given["name"]` is the new observation.
+    """
 
     what: str
     whose: str
@@ -13,11 +16,11 @@ class Told(NamedTuple):
 
 
 class StandIn:
-    """The client, and each of its observations; they share one log.
+    """The client, or one of its observations. All of them share one log.
 
     Attributes:
-        flushed: Set by the first flush.
-        shut_down: Set by a shutdown.
+        flushed: Set when the client is flushed.
+        shut_down: Set when the client is shut down.
     """
 
     def __init__(self, name: str = "client", log: list[Told] | None = None) -> None:
@@ -46,7 +49,7 @@ class StandIn:
         self.shut_down.set()
 
     def tree(self) -> list[tuple[str, str]]:
-        """Each observation's parent and name, in order of their beginning."""
+        """Return the parent and the name of each observation, in order of their start."""
         return [(told.whose, told.given["name"]) for told in self.log if told.what == "start"]
 
     def ended(self) -> list[str]:

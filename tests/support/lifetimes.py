@@ -1,4 +1,4 @@
-"""Episodes in each of a runner's lifetimes: a scripted model, real servers, and a trace of it all."""
+"""Episodes in each mode of a runner (how long loop and sessions live), with a scripted model and a trace."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ EVERY_RUN = ("turn", "kept")
 
 
 def modes(*names: Mode) -> list[ParameterSet]:
-    """Return modes as parameters of a test. Those that are not for every run are slow."""
+    """Return modes as parameters of a test. Those that are not in `EVERY_RUN` are marked as slow."""
     return [pytest.param(mode, marks=() if mode in EVERY_RUN else pytest.mark.slow) for mode in names]
 
 
@@ -50,7 +50,7 @@ SAMPLED = "The model says hello."
 
 
 def answering(*steps: Step) -> Callable[[LlmRequest], LlmReply]:
-    """Return a script: these steps for the turns, `SAMPLED` for a server that asks by itself."""
+    """Return a script for the model: `steps` for the turns, and `SAMPLED` for a server's own requests."""
     left = deque(steps)
 
     def answer(request: LlmRequest) -> LlmReply:
@@ -63,17 +63,17 @@ def answering(*steps: Step) -> Callable[[LlmRequest], LlmReply]:
 
 
 def living(folder: Path, lives: str, *flags: str) -> StdioServer:
-    """Return a server with these faults in these lives only."""
+    """Return a server that has these faults only in these of its starts, such as `2` for the second."""
     return faulty("--only-in", lives, str(folder / "lives"), *flags)
 
 
 def settlements(outcome: TurnOutcome[Any]) -> list[str]:
-    """How each call of the turn ended."""
+    """Return how each call of the turn was settled."""
     return [call.settlement for call in outcome.tool_calls]
 
 
 class Episode:
-    """A runner, what it recorded, and what its model was asked."""
+    """A runner, the envelopes that it has recorded, and the requests that the model got."""
 
     def __init__(self, runner: Runner, llm: ScriptedLlmServer, mode: Mode) -> None:
         self.runner = runner
@@ -93,7 +93,7 @@ class Episode:
 
     @property
     def pids(self) -> list[int]:
-        """Of the sessions that turns used, in order."""
+        """The process ids of the sessions that turns used, in order."""
         return [body.pid for body in self.said(SessionOpened)]
 
     @property
@@ -112,7 +112,7 @@ def episode(
     servers: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Episode]:
-    """Yield an episode; it is closed, and nothing of it is left. Its trace is in `folder`."""
+    """Yield an episode with a trace in `folder`. Then close it, and assert that nothing of it is left."""
     writer = TraceWriter(folder / f"{mode}.jsonl", episode="lifetimes")
     recorder = Recorder()
     recorder.add(writer)

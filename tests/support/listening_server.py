@@ -1,9 +1,9 @@
-"""An MCP server of the revision 2026-07-28 with one stream of changes; standard library only.
+"""An MCP server of the revision 2026-07-28 with one subscription; standard library only.
 
-python listening_server.py WAY: what it does once it has acknowledged `subscriptions/listen`: `update`, `end`
-(answers the request), `cancel` (withdraws the stream) or `die` (when its tool is called). Or instead:
-`refuse`, or `ignore` it.
-Its tool `streams` says which streams have been cancelled by the client.
+python listening_server.py WAY: `refuse` or `ignore` the request `subscriptions/listen`; or acknowledge it,
+report one update, and then `end` (answer the request), `cancel` (withdraw the subscription), `die` when the
+tool is called, or `update` (do nothing more). Its tool `streams` returns the ids of the subscriptions that
+the client has cancelled.
 """
 
 import json

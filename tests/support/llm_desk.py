@@ -1,4 +1,4 @@
-"""Plays the agent at the LLM actor's desk: sends requests, takes what comes back, reads the notes."""
+"""`Desk` takes the place of the agent beside an LLM actor: it sends requests and receives the replies."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ def settings_for(base_url: str, **changes: Any) -> LlmSettings:
 
 
 class Desk:
-    """Plays the agent: sends requests, takes what comes back."""
+    """Takes the place of the agent: sends requests to an LLM actor and receives its replies."""
 
     def __init__(
         self, supervisor: Supervisor, endpoint: LlmEndpoint, lent: LentConversation | None = None
@@ -87,7 +87,7 @@ class Desk:
         await self.llm.send(command, sender="agent")
 
     async def drop(self, request: int = 1) -> list[Any]:
-        """Drop the reply to a request; return what comes back, up to the answer to that."""
+        """Tell the actor to drop a reply; return the messages that it sends, up to `ReplyDropped`."""
         sent = await self.llm.send(
             DropCompletion(conversation=TURN, request=request, reason="other tools"), sender="agent"
         )

@@ -1,4 +1,4 @@
-"""A certificate for a TLS server on 127.0.0.1, made anew for each test run."""
+"""A certificate for a TLS server on 127.0.0.1, newly made in each test run."""
 
 import datetime as dt
 import ipaddress
@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 
 
 def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the context of a server on 127.0.0.1, and that of a client which trusts it."""
+    """Return the SSL context of a server on 127.0.0.1, and that of a client that trusts the server."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = dt.datetime.now(dt.UTC)

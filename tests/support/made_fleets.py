@@ -1,4 +1,4 @@
-"""Fleets that were never played: their folders, with the scores that a test plants."""
+"""Folders of fleets, written without running an episode, with scores that the test chooses."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Score = Callable[[random.Random, str, int], float | AttemptEnd]
 
 
 def ended(score: float, **fields: Any) -> AttemptEnd:
-    """Return the end of an attempt with a score."""
+    """Return the `AttemptEnd` of an attempt with this score."""
     course = Course(turns=2, requests=3, tool_calls=1, outcome="answered")
     plain = {"duration_s": 1.5, "spent": Amount(3, 900, 0.01), "course": course, "model": "m"}
     return AttemptEnd(outcome="scored", scores={"score": score}, **{**plain, **fields})
@@ -30,7 +30,7 @@ def make_fleet(
     seed: int = 1,
     trace: bytes = b"",
 ) -> FleetFolder:
-    """Make a fleet of prompts x questions x repetitions; the same seed makes the same one."""
+    """Write a fleet with an episode for each prompt, question and repetition. `seed` is for the scores."""
     fleet, chance = FleetFolder(place), random.Random(seed)
     total = len(prompts) * questions * repetitions
     fleet.write_manifest(Manifest(work="m:ask", total=total, axes=["prompt", "question"]))
@@ -51,7 +51,7 @@ def add_episode(
     trace: bytes = b"",
     version: str = "1",
 ) -> None:
-    """Add one episode. One that was not played to its end gets no commit."""
+    """Add one episode. If its attempt was neither scored nor failed, it gets no commit."""
     completed = {**planned, "model": "m", "project": f"hash of {planned['prompt']}"}
     case = CaseFile(work="m:ask", version=version, settings=completed, planned=planned, repetition=repetition)
     attempt = folder.begin(case)

@@ -1,4 +1,4 @@
-"""Mailboxes with a recorder of their own, and a deadline that no test of theirs outlasts."""
+"""Mailboxes with their own recorder, and a task group with a time limit, for tests of mailboxes."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +13,7 @@ TEST_LIMIT_S = 60.0
 
 
 class Post:
-    """Makes mailboxes whose envelopes are all in `envelopes`, in the order in which they were recorded."""
+    """Makes mailboxes, and keeps all their envelopes in `envelopes`, in the order of recording."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -51,7 +51,7 @@ def post() -> Iterator[Post]:
 
 @contextlib.asynccontextmanager
 async def tasks() -> AsyncIterator[Any]:
-    """A task group that ends with its body."""
+    """A task group that is cancelled when the `async with` block ends. It raises after `TEST_LIMIT_S`."""
     with anyio.fail_after(TEST_LIMIT_S):
         async with anyio.create_task_group() as group:
             yield group

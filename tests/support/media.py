@@ -1,4 +1,4 @@
-"""Images, recordings and files as tools return them, and results with them."""
+"""Images, audio and files as tools return them, and tool results that contain them."""
 
 import base64
 import struct
@@ -46,7 +46,7 @@ def blob(content: bytes = PDF, mime: str = "application/pdf", uri: str = "file:/
 
 
 def padded(content: bytes, size: int) -> bytes:
-    """Return content with zeros behind it, `size` bytes in all."""
+    """Return the content, padded with zero bytes to `size` bytes."""
     return content + bytes(size - len(content))
 
 
@@ -58,6 +58,6 @@ def attached(
 
 
 def tool_message(call_id: str, *blocks: JsonObject) -> ToolMessage:
-    """Return what the conversation is told of a result of these blocks, under the default limits."""
+    """Return the message by which the model gets a result of these blocks, under the default limits."""
     result = from_mcp({"content": list(blocks)})
     return ToolMessage(CallId(call_id), *told(result, 20_000, MediaRoom(TurnLimits())))

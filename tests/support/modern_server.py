@@ -1,6 +1,6 @@
-"""An MCP server that knows the revision 2026-07-28 and nothing older; standard library only.
+"""An MCP server that supports only the revision 2026-07-28 of MCP; standard library only.
 
-It knows no handshake, wants its metadata in every request, and asks for a name before it greets.
+It refuses the handshake and requests without the revision's metadata. Its tool asks the user for a name.
 """
 
 import json
@@ -19,7 +19,7 @@ ASK = {
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | int:
-    """The result, or the code of an error."""
+    """Return the result of a request, or the code of an error."""
     if method == "initialize":
         return -32601
     if params.get("_meta", {}).get("io.modelcontextprotocol/protocolVersion") != VERSION:

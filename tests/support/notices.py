@@ -1,4 +1,4 @@
-"""What a client's server said outside replies, in the order in which it came."""
+"""Collect the notices (notifications of a server) that a client reports, in order."""
 
 from typing import NamedTuple
 

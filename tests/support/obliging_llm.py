@@ -1,4 +1,4 @@
-"""A model that does what it is asked: it calls the first tool once, and answers with the least."""
+"""A scripted model that calls the first tool once, and then gives a minimal valid answer."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from grue.testing.offline.schema_instances import minimal
 
 
 def oblige(request: LlmRequest) -> LlmReply:
-    """Reply to any request; of the texts, "Noted." is the answer without a schema."""
+    """Reply to any request. Without a schema, the answer is "Noted."; with one, a minimal instance."""
     tools: list[dict[str, Any]] = [each["function"] for each in request.chat.get("tools") or ()]
     after_user = request.messages[::-1]
     called = next((each["role"] for each in after_user if each["role"] in ("tool", "user")), "") == "tool"

@@ -1,4 +1,4 @@
-"""Real turns, watched: a real server process, a scripted model over real HTTP, observers on the recorder."""
+"""Turns with a real server process, a scripted model over HTTP, and observers of the recorder."""
 
 import json
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ USAGE = {
 
 
 def with_usage(reply: LlmReply) -> LlmReply:
-    """Let a reply say what it cost."""
+    """Return the reply with token counts and a cost."""
     body = {**json.loads(reply.body), "usage": USAGE}
     return replace(reply, body=json.dumps(body).encode())
 
 
 def echoes(*texts: str, tool: str = "faulty.echo") -> LlmReply:
-    """A reply that calls the echo tool once for each text."""
+    """Return a reply that calls the echo tool once for each text."""
     return with_usage(tool_calls_reply(*((tool, {"text": text}) for text in texts)))
 
 
@@ -43,16 +43,16 @@ def answer(text: str = "done") -> LlmReply:
 
 
 class Watched:
-    """An episode of one turn.
+    """An episode of one turn, which has ended when the constructor returns.
 
     Args:
-        observers: See every envelope.
-        flags: Of the faulty server.
+        observers: Observers of the recorder.
+        flags: Flags of the faulty server.
         call_s: Time limit of a tool call.
 
     Attributes:
-        envelopes: What an observer saw.
-        outcome: The turn's, or the error it raised.
+        envelopes: The envelopes as observers get them.
+        outcome: The turn's outcome, or the error that it raised.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Watched:
         return [envelope for envelope in self.envelopes if isinstance(envelope.body, kind)]
 
     def at_ns(self, envelope: Envelope[Any]) -> int:
-        """When an envelope was recorded, by the clock that the spans have."""
+        """Return when an envelope was recorded, in nanoseconds of the clock that spans use."""
         first = self.envelopes[0]
         return round((first.at - first.t + envelope.t) * 1e6) * 1000
 
     def told(self) -> list[tuple[str, str, str]]:
-        """Every message of the turn, as far as it is the same in each run: kind, from, to."""
+        """Return the kind, sender and receiver of every message: the parts that are equal in each run."""
         return [(type(item.body).__name__, item.sender, item.receiver) for item in self.envelopes]

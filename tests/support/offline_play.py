@@ -1,4 +1,4 @@
-"""A game played by the scripted model as the Zork host has it: one context a turn, tool results faked."""
+"""Play a game with the model of `--offline`, without a server: the test computes the tool results itself."""
 
 import json
 from collections.abc import Collection
@@ -19,7 +19,7 @@ THINK = {
 
 
 class Played(NamedTuple):
-    """An episode: the last observation, the moves, deaths, and each turn's replies with tool calls."""
+    """The result: last observation, moves, number of deaths, and each turn's replies with tool calls."""
 
     seen: Any
     moves: list[Move]
@@ -28,7 +28,7 @@ class Played(NamedTuple):
 
 
 def ask(request: dict[str, Any], playbook: Playbook | None = None) -> Reply:
-    """Return the reply to a request, which has to be the same twice."""
+    """Return the model's reply to a request; assert that the same request gets the same reply again."""
     body = json.dumps(request).encode()
     first = reply(read_request(decode_body(body)), playbook)
     assert reply(read_request(decode_body(body)), playbook) == first
@@ -49,7 +49,7 @@ def history(said: Reply, results: list[Any]) -> list[dict[str, Any]]:
 
 
 def decide(user: str, playbook: Playbook | None, tools: bool) -> tuple[dict[str, Any], list[Reply]]:
-    """Play one turn's conversation to its end; return the decision, and the replies with tool calls."""
+    """Run one turn's conversation; return the decision, and the replies with tool calls."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": user},
@@ -73,9 +73,9 @@ def play(
     tools: bool = True,
     fallbacks: Collection[int] = (),
 ) -> Played:
-    """Play up to so many turns; each decision must be playable as it stands.
+    """Play at most `turns` turns. Assert that the host can play each decision without a correction.
 
-    In the turns named by `fallbacks` the host gets no answer, and plays `look`.
+    In the turns whose numbers are in `fallbacks`, play `look` as if the host had got no answer.
     """
     seen, moves, memories, deaths, thinking = game.reset(seed), [], Memories(), 0, []
     for turn in range(1, turns + 1):

@@ -1,4 +1,4 @@
-"""A backend for spans on loopback: takes OTLP over HTTP, and decodes what it takes."""
+"""A local backend for OpenTelemetry spans: it receives OTLP over HTTP, and decodes the spans."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 
 class Received(NamedTuple):
-    """A span as it came over the wire."""
+    """A span as the backend has received it."""
 
     name: str
     trace_id: str
@@ -32,7 +32,7 @@ class Received(NamedTuple):
         return (self.end_ns - self.start_ns) / 1e9
 
     def json(self, name: str) -> Any:
-        """An attribute that holds JSON text."""
+        """Return the parsed value of an attribute that contains JSON text."""
         return json.loads(self.attributes[name])
 
     @property
@@ -43,15 +43,15 @@ class Received(NamedTuple):
 
 
 class OtlpReceiver:
-    """A context manager around the server.
+    """The backend's server; a context manager.
 
     Args:
-        hang: Take requests and never answer them, until it is closed.
-        status: The status of each answer.
+        hang: Whether requests get no answer until the server is closed.
+        status: The HTTP status of each answer.
 
     Attributes:
         requests: Path and headers (lower case) of each request.
-        spans: Everything that was taken, in order of arrival.
+        spans: The received spans, in order of arrival.
     """
 
     def __init__(self, *, hang: bool = False, status: int = 200) -> None:
@@ -89,7 +89,7 @@ class OtlpReceiver:
         return span
 
     def children(self, parent: Received) -> list[Received]:
-        """The spans directly in another one, in order of their beginning."""
+        """Return the child spans of a span, in order of their start."""
         inside = [span for span in self.spans if span.parent_id == parent.span_id]
         return sorted(inside, key=lambda span: span.start_ns)
 

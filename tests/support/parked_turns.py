@@ -1,6 +1,6 @@
 """Turns that park and are resumed, each in a process of its own, which a test can kill.
 
-`Stage` starts this module as a program. It loads everything once and forks a child for each job.
+`Stage` starts this module as a program. It imports everything once and forks a child for each job.
 """
 
 import contextlib
@@ -26,18 +26,19 @@ ASK_BEFORE_DELETING: dict[str, Any] = {"tools": ("box.delete*",), "verdict": "as
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What a process does.
+    """What a process does, and when it is killed.
 
     Attributes:
         action: `run` the turn, `resume` it, `talk` (a conversation whose second turn is parked, approved and
-            followed by a third one), or `talk on` (load that conversation and finish what is open of it).
-        folder: Where the trace is, and `deleted`, to which the tool appends a line for each run.
-        decide: What is decided about each question of the park: `approve`, `deny`, `change`, or nothing.
-        kill_after_s: Kill the process so many seconds after it began; `None`: never.
-        kill_at: Count `kill_after_s` from this message on, instead of from the beginning; not for a `run`. Of
-            a `talk` the messages count from its second turn on.
-        park_for_s: As in the policy.
-        description: The tool's; another one is another definition.
+            followed by a third one), or `talk on` (load that conversation and finish its unfinished turns).
+        folder: The folder of the trace, and of the file `deleted`: the tool appends a line to it at each
+            call.
+        decide: The decision about each question of the parked turn: `approve`, `deny`, `change`, or nothing.
+        kill_after_s: Kill the process so many seconds after its start; `None`: never.
+        kill_at: Count `kill_after_s` from the message of this number instead; not for `run`. For `talk`,
+            count the messages from the second turn on.
+        park_for_s: The tool policy's `park_for_s`.
+        description: The tool's description. To change it changes the tool's definition.
     """
 
     action: str
@@ -51,7 +52,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Stage:
-    """A warm program that does jobs; a context manager."""
+    """Runs this module as a program that does jobs; a context manager."""
 
     def __enter__(self) -> Self:
         self._program = subprocess.Popen(
@@ -68,7 +69,7 @@ class Stage:
         self._program.communicate(timeout=150)
 
     def do(self, *jobs: Job) -> list[str]:
-        """Do these jobs at the same time, each in a process of its own; return what each one says."""
+        """Do these jobs at the same time, each in a process of its own; return the output of each."""
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         self._program.stdin.write(json.dumps([asdict(job) for job in jobs]) + "\n")
@@ -131,7 +132,7 @@ def converse(job: Job, beat: Callable[..., None]) -> str:
 
 
 def converse_on(job: Job, beat: Callable[..., None]) -> str:
-    """Finish what is open of the conversation, and return what it was and what the model said last."""
+    """Resume the conversation's unfinished turns; return what was unfinished, and the last response."""
     from grue import Conversation
     from grue.errors import ApprovalPending, NothingToResume
 
@@ -142,7 +143,7 @@ def converse_on(job: Job, beat: Callable[..., None]) -> str:
             while not said:
                 said.append("approved" if talk.questions else "went on")
                 try:
-                    # A turn that was killed before it was parked has no question yet.
+                    # If the process was killed before the turn was parked, there is no question yet.
                     said.append(talk.resume([question.approve() for question in talk.questions]).response)
                 except ApprovalPending:
                     said.clear()
@@ -175,7 +176,7 @@ def main() -> None:
 
 
 def _load() -> None:
-    """Import what a job needs, so that the forks have it, and share its pages."""
+    """Import what a job needs, so that the forked processes need not import it and share its memory."""
     import gc
     import importlib
 
@@ -190,7 +191,7 @@ def _load() -> None:
 
 
 class _Begun(NamedTuple):
-    """A job's process: what it says can be read here, and a byte for each of its messages there."""
+    """A job's process, with two pipes: `says` has its output, `beats` a byte for each message."""
 
     pid: int
     says: int
@@ -220,7 +221,7 @@ def _done(begun: list[_Begun], jobs: list[Job]) -> list[str]:
     for (pid, says, beats), job in zip(begun, jobs, strict=True):
         if job.kill_after_s is not None:
             wait_for_beats(beats, job.kill_at)
-            # The process may end before that; then nothing is killed.
+            # If the process ends before this time, it is not killed.
             ended, _, _ = select.select([says], [], [], job.kill_after_s)
             if not ended:
                 os.kill(pid, signal.SIGKILL)
@@ -235,13 +236,13 @@ def _done(begun: list[_Begun], jobs: list[Job]) -> list[str]:
 
 
 def wait_for_beats(beats: int, count: int) -> None:
-    """Wait until so many bytes have come, or the process has ended."""
+    """Wait until `count` bytes have come, or the process has ended."""
     while count > 0 and (piece := os.read(beats, count)):
         count -= len(piece)
 
 
 def wait_until_past(moment: float) -> None:
-    """Wait until the wall clock has passed a moment."""
+    """Wait until the wall clock is later than `moment`."""
     while time.time() <= moment:
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""Turns that stay in a phase until they are let go: for tests that look at them meanwhile."""
+"""Turns that wait for the model until the test lets it answer, for tests of running turns."""
 
 import contextlib
 import threading
@@ -25,7 +25,7 @@ DEADLINE_S = 60.0
 
 
 class PatientModel:
-    """A scripted model: one call of `faulty.echo`, then `done`. Hold `gate` to keep it from answering."""
+    """A scripted model: it calls `faulty.echo` once, then says `done`. It waits while `gate` is cleared."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -53,7 +53,7 @@ class PatientModel:
 
 @contextlib.contextmanager
 def patient_model() -> Iterator[PatientModel]:
-    """Run one; the gate is open when it is closed."""
+    """Yield a running `PatientModel`, and open its gate at the end."""
     model = PatientModel()
     with model.server:
         try:
@@ -63,7 +63,7 @@ def patient_model() -> Iterator[PatientModel]:
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Wait until it is true, with a deadline."""
+    """Wait until `true()` is true; fail after `DEADLINE_S`."""
     deadline = time.monotonic() + DEADLINE_S
     while not true():
         assert time.monotonic() < deadline, "it did not come true"

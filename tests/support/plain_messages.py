@@ -1,4 +1,4 @@
-"""Messages that mean nothing, what observers were shown of them, and trace files of them."""
+"""Made-up messages, an observer that keeps what it gets, and trace files of such messages."""
 
 import sys
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Body = Said | Counted
 
 
 class Seen:
-    """Everything an observer was shown."""
+    """An observer that keeps all envelopes and lines that it gets."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.envelopes: list[Envelope[Any]] = []
@@ -38,7 +38,7 @@ class Seen:
 
 
 def shown(body: Any, **secrets: str) -> tuple[Envelope[Any], bytes]:
-    """What an observer is shown of `body`; the sender's envelope keeps the true value."""
+    """Return the envelope and line that observers get of `body`; the sender's envelope is not redacted."""
     recorder = Recorder(secrets=secrets)
     seen = Seen(recorder)
     envelope = recorder.record(body, sender="x", receiver="y")
@@ -48,7 +48,7 @@ def shown(body: Any, **secrets: str) -> tuple[Envelope[Any], bytes]:
 
 
 def write(path: Path, *bodies: Any, options: TraceOptions | None = None) -> list[Envelope[Any]]:
-    """Write a trace of the episode `e-1` and return what was recorded."""
+    """Write a trace of the episode `e-1`, and return the recorded envelopes."""
     recorder = Recorder()
     writer = TraceWriter(path, episode="e-1", started_at=1_700_000_000.0, options=options)
     recorder.add(writer)
@@ -59,12 +59,12 @@ def write(path: Path, *bodies: Any, options: TraceOptions | None = None) -> list
 
 
 def rounded(envelope: Envelope[Any]) -> Envelope[Any]:
-    """The envelope as a file keeps it."""
+    """Return the envelope with times rounded as in a trace file."""
     return msgspec.structs.replace(envelope, t=round(envelope.t, 6), at=round(envelope.at, 6))
 
 
 def recording_program(program: str, path: Path, *, resume: bool = False) -> Sequence[str]:
-    """The command line of a program that finds a `writer` of the file `path` and its `recorder`."""
+    """Return the command line of a program that can use `writer`, which writes to `path`, and `recorder`."""
     begin = f"""
 import os, sys, warnings
 from pathlib import Path

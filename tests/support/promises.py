@@ -1,8 +1,8 @@
-"""Hold code to a promise in seconds, where the machine leaves it the time to keep it.
+"""Assert that code keeps a time limit, but only if the machine is fast and idle enough.
 
-A calm machine keeps the promise exactly. On one that is busy, slow or paged out no number of seconds says
-anything about the code: there a guard finds only what waits for something that does not come. So a test makes
-what the code must not wait for take longer than `GUARD_S`.
+On a busy or slow machine, a time says nothing about the code. There, code may take up to `GUARD_S`, so only
+code that waits for the wrong thing fails. For this, a test lets whatever the code must not wait for take
+longer than `GUARD_S`.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ _LOOP_S = 0.05
 
 @contextlib.contextmanager
 def within(seconds: float, otherwise: str = "") -> Iterator[None]:
-    """Assert that the block takes less than `seconds`; `otherwise` says what would take longer.
+    """Assert that the block takes less than `seconds`. `otherwise` tells the error what would take longer.
 
-    If something waited for a processor or a disk for more than a twentieth of the time, the block only has to
-    take less than `GUARD_S`.
+    If the machine is slow, or some process waited for a processor or a disk for more than a twentieth of the
+    time, the limit is `GUARD_S`.
     """
     assert seconds >= _LEAST_S, "a shorter promise needs another way to be tried: an event, a message, a call"
     began, waited_before_s = time.monotonic(), _waited_s()
@@ -40,7 +40,7 @@ def within(seconds: float, otherwise: str = "") -> Iterator[None]:
 
 
 async def cancelled_when(true: Callable[[], object], work: Callable[[], Awaitable[object]]) -> None:
-    """Run a coroutine function, and cancel it as soon as something is true; it must not end before."""
+    """Run `work`, and cancel it as soon as `true()` is true. Fail if `work` ends before that."""
 
     async def cancel(scope: anyio.CancelScope) -> None:
         while not true():  # noqa: ASYNC110 - nothing tells us
@@ -55,19 +55,19 @@ async def cancelled_when(true: Callable[[], object], work: Callable[[], Awaitabl
 
 
 def _waited_s() -> float:
-    """Return for how long some task of the machine had to wait for a processor, a disk or memory."""
+    """Return how many seconds, since the boot, some task has waited for a processor, a disk or memory."""
     waited_us = 0
     for path in _PRESSURE:
         try:
             line = path.read_text()
-        except OSError:  # not Linux, or an old one: the machine counts as busy
+        except OSError:  # not Linux, or an old version of it: treat the machine as busy
             return time.monotonic()
         waited_us += int(line.partition("total=")[2].split()[0])
     return waited_us / 1e6
 
 
 def _loop_s() -> float:
-    """Return what some arithmetic takes now, which a hypervisor or a quota can slow down."""
+    """Return the seconds that a fixed loop takes now. A hypervisor or a CPU quota can slow it down."""
     began = time.monotonic()
     for _ in range(300_000):
         pass

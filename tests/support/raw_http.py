@@ -1,4 +1,4 @@
-"""An HTTP server on loopback whose every byte is the test's own: for what no well-behaved server does."""
+"""A local HTTP server whose answers the test writes byte by byte, such as those of faulty servers."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +13,7 @@ Serve = Callable[[SocketStream], Awaitable[None]]
 
 @asynccontextmanager
 async def raw_server(serve: Serve) -> AsyncIterator[str]:
-    """Serve one request a connection; yield the base URL."""
+    """Run a server that calls `serve` for one request on each connection; yield the base URL."""
 
     async def connected(stream: SocketStream) -> None:
         try:
@@ -45,5 +45,5 @@ async def _request(stream: SocketStream) -> bytes:
 
 
 def head(content_type: str, *, status: str = "200 OK") -> bytes:
-    """Return a response's head; the body that follows ends with the connection."""
+    """Return the head of a response whose body ends when the connection closes."""
     return f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nConnection: close\r\n\r\n".encode()

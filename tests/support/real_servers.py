@@ -1,4 +1,4 @@
-"""The MCP servers from npm that tests run against where they are installed, and a limit for each test."""
+"""Run MCP servers from npm if they are installed, and limit the time of tests that use them."""
 
 import functools
 import os
@@ -42,7 +42,7 @@ def bounded(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def installed(variable: str, what: str) -> Path:
-    """The folder that an environment variable names; skips, saying why, where it is not set."""
+    """Return `node_modules` in the folder that an environment variable names. Without it, skip the test."""
     folder = os.environ.get(variable)
     if not folder:
         pytest.skip(f"set {variable} to a folder in which npm has installed {what}")
@@ -52,7 +52,7 @@ def installed(variable: str, what: str) -> Path:
 def npm_server(
     name: str, *args: str, roots: tuple[str, ...] | None = None, **environment: str
 ) -> StdioServer:
-    """How to start `@modelcontextprotocol/server-NAME` over stdio; skips where it cannot be had."""
+    """Return `@modelcontextprotocol/server-NAME` as a stdio server. If it is not installed, skip the test."""
     options = ServerOptions(roots=roots)
     argv = (_entry(name), *args)
     return StdioServer(name=name, command="node", args=argv, env=environment, options=options)
@@ -60,7 +60,7 @@ def npm_server(
 
 @contextmanager
 def over_http(name: str, *, roots: tuple[str, ...] | None = None) -> Iterator[HttpServer]:
-    """Run a server in its streamable HTTP mode until the block is left; yields how to reach it."""
+    """Run a server in its Streamable HTTP mode until the block ends; yield its configuration for a client."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The recipes of the cookbook."""
+"""The names of the cookbook's recipe files, from the table in its README."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Episodes of the real runtime, recorded: a scripted model, servers without processes, a trace file."""
+"""Record episodes of the real runtime, with a scripted model and fake servers, in a trace file."""
 
 import contextlib
 from collections import deque
@@ -31,7 +31,7 @@ Reply = Any
 
 
 class ScriptedModel(Actor[Any]):
-    """Says what its script says, a reply for each request."""
+    """An LLM actor that answers each request with the next reply of its script."""
 
     def __init__(self, mailbox: Mailbox[Any], agent: Mailbox[Any], script: "deque[Reply]") -> None:
         super().__init__(mailbox)
@@ -68,8 +68,8 @@ class RecordedEpisode:
 
     Args:
         path: The trace file.
-        servers: Tool servers by name.
-        secrets: Values to remove, by name.
+        servers: Tool servers, by name.
+        secrets: Values to redact, by name.
         settings: Further arguments of a `Runner`.
     """
 
@@ -104,7 +104,7 @@ class RecordedEpisode:
         turn_timeout_s: float | None = None,
         system: str = "You play.",
     ) -> None:
-        """Run a turn, whatever comes of it. Its time limit counts in virtual time: only `HANG` reaches it."""
+        """Run a turn, and ignore its error. Its time limit is in virtual time, so only `HANG` exceeds it."""
         request = self._request(script, check, turn_timeout_s, system)
         with contextlib.suppress(MCPError):
             if turn_timeout_s is None:

@@ -1,4 +1,4 @@
-"""Turns recorded without processes: the real turn machine, scripted model and servers, fixed clock."""
+"""Record turns of the real turn machine, with a scripted model, scripted servers and a fixed clock."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ STARTED_AT = 1_790_000_000.0
 
 
 class Tape:
-    """A recorder with a clock that only `tick` moves; `envelopes` is what its observers were shown."""
+    """A recorder whose clock only `tick` moves. `envelopes` has the envelopes as observers get them."""
 
     def __init__(self, *observers: Observer) -> None:
         self.now = 0.0
@@ -62,7 +62,7 @@ class Tape:
 
 
 class Called(NamedTuple):
-    """A tool call that the scripted model makes, and what its server does."""
+    """A tool call of the scripted model, and its outcome."""
 
     name: str
     arguments: str = "{}"
@@ -86,14 +86,14 @@ def refused_connection(cause: str = "Connection refused", server: str = "thought
 
 
 class Play:
-    """Run one turn of the real machine against scripts and record every message of it.
+    """Runs one turn of the real turn machine with scripts, and records all its messages.
 
     Args:
-        tape: Where it is recorded.
-        run: The turn.
-        replies: What the model says: a text, `None` for nothing at all, or its tool calls.
-        connects: What each server's session says when it is opened; the last is its answer.
-        refusals: How many final texts the host's check refuses first.
+        tape: Records the turn.
+        run: The message that starts the turn.
+        replies: The model's replies: a text, `None` for an empty reply, or tool calls.
+        connects: The messages of each server's session when it is opened; the last one is the result.
+        refusals: Number of final texts that the host's check refuses before it accepts one.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""A program whose signal handler calls grue while a turn is under way; the test says where it strikes.
+"""A program whose signal handler calls grue while a turn is under way.
 
     reentrant_turn.py URL WAY LIFETIME WHERE COMMAND ARGS...
 
-`WHERE` is a module, at whose import in the first turn the signal strikes, or a number of seconds.
+WHERE says when the signal comes: when the turn first imports this module, or after so many seconds. WAY is
+the function of grue that the handler calls.
 """
 
 import os
@@ -50,7 +51,7 @@ def strike(signum: int, frame: FrameType | None) -> None:
 
 
 class Striking:
-    """Strikes when a certain module is looked for, which it then is, by others."""
+    """An import finder that sends the signal at the first import of the module `where`. It finds nothing."""
 
     struck = False
 

@@ -1,4 +1,4 @@
-"""Replay every trace that a test leaves behind."""
+"""Replay all traces that a test has left in its folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +10,10 @@ from grue.tracing.reading import open_episode
 
 
 def replay_all(folder: Path) -> list[Path]:
-    """Replay each trace below `folder` and return their paths; what is no whole trace of turns is left out.
+    """Replay each readable trace with a turn below `folder`, and return their paths.
 
     Raises:
-        AssertionError: One does not replay; the text has the file and the first divergence.
+        AssertionError: A replay differs from its trace. The text names the file and the first difference.
     """
     traces = list(traces_in(folder))
     for path in traces:
@@ -22,10 +22,10 @@ def replay_all(folder: Path) -> list[Path]:
 
 
 def traces_in(folder: Path) -> Iterator[Path]:
-    """Yield the trace files below `folder` that can be read and hold a turn."""
+    """Yield the trace files below `folder` that can be read and contain a turn."""
     for path in sorted(folder.rglob("*.jsonl")):
         try:
             if path.is_file() and any(isinstance(envelope.body, RunTurn) for envelope in open_episode(path)):
                 yield path
         except TraceError:
-            continue  # made broken on purpose, or no trace at all
+            continue  # a trace that a test has damaged, or another file

@@ -1,4 +1,4 @@
-"""Rows of parametrized tests that need not all run every time."""
+"""Parameters of tests of which only some run by default."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from _pytest.mark.structures import ParameterSet
 
 
 def first_of(rows: Iterable[Any], keep: int = 1) -> list[ParameterSet]:
-    """Return rows of which `make test` runs the first `keep`. The others are slow: CI runs them."""
+    """Return rows as parameters. `make test` runs the first `keep`; the others are slow and run in CI."""
     parameters = [row if isinstance(row, tuple) else (row,) for row in rows]
     return [
         pytest.param(*row, marks=() if number < keep else pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""A tool server whose connections follow a script; what is done to them is noted in one list."""
+"""A tool server whose connections follow a script, and which records how they are used."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -17,13 +17,13 @@ LISTED = (tool("a.look"), tool("a.think"))
 
 
 class ScriptedServer:
-    """Makes connections; `log` says what was done to all of them, in order.
+    """Makes connections. `log` has the method calls on all of them, in order.
 
     Args:
-        connects: What each connection does: `ok`, `fail on entering`, `fail`, `hang`, `bug`, `slow to enter`,
-            `slow to enter, hang`, `slow to leave`, `fail on leaving`.
-        tools: What a call of each tool does: `refuse`, `unsent` (refuse before sending), `time out`, `die`,
-            `bug`, `hang`, or else its result.
+        connects: The behaviour of each connection: `ok`, `fail on entering`, `fail`, `hang`, `bug`,
+            `slow to enter`, `slow to enter, hang`, `slow to leave`, `fail on leaving`.
+        tools: The behaviour of a call, by tool: `refuse`, `unsent` (refuse before sending), `time out`,
+            `die`, `bug`, `hang`; any other value is the result.
     """
 
     def __init__(self, *connects: str, tools: Mapping[str, Any] | None = None) -> None:
@@ -45,7 +45,7 @@ class ScriptedServer:
 
 
 class ScriptedConnection:
-    """One connection; a `ToolConnection`. A test may say that its process `died`."""
+    """One connection; a `ToolConnection`. A test sets `died` to pretend that its process has died."""
 
     def __init__(self, server: ScriptedServer, way: str) -> None:
         self._server = server

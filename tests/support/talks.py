@@ -1,4 +1,4 @@
-"""Conversations for tests: a scripted model that thinks, calls tools and answers, and runners that ask it."""
+"""A scripted model that thinks, calls tools and answers, and runners that use it, for conversations."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ WIRES: tuple[WireName, ...] = get_args(WireName)
 
 
 def chatty(request: LlmRequest) -> LlmReply:
-    """Answer each question after a thought and, every third time, two calls at once."""
+    """Answer each question after a thought; every third question also after two tool calls in one reply."""
     messages = request.messages
     number = sum(message["role"] == "user" for message in messages)
     if messages[-1]["role"] == "user" and number % 3 == 0 and request.tool_names:
@@ -35,7 +35,7 @@ def runner_for(server: ScriptedLlmServer, wire: WireName = "chat_completions", *
 
 
 def broken_runner() -> Runner:
-    """Return a runner whose endpoint nobody serves."""
+    """Return a runner whose endpoint does not exist."""
     retry = RetryPolicy(max_retries=0)
     return Runner(llm=LlmSettings(base_url="http://127.0.0.1:9/v1", model="scripted", retry=retry))
 
@@ -43,7 +43,7 @@ def broken_runner() -> Runner:
 def changed_prefixes(
     server: ScriptedLlmServer, wire: WireName = "chat_completions", *, first: int = 0
 ) -> int:
-    """Count the requests from `first` on that do not begin with the one before, cache markers apart."""
+    """Count the requests, from `first` on, that do not begin with the previous one. Ignore cache markers."""
     profile = profile_for(server.base_url, wire=wire)
     raws = [request.raw for request in server.requests[first:]]
     return sum(
@@ -53,5 +53,5 @@ def changed_prefixes(
 
 
 def said_to(server: ScriptedLlmServer) -> list[str]:
-    """Return the texts of the last request, oldest first."""
+    """Return the contents of the messages in the last request, oldest first."""
     return [str(message["content"]) for message in server.requests[-1].messages]

@@ -1,7 +1,7 @@
-"""An MCP server that tells all it knows: what stands in a file, in whatever it says. Standard library only.
+"""An MCP server that sends a file's text wherever a server can send text. Standard library only.
 
-Run it as `python telling_server.py FILE`. It says the file's text on stderr, in a tool's description, in a
-result, in an error result and in a refusal.
+Run it as `python telling_server.py FILE`. It sends the text on stderr, in the tools' descriptions, in a
+result, in an error result and in a JSON-RPC error.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A program at a terminal: a real pty, whose bytes an emulation (pyte) turns into what a user sees."""
+"""Run `grue` in a real pty. A terminal emulator (pyte) turns its output into what a user would see."""
 
 import contextlib
 import fcntl
@@ -24,8 +24,8 @@ class GrueAtTerminal:
     """`grue ARGS` with a terminal as its standard input, output and error; a context manager.
 
     Attributes:
-        screen: What the terminal shows, with what has scrolled away in `screen.history.top`.
-        sent: Every byte that the program printed.
+        screen: The emulator's screen; `screen.history.top` has the lines that were scrolled out of it.
+        sent: All bytes that the program has printed.
     """
 
     def __init__(self, *args: str, cwd: Path, columns: int = 80, lines: int = 24, **extra: str) -> None:
@@ -33,7 +33,7 @@ class GrueAtTerminal:
         self.sent = b""
         self._stream = pyte.ByteStream(self.screen)
         self._master, slave = os.openpty()
-        # Programs that edit lines ask where the cursor is.
+        # Pass the emulator's answers to the program: line editors ask for the position of the cursor.
         self.screen.write_process_input = self.type
         self._resize(columns, lines)
         env = {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment(), **extra}
@@ -67,7 +67,7 @@ class GrueAtTerminal:
 
     @property
     def rows(self) -> list[str]:
-        """What the screen shows, without the blanks at the end of each row and below the last."""
+        """The rows of the screen, without blanks at the end of each row and without empty rows at the end."""
         rows = [row.rstrip() for row in self.screen.display]
         while rows and not rows[-1]:
             rows.pop()
@@ -75,39 +75,39 @@ class GrueAtTerminal:
 
     @property
     def scrolled(self) -> list[str]:
-        """Everything that was ever on the screen and stayed, from the first row on."""
+        """All rows since the start, including those that were scrolled out of the screen."""
         columns = range(self.screen.columns)
         above = ["".join(row[x].data for x in columns).rstrip() for row in self.screen.history.top]
         return [*above, *self.rows]
 
     def type(self, keys: str) -> None:
-        r"""Type, as a user does: `\x03` is Ctrl-C."""
+        r"""Type these keys, such as `\x03` for Ctrl-C."""
         os.write(self._master, keys.encode())
 
     def resize(self, columns: int, lines: int) -> None:
-        """Make the window another size; what no longer fits is cut, as xterm does it."""
+        """Change the size of the window. Text that no longer fits is cut off, as in xterm."""
         self.screen.resize(lines, columns)
         self._resize(columns, lines)
 
     def until(self, seen: Callable[[list[str]], object]) -> list[str]:
-        """Read until the screen is as wanted, and return its rows."""
+        """Read output until `seen` returns true for the rows of the screen, and return the rows."""
         for _ in self._reading():
             if seen(self.rows):
                 return self.rows
         raise AssertionError(f"never seen; the screen shows:\n{chr(10).join(self.rows)}")
 
     def until_shown(self, *words: str) -> list[str]:
-        """Read until one row of the screen has all these words."""
+        """Read output until one row of the screen contains all these words, and return the rows."""
         return self.until(lambda rows: any(all(word in row for word in words) for row in rows))
 
     def ended(self) -> int:
-        """Read to the end and return the program's status."""
+        """Read the output to its end, and return the program's exit status."""
         for _ in self._reading():
             pass
         return self.program.wait(DEADLINE_S)
 
     def frames(self) -> Iterator[Sequence[str]]:
-        """Return the rows after each piece that the program printed, to its end."""
+        """Yield the rows after each piece of output, until the program ends."""
         for _ in self._reading():
             yield self.rows
 
@@ -121,7 +121,7 @@ class GrueAtTerminal:
             ready, _, _ = select.select([self._master], [], [], left)
             piece = b""
             if ready:
-                # Linux says EIO once the last program at the terminal has gone.
+                # Linux raises EIO when the last program at the terminal has ended.
                 with contextlib.suppress(OSError):
                     piece = os.read(self._master, 65536)
                 if not piece:

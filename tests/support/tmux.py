@@ -1,4 +1,4 @@
-"""A program in a tmux of its own: what a user types and sees, with a real terminal's answers."""
+"""Run programs in a tmux of their own, type as a user would, and read the screen."""
 
 import re
 import shlex
@@ -19,18 +19,18 @@ _LOOK_EVERY_S = 0.1
 
 
 class Tmux:
-    """A terminal of tmux; a context manager. Skips the test where tmux is absent.
+    """A terminal of tmux; a context manager. If tmux is not installed, it skips the test.
 
     Args:
-        cwd: Where its programs run.
-        **extra: Further variables of their environment.
+        cwd: The working directory of the programs.
+        **extra: Further environment variables of the programs.
     """
 
     def __init__(self, cwd: Path, *, columns: int = 100, lines: int = 40, **extra: str) -> None:
         program = shutil.which("tmux")
         if program is None:
             pytest.skip("no tmux on the path: apt-get install tmux")
-        # The path of a socket must be short.
+        # Do not use the test's folder: the path of a socket must be short.
         self._folder = tempfile.mkdtemp(prefix="tmux-")
         self._command = (program, "-u", "-f", "/dev/null", "-S", f"{self._folder}/socket")
         self._env = environment(TERM="xterm-256color", **extra)
@@ -51,9 +51,10 @@ class Tmux:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, command: Sequence[str]) -> None:
-        """Run a program at an empty screen; its status is shown when it has ended, and the screen stays."""
+        """Start a program in a new window. When it ends, the window stays and shows its exit status."""
         line = f'{shlex.join(command)}; echo "status $?"; exec sleep 1000'
-        # Another program gets another window: a new server would race with the end of the old one.
+        # A further program gets a new window in the same tmux server: a new server would race with the old
+        # one.
         begin = ("new-window",) if self._started else ("new-session", "-d", *self._size)
         self._tmux(*begin, "-c", str(self._cwd), line)
         self._started = True
@@ -63,12 +64,12 @@ class Tmux:
         self._tmux("send-keys", "-l", text)
 
     def press(self, *keys: str) -> None:
-        """Press keys by tmux's names: `Enter`, `M-Enter`, `C-c`, `Left`, `Tab`."""
+        """Press keys, by their names in tmux, such as `Enter`, `M-Enter`, `C-c`, `Left` and `Tab`."""
         self._tmux("send-keys", *keys)
 
     @property
     def rows(self) -> list[str]:
-        """What the terminal shows."""
+        """The rows of the screen."""
         return self._tmux("capture-pane", "-p").splitlines()
 
     def until_shown(self, pattern: str) -> list[str]:

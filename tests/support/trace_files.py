@@ -1,4 +1,4 @@
-"""A trace file as its writer leaves it, a line at a time, at any instant readable."""
+"""A trace file that a test writes line by line, and can read or cut at any time."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from grue.tracing.reading import EpisodeReader, open_episode
 
 
 class TraceFile:
-    """An observer that writes an episode's file; flushed with every line."""
+    """An observer that writes an episode's trace file. Each line is flushed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,20 +27,20 @@ class TraceFile:
 
     @property
     def lines(self) -> list[str]:
-        """The envelopes' lines, as they stand in the file."""
+        """The lines of the file, without the header."""
         return self.path.read_text(encoding="utf-8").split("\n")[1:-1]
 
     def cut(self, count: int) -> None:
-        """Take the last bytes away, as a kill in the middle of a write does."""
+        """Remove the last `count` bytes, as if the process had been killed during a write."""
         self.path.write_bytes(self.path.read_bytes()[:-count])
 
     def read(self) -> EpisodeReader:
-        """Open it for reading."""
+        """Open the file for reading."""
         return open_episode(self.path)
 
 
 class Chain(Tape):
-    """A tape on which each message is caused by the one before it, as a request's reply is."""
+    """A tape on which each message is caused by the previous one."""
 
     def say(self, *bodies: Any, turn: int = 0, sender: str = "agent", receiver: str = "trace") -> None:
         for body in bodies:

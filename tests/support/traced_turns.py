@@ -1,4 +1,4 @@
-"""Generated turns as a recorder would have them: every envelope with its cause, calls as they are sent."""
+"""Record generated turns as the runtime would: each envelope has a cause, and each sent call is recorded."""
 
 from collections import deque
 from typing import Any
@@ -31,11 +31,11 @@ STEP_S = 0.25
 
 
 class TracedTurn:
-    """Record a generated turn; each envelope comes a quarter of a second after the one before.
+    """Records a generated turn. Each envelope is a quarter of a second later than the previous one.
 
     Attributes:
-        envelopes: What an observer sees.
-        sent: Ids of the calls that their servers got.
+        envelopes: The envelopes as observers get them.
+        sent: Ids of the calls that were sent to servers.
     """
 
     def __init__(self, turn: ArbitraryTurn) -> None:

@@ -1,4 +1,4 @@
-"""Server specifications that the transport's tests share."""
+"""Configurations of servers that tests of the MCP transport share."""
 
 import shlex
 import sys

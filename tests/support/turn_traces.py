@@ -1,4 +1,4 @@
-"""Arbitrary turns as traces: what the real runtime would have recorded of them."""
+"""Record arbitrary turns as traces, as the real runtime would record them."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ from grue.runtime.trace.recorder import Envelope
 
 
 def possible(turn: ArbitraryTurn) -> bool:
-    """Whether a real session can say this: a server that was connected does not fail the episode's start."""
+    """Return whether the turn can really happen: no server fails to start after it was connected once."""
     opened: set[str] = set()
     for entry in turn.log:
         match entry.body:
@@ -51,7 +51,7 @@ def possible(turn: ArbitraryTurn) -> bool:
 
 
 class TurnTape:
-    """Records a turn, with the notes and causes that actors would give."""
+    """Records a turn with the notes and causes that real actors would add."""
 
     def __init__(self, turn: ArbitraryTurn) -> None:
         self.tape = Tape()
@@ -73,7 +73,10 @@ class TurnTape:
         return self.tape.envelopes
 
     def _open_before(self, servers: set[str]) -> None:
-        """Record an earlier turn in which these were connected: only then are they given up, not raised."""
+        """Record an earlier turn with connections to these servers.
+
+        Only if a server was connected before, a failed start disables it instead of ending the turn.
+        """
         names = tuple(sorted(servers))
         if not names:
             return

@@ -1,4 +1,4 @@
-"""Turns for tests: short words for messages, and a walk through the real turn machine."""
+"""Short functions that make messages, and `Walk`, which runs the real turn machine, for tests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +72,7 @@ def sort_calls(
     tools: tuple[ToolDefinition, ...],
     serving_unlisted: tuple[ServerName, ...] = (),
 ) -> tuple[tuple[Run, ...], tuple[Unmade, ...]]:
-    """Sort the calls of a reply as a turn does whose policy allows all of them."""
+    """Sort the calls of a reply as a turn does if its tool policy allows all calls."""
     valid, rejected = read_calls(calls, tools, serving_unlisted)
     return runs_of(valid), rejected
 
@@ -162,7 +162,7 @@ def died(number: int, batch: int = 1, server: str = "a") -> ServerDied:
 
 
 class Walk:
-    """The machine after a sequence of events: its state, and what came out at each step."""
+    """The turn machine after a sequence of events: its state, and its commands at each step."""
 
     def __init__(self, *events: Any) -> None:
         self.state: TurnState = Idle()
@@ -177,7 +177,7 @@ class Walk:
 
     @property
     def last(self) -> tuple[Any, ...]:
-        """What came of the last event."""
+        """The commands after the last event."""
         return self.steps[-1]
 
     @property
@@ -185,12 +185,12 @@ class Walk:
         return [command for commands in self.steps for command in commands]
 
     def of(self, *kinds: type) -> list[Any]:
-        """Everything of these types that came out so far."""
+        """Return all commands of these types so far."""
         return [command for command in self.all if isinstance(command, kinds)]
 
     @property
     def end(self) -> Any:
-        """The last command: the turn's end once it is over."""
+        """The last command. When the turn has ended, this is its end."""
         return self.all[-1]
 
 

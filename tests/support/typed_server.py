@@ -1,4 +1,4 @@
-"""An MCP server whose listing and whose one result are given on its command line; standard library only."""
+"""An MCP server that gets its listing and its only result on the command line; standard library only."""
 
 import json
 import sys
@@ -8,10 +8,10 @@ from grue.tool_sessions.server_specs import ServerOptions, StdioServer
 
 
 def typed_server(result: dict[str, Any], **tool: Any) -> StdioServer:
-    """A server with the tool `answer`, the rest of which is `tool`; every call returns `result`."""
+    """Return a server with the tool `answer` and these fields of it; every call returns `result`."""
     listed = {"name": "answer", "inputSchema": {"type": "object"}, **tool}
     args = (__file__, json.dumps([listed]), json.dumps(result))
-    # On a busy machine a start takes more than the 10 s that are the default.
+    # On a busy machine, a start can take longer than the default limit of 10 s.
     return StdioServer(
         name="typed", command=sys.executable, args=args, options=ServerOptions(startup_timeout_s=60)
     )

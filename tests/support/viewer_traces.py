@@ -1,4 +1,4 @@
-"""Traces for the viewer: written as an episode writes them, by a clock that only the test moves."""
+"""Traces for tests of the viewer, written by the real recorder with a clock that only the test moves."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ STARTED_AT = 1_790_000_000.0
 
 
 class EpisodeTape:
-    """Write a trace file, message by message; a context manager."""
+    """Writes a trace file, message by message; a context manager."""
 
     def __init__(self, path: Path, *, episode: str = "an-episode") -> None:
         self.now = 0.0
@@ -61,14 +61,14 @@ class EpisodeTape:
     def say(
         self, body: Any, way: str = "host trace", *, cause: int | None = None, after_s: float = 0.0
     ) -> int:
-        """Record a message `after_s` seconds later and return its number; `way` is sender and receiver."""
+        """Move the clock by `after_s`, record a message, return its number. `way` is `SENDER RECEIVER`."""
         self.now += after_s
         sender, receiver = way.split(" ")
         return self._recorder.record(body, sender=sender, receiver=receiver, cause=cause, turn=self.turn).seq
 
 
 class TurnTape:
-    """Write one turn with a server `mind`, piece by piece."""
+    """Writes one turn with a server `mind`, step by step."""
 
     def __init__(self, tape: EpisodeTape, *, text: str = "A hall.", tool: str = "think") -> None:
         self._tape = tape
@@ -96,7 +96,7 @@ class TurnTape:
     def ask(
         self, reply: str | None, calls: Sequence[str] = (), *, retries: int = 0, final: bool = False
     ) -> None:
-        """Ask the model, which takes 0.2 s; each retry costs 0.1 s and a wait of 0.3 s."""
+        """Ask the model, which takes 0.2 s. Each retry takes 0.1 s more, and a wait of 0.3 s."""
         self._requests += 1
         if not final:
             self._say(
@@ -122,7 +122,7 @@ class TurnTape:
         self._latest = self._say(received, "llm agent", asked, 0.2)
 
     def call(self, outcomes: Sequence[str], content: object = "a thought") -> None:
-        """Call tools, 0.1 s each: `ok`, `error`, `timeout` (1 s), `died`, `skipped`."""
+        """Call a tool once for each outcome: `ok`, `error` or `died` (0.1 s), `timeout` (1 s), `skipped`."""
         self._batch += 1
         ids = [f"c{self._turn}-{self._batch}-{n}" for n in range(len(outcomes))]
         calls = tuple(ServerCall(call_id=call_id, tool=self._tool, arguments={"n": 1}) for call_id in ids)
@@ -168,12 +168,12 @@ class TurnTape:
 
 
 def begin(tape: EpisodeTape) -> None:
-    """Record how an episode begins."""
+    """Record the start of an episode."""
     tape.say(EpisodeStarted(episode_id="e", game="House", game_hash="", seed=0, model="m", servers=("mind",)))
 
 
 def plain_turn(tape: EpisodeTape, **texts: str) -> None:
-    """A turn in which all goes well: two tool calls, an answer."""
+    """Write a turn without problems: two tool calls and an answer."""
     turn = TurnTape(tape, **texts)
     turn.open()
     turn.ask(None, ["1", "2"])
@@ -183,7 +183,7 @@ def plain_turn(tape: EpisodeTape, **texts: str) -> None:
 
 
 def troubled_turn(tape: EpisodeTape) -> None:
-    """A turn with a retry, a batch of three with a timeout and a skip, and a forced final answer."""
+    """Write a turn with a retry, three calls (one times out, one is skipped), and a forced answer."""
     turn = TurnTape(tape)
     turn.open()
     turn.ask(None, ["1", "2", "3"], retries=1)
@@ -194,7 +194,7 @@ def troubled_turn(tape: EpisodeTape) -> None:
 
 
 def deadly_turn(tape: EpisodeTape) -> None:
-    """A turn whose server dies at a call."""
+    """Write a turn whose server dies during a call."""
     turn = TurnTape(tape)
     turn.open()
     turn.ask(None, ["1"])
@@ -205,7 +205,7 @@ def deadly_turn(tape: EpisodeTape) -> None:
 
 
 def small_episode(path: Path) -> Path:
-    """Four turns: sound, troubled, deadly, sound."""
+    """Write an episode of four turns: plain, troubled, deadly, plain. Return the trace's path."""
     with EpisodeTape(path) as tape:
         begin(tape)
         plain_turn(tape)
@@ -216,7 +216,7 @@ def small_episode(path: Path) -> Path:
 
 
 def long_episode(path: Path, turns: int) -> Path:
-    """So many turns, of which each 97th is troubled."""
+    """Write an episode of `turns` plain turns, of which each 97th is troubled. Return the trace's path."""
     with EpisodeTape(path) as tape:
         begin(tape)
         for turn in range(1, turns + 1):

@@ -1,7 +1,7 @@
-"""A program that asks by batches and may be killed anywhere, and the endpoint that knows what it was asked.
+"""A program that sends its requests in provider batches and may be killed at any time; and a scripted model.
 
-As a program: `python waiting_batch.py BASE_URL WIRE FOLDER TURNS`. Each turn calls a tool that has an effect,
-a line in the file `effects` beside the folder, and then answers with what the tool has said.
+Run it as `python waiting_batch.py BASE_URL WIRE FOLDER TURNS`. Each turn calls a tool that appends a line to
+the file `effects` beside FOLDER. Then the model answers with the tool's result.
 """
 
 import json
@@ -24,19 +24,19 @@ WIRES = tuple(name for name, each in FORMATS.items() if each.batches is not None
 
 
 def batching(folder: Path, **more: Any) -> Batching:
-    """Return a batching that looks often."""
+    """Return a `Batching` that asks the provider for results often."""
     return Batching(**{"folder": str(folder), "first_look_s": 0.01, "look_every_s": 0.02, **more})
 
 
 def settings(base_url: str, wire: Any = None, **more: Any) -> LlmSettings:
-    """Return the settings of a model that costs 2 USD for a million tokens."""
+    """Return settings with a model that costs 2 USD per million tokens."""
     prices = {"m": Price(input=2.0, output=2.0)}
     given = {"model": "m", "api_key": "key", "retry": QUICK, "prices": prices, **more}
     return LlmSettings(base_url=base_url, wire=wire, **given)
 
 
 def counting(request: LlmRequest) -> LlmReply:
-    """Call the tool with the turn's text, and then answer with what it has said."""
+    """Reply with a call of the tool with the user's text, and after that with the tool's result."""
     said = [each for each in request.messages if each["role"] == "tool"]
     if said:
         return text_reply(f"heard {said[-1]['content']}")
@@ -46,12 +46,12 @@ def counting(request: LlmRequest) -> LlmReply:
 
 
 def requests(turns: int) -> list[TurnRequest[str]]:
-    """Return the requests of a batch; every second text is the same."""
+    """Return requests for `turns` turns. Each text is used for two turns."""
     return [TurnRequest(user=f"turn {number // 2}") for number in range(turns)]
 
 
 def noting(effects: Path, killed_at: Path | None = None) -> FunctionTools:
-    """Return the tool. It kills its process once, after its effect, if the file `killed_at` is there."""
+    """Return the tool. If the file `killed_at` exists, it deletes this file and kills its process once."""
 
     def note(text: str) -> str:
         """Note a text."""
@@ -66,7 +66,7 @@ def noting(effects: Path, killed_at: Path | None = None) -> FunctionTools:
 
 
 def main(base_url: str, wire: str, folder: str, turns: str) -> None:
-    """Run the batch to its end, and print the answers as JSON."""
+    """Run all turns, and print the answers as JSON."""
     beside = Path(folder).parent
     tools = noting(beside / "effects", beside / "kill-in-tool")
     with Runner(llm=settings(base_url, wire), servers={"f": tools}) as runner:

@@ -1,4 +1,4 @@
-"""A turn of a conversation in which everything is said that spans have a name for."""
+"""A turn of a conversation with every field that appears in OpenTelemetry spans."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ USAGE = Usage(
 
 
 def record_turn(*observers: Observer, address: str = "https://tools.example/mcp") -> None:
-    """Record it: a question, a tool call, its result, and the answer."""
+    """Record the turn: a question, a tool call, its result, and the answer."""
     turn = _Turn(Tape(*observers))
     turn.ask(address)
     turn.answer()

@@ -1,7 +1,7 @@
-"""A turn whose model has a small context window: the machine, and an endpoint that counts and refuses.
+"""Run the turn machine with an endpoint that has a small context window and refuses longer prompts.
 
-The endpoint keeps the conversation as the LLM actor does, and checks in each request that every call has
-exactly one answer and that nothing has changed but by a `RewriteHistory`.
+The endpoint keeps the conversation as the LLM actor does. In each request it checks that every call has
+exactly one answer, and that only a `RewriteHistory` has changed the earlier messages.
 """
 
 import json
@@ -42,7 +42,7 @@ FRAME_TOKENS = 6
 
 
 class Prompt(Struct, frozen=True):
-    """A request as the endpoint saw it."""
+    """A request, as the endpoint has received it."""
 
     items: tuple[Any, ...]
     tokens: int
@@ -54,11 +54,11 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     """The model's endpoint.
 
     Attributes:
-        window_tokens: Longest prompt that it takes.
-        bytes_per_token: How it counts.
-        counts: Whether it reports its counts.
-        summary: The text of a summary; `None`: it has none.
-        says: The overflow that it reports, of its window and the prompt's size.
+        window_tokens: The longest prompt that it accepts.
+        bytes_per_token: How many bytes it counts as a token.
+        counts: Whether its replies report the number of tokens.
+        summary: Its reply to a request for a summary; `None`: the reply is empty.
+        says: Returns the overflow that it reports, from the window and the prompt's size.
     """
 
     window_tokens: int
@@ -69,11 +69,11 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 class WindowedTurn:
-    """Plays a turn to its end.
+    """Runs a turn to its end.
 
     Args:
-        run: The turn; its one server is `a`.
-        replies: The calls of each reply in order, as the sizes of their results; then the answer follows.
+        run: The message that starts the turn. The turn has one server, `a`.
+        replies: For each reply in order, the sizes of the results of its calls. After these comes the answer.
         endpoint: The model's endpoint.
     """
 
@@ -228,7 +228,7 @@ def _size(item: Any) -> int:
 
 
 def _check_answers(prompt: tuple[Any, ...]) -> None:
-    """Every call has exactly one answer, directly after its reply, in order."""
+    """Assert that every call has exactly one answer, and that answers follow their reply in order."""
     owed: list[str] = []
     for item in prompt:
         if isinstance(item, ToolMessage):

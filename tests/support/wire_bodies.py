@@ -1,4 +1,4 @@
-"""Request bodies in every wire format: who refuses them, where their history ends, what they mark."""
+"""Check request bodies in every wire format: would a provider refuse them, and what do they contain?"""
 
 import functools
 import json
@@ -56,7 +56,7 @@ def call(call_id: str, name: str = "think.think", arguments: str = "{}") -> Tool
 
 
 def rules_for(profile: WireProfile) -> ProviderRules:
-    """Return the rules of the strictest provider that this profile is made for."""
+    """Return the rules of the strictest provider whose endpoints have this profile."""
     return ProviderRules(
         strict_names=profile.names == "encoded",
         cache_markers=profile.cache_markers,
@@ -70,7 +70,7 @@ def rules_for(profile: WireProfile) -> ProviderRules:
 
 
 def refusal(raw: bytes, profile: WireProfile) -> str | None:
-    """Return why a strict provider of the profile's format refuses a request, `None` if it does not."""
+    """Return why a strict provider with this profile refuses a request; `None`: it accepts the request."""
     path = FORMATS[profile.wire].path_of(MODEL.model, stream=False)
     dialect = dialect_of(path)
     assert dialect is not None
@@ -83,7 +83,7 @@ Place: TypeAlias = tuple[tuple[str, ...], object, str]
 
 
 def _texts(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[Place, str]]:
-    """Yield the texts in a parsed body, in order, each with its place."""
+    """Yield all strings in a parsed body, in order, as (place, string)."""
     for item in value if isinstance(value, list) else ():
         yield from _texts(item, above)
     for key, item in value.items() if isinstance(value, dict) else ():
@@ -94,7 +94,7 @@ def _texts(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[Place, 
 
 @functools.cache
 def _places_of_ids(wire: str) -> tuple[Place, Place]:
-    """Return where a format puts the id of a call, and where the id that a result answers."""
+    """Return two places in a format's requests: of the id in a call, and of the id in a call's result."""
     conversation = EncodedConversation(FORMATS[wire].profile)
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(tool_calls=(call("planted"),)))
@@ -106,7 +106,7 @@ def _places_of_ids(wire: str) -> tuple[Place, Place]:
 
 
 def list_of(profile: WireProfile) -> str:
-    """Return the name of the list that a format has the messages in."""
+    """Return the name of the field that has a request's messages."""
     (above, _, _), _ = _places_of_ids(profile.wire)
     return above[0]
 
@@ -136,12 +136,12 @@ def markers(body: Any) -> int:
 
 
 def call_ids(raw: bytes, profile: WireProfile) -> tuple[list[str], list[str]]:
-    """Return the ids of the calls in a request, and the ids that it answers, each in order."""
+    """Return the ids of the calls in a request, and the ids in its tool results, each in order."""
     texts = list(_texts(json.loads(raw)))
     calls, answers = ([text for at, text in texts if at == place] for place in _places_of_ids(profile.wire))
     return calls, answers
 
 
 def as_json(value: object) -> Any:
-    """Return a Struct or anything else as the JSON value that it is recorded as."""
+    """Return the JSON value by which a trace records `value`."""
     return msgspec.json.decode(msgspec.json.encode(value))

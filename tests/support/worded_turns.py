@@ -1,4 +1,4 @@
-"""Turns whose words say what happens in them: for tests that do something to an episode from inside."""
+"""Turns whose user text tells the scripted model what to do, for tests that act while a turn runs."""
 
 import contextlib
 import threading
@@ -16,9 +16,9 @@ QUICK = ProcessLimits(exit_grace_s=0.2, term_grace_s=0.2)
 
 
 class WordedModel:
-    """A scripted model: `call TOOL` has that tool called, `wait` is answered when `gate` is opened.
+    """A scripted model. To `call TOOL` it replies with a call of this tool, and then with `done`.
 
-    To everything else, and after a call, it says `done`.
+    To `wait` it replies `done` when the test opens `gate`, and to any other text at once.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class WordedModel:
 
 @contextlib.contextmanager
 def worded_model() -> Iterator[WordedModel]:
-    """Run one; when it is closed its gate is open, and nothing is left of the turns."""
+    """Yield a running `WordedModel`. Then open its gate, and assert that nothing of the turns is left."""
     model = WordedModel()
     with assert_nothing_left(), model.server:
         try:

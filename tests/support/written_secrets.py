@@ -1,4 +1,4 @@
-"""The forms in which programs write a secret down; each by its name."""
+"""The forms in which programs may write a secret, such as JSON, URLs or base64."""
 
 import base64
 import html
@@ -58,7 +58,7 @@ def lowered_escapes(url: str) -> str:
 
 
 def tells(text: str, secrets: Mapping[str, str] = SECRETS) -> list[str]:
-    """Return the forms in which a text tells a secret: by name, with at most a few characters missing."""
+    """Return which secrets a text contains, such as `KEY as base64`. A few end characters may be missing."""
     return [
         f"{name} as {form}"
         for name, secret in secrets.items()
@@ -68,5 +68,5 @@ def tells(text: str, secrets: Mapping[str, str] = SECRETS) -> list[str]:
 
 
 def written_out(secrets: Mapping[str, str]) -> str:
-    """Return every secret in every form, a line each."""
+    """Return a text with every secret in every form, one a line."""
     return "".join(f"it is {write(secret)} .\n" for secret in secrets.values() for write in FORMS.values())
