@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from parked_turns import DELETE, Job, Stage, runner, wait_until_past
 
 from grue import (
+    ApprovalQuestion,
     Budget,
     FunctionTools,
     Recorder,
@@ -317,6 +318,30 @@ def test_the_runners_budget_holds_for_a_resumed_turn(job: Job, llm: ScriptedLlmS
         made.budget = Budget(requests=4)
         assert made.resume(job.folder, decisions).response == "The tool said: deleted"
         assert made.spent.requests == len(llm.requests) + 1 == 4
+
+
+def test_each_turn_of_another_process_is_counted_as_a_whole(tmp_path: Path) -> None:
+    """Also the second one that a runner resumes from the same trace."""
+    script = [
+        *(tool_calls_reply(("box.look", {})) for _ in range(2)),
+        *(text_reply("done") for _ in range(2)),
+    ]
+    with ScriptedLlmServer(script) as server:
+        how: dict[str, Any] = {
+            "llm": server.settings,
+            "servers": {"box": FunctionTools({"look": lambda: "dust"})},
+            "tool_policy": ToolPolicy(rules=(ToolRule(verdict="ask"),), parking=True),
+        }
+        questions: list[ApprovalQuestion] = []
+        with Runner(trace=tmp_path / "turns.jsonl", **how) as each:
+            for _ in range(2):
+                with pytest.raises(ApprovalPending) as pending:
+                    each.run_turn("Look.")
+                questions += pending.value.questions
+        with Runner(**how) as each:
+            for number, question in enumerate(questions, start=1):
+                each.resume(tmp_path / "turns.jsonl", [question.approve()], turn=number)
+                assert each.spent.requests == 2 * number
 
 
 def test_the_budget_of_another_runner_holds_beside_the_recorded_limits(

@@ -111,8 +111,9 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
-    `counted`: the runner's spending already includes what the turn spent before it was parked. Raises as
-    `Runner.resume`, and `ActorCrashed` if an observer of the runner raised an exception.
+    `counted`: if `writer` has written that the turn was parked, the runner's spending already includes what
+    the turn spent before that. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the runner
+    raised an exception.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
@@ -128,6 +129,7 @@ def resumed_turn(
         check_fit(part.run, spec_of(asked.answer), settings)
         check_changes(where.parked.questions, asked.decisions)
         before = Spent(requests=where.parked.requests, usage=where.parked.usage)
+        counted = counted and part.last_seq > writer.last_seq
         rest = RestOfTurn(settings.spending, before, counted=before if counted else Spent())
         budget = rest.left_for(part.run, settings.budget, f"Turn {part.run.turn} cannot be resumed")
         settings = replace(settings, spending=rest)
@@ -228,8 +230,7 @@ def resumed_run(
     ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
     if ours is None:
         writers.append(_opened_writer(place, recorder))
-    # `counted`: if this recorder has written the trace, the runner has counted what the turn has spent.
-    with resumed_turn(asked, ours or writers[-1], settings, memory, counted=ours is not None) as turn:
+    with resumed_turn(asked, ours or writers[-1], settings, memory, counted=True) as turn:
         yield turn
 
 
