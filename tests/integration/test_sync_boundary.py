@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from grue import LlmSettings, MCPError, Runner, StdioServer
+from grue import FunctionTools, LlmSettings, MCPError, Runner, StdioServer
 from grue.config.settings import GameConfiguration
 from grue.hosts.zork.agent import ZorkAgent
 from grue.messages import SessionOpened
@@ -121,7 +121,7 @@ import threading
 exiting = threading.Event()
 threading._register_atexit(exiting.set)  # called after those of concurrent.futures, which is imported later
 import sys
-from grue import LlmSettings, Runner, StdioServer, TurnLimits
+from grue import FunctionTools, LlmSettings, Runner, StdioServer, TurnLimits
 
 def play():
     exiting.wait()
@@ -136,11 +136,23 @@ threading.Thread(target=play).start()
 """
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda runner: runner.run_turn_async("Who is there?"),
+        lambda runner: runner.conversation().ask_async("Who is there?"),
+        lambda runner: runner.tools_async(),
+        lambda runner: runner.call_async("door.knock"),
+    ],
+)
 @pytest.mark.parametrize("keep", ["nothing", "loop"])
-def test_a_turn_that_is_awaited_under_another_loop_than_asyncios_is_refused(keep: Keep) -> None:
+def test_what_is_awaited_under_another_loop_than_asyncios_is_refused(
+    keep: Keep, start: Callable[[Runner], Coroutine[Any, Any, object]]
+) -> None:
     llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
-    with assert_nothing_left(), Runner(llm=llm, keep=keep) as runner:
-        awaited = runner.run_turn_async("Who is there?")
+    servers = {"door": FunctionTools({"knock": lambda: "knock"})}
+    with assert_nothing_left(), Runner(llm=llm, servers=servers, keep=keep) as runner:
+        awaited = start(runner)
         with pytest.raises(MCPError, match="needs asyncio"):
             awaited.send(None)  # as trio would
 

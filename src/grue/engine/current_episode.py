@@ -293,10 +293,7 @@ class CurrentEpisode:
         Raises:
             MCPError: No asyncio loop runs in this thread, for instance because trio's does.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError as error:
-            raise MCPError("Awaiting a turn needs asyncio. Under trio, call run_turn in a thread.") from error
+        _refuse_without_asyncio()
         if not self.lasting:
             return await _run_alone_async(self._until_closed(work))
         return await self._running().call_async(work)
@@ -308,7 +305,8 @@ class CurrentEpisode:
         return _run_alone(self._until_closed(work), "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:
-        """Run work as `run_outside_turns` does, without blocking the caller's loop."""
+        """Run work as `run_outside_turns` does, without blocking the caller's loop. Raises as `run_async`."""
+        _refuse_without_asyncio()
         if not self.lasting:
             return await _run_alone_async(self._until_closed(work))
         return await self._running().beside_async(work)
@@ -395,6 +393,15 @@ class CurrentEpisode:
         if episode is not None:
             self._lost.detach()
         return episode
+
+
+def _refuse_without_asyncio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise MCPError(
+            "Awaiting grue needs asyncio. Under trio, call the method without _async in a thread."
+        ) from error
 
 
 def _leave_if_there(lost: weakref.ref[CurrentEpisode], episode: Episode) -> None:

@@ -141,9 +141,13 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Return whether an event loop runs in this thread. If so, warn once; the warning recommends `twin`."""
+    """Return whether an event loop runs in this thread. If so, warn once.
+
+    The warning recommends `twin`; under trio a thread, because `twin` needs asyncio.
+    """
     if not loop_is_running():
         return False
+    twin = "trio.to_thread.run_sync" if _trio_runs() else twin
     # No warning in a notebook: each cell blocks its event loop, as the user expects.
     if twin not in _warned and not in_notebook():
         _warned.add(twin)
@@ -172,8 +176,19 @@ def loop_is_running() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        trio = sys.modules.get("trio")
-        return trio is not None and bool(trio.lowlevel.in_trio_run())
+        return _trio_runs()
+    return True
+
+
+def _trio_runs() -> bool:
+    # Not `in_trio_run`, which older versions of trio lack. While trio is being imported, it lacks both.
+    token = getattr(sys.modules.get("trio.lowlevel"), "current_trio_token", None)
+    if token is None:
+        return False
+    try:
+        token()
+    except RuntimeError:
+        return False
     return True
 
 

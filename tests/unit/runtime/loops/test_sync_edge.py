@@ -29,6 +29,25 @@ def _nobody_was_warned() -> Iterator[None]:
     sync_edge._warned.update(before)
 
 
+@pytest.mark.parametrize("runs", [True, False, None])
+def test_trios_loop_is_noticed_in_any_version_of_trio(
+    monkeypatch: pytest.MonkeyPatch, runs: bool | None
+) -> None:
+    def current_trio_token() -> None:
+        if not runs:
+            raise RuntimeError("must be called from async context")
+
+    lowlevel: Any = types.ModuleType("trio.lowlevel")  # without `in_trio_run`, which is not in older versions
+    if runs is not None:  # `None`: another thread is importing trio
+        lowlevel.current_trio_token = current_trio_token
+    monkeypatch.setitem(sys.modules, "trio", types.ModuleType("trio"))
+    monkeypatch.setitem(sys.modules, "trio.lowlevel", lowlevel)
+    assert sync_edge.loop_is_running() is (runs is True)
+    if runs:
+        with pytest.warns(BlockingInsideEventLoopWarning, match=r"Use trio\.to_thread\.run_sync instead"):
+            sync_edge.warn_if_blocking("Edge.twin")
+
+
 @pytest.fixture
 def threads() -> Iterator[None]:
     before = set(threading.enumerate())
