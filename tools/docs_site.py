@@ -93,7 +93,7 @@ _NOT_FOR_AGENTS = (
 
 
 def for_agents(nav: list[Any], made: dict[str, str]) -> dict[str, str]:
-    """Return `llms.txt`, which lists the pages, and `llms-full.txt`, the text of all but reference pages.
+    """Return `llms.txt`, which lists the pages, and `llms-full.txt`, the text of those that agents need.
 
     Args:
         nav: The site's navigation, as mkdocs.yml has it.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def chosen_backends(episode_id: str, *, langfuse: bool, otel: bool) -> "Iterator[list[Outbox]]":
     """Yield the trace observers that the options ask for.
 
-    At the end of the `with` block, their unsent data is sent, which takes a few seconds at most.
+    At the end of the `with` block, the observers send their unsent data, for a few seconds at most.
 
     Raises:
         MissingDependencyError: A package that an observer needs is not installed.

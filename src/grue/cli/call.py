@@ -22,7 +22,7 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 
 
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
-    """Return the arguments of a call: the members of `text`, replaced or extended by `pairs`.
+    """Return the arguments of a call: the members of the JSON object `text`, changed and extended by `pairs`.
 
     Each pair is `NAME=VALUE`. VALUE is JSON, or text if the schema asks for a string. If the schema gives no
     type, VALUE is JSON where possible, else text.

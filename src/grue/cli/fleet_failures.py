@@ -93,7 +93,7 @@ def _said(result: Result, directory: Path) -> list[str]:
 
 
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
-    """Score the finished episodes of a fleet; return whether no scorer has failed, and the budget sufficed.
+    """Score a fleet's finished episodes; return whether all scorers succeeded and the budget sufficed.
 
     Raises:
         FleetError, MCPConfigError: The scorers or the folder cannot be used.

@@ -71,7 +71,7 @@ class FleetProgress:
         self._drawn = 0
 
     def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
-        """Show how far the fleet is, if enough time has passed since the last call."""
+        """Show the fleet's progress, if enough time has passed since it was last shown."""
         self._costs = costs
         now = time.monotonic()
         if now - self._shown_at >= _SHOWN_EVERY_S[self._terminal.redraws]:

@@ -118,8 +118,8 @@ def _found_model() -> tuple[str, str]:
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write the files of a new project into a folder, and print what was written and what to do next.
 
-    All servers are copied from `sources`, files of other MCP hosts. Without `sources`, the user is
-    offered the servers of the hosts on this machine.
+    All servers are copied from `sources`, configuration files of other programs such as Claude. Without
+    `sources`, the user is offered the servers of such programs on this machine.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.

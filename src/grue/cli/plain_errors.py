@@ -42,9 +42,9 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. For a word in `_MEANT`, the error says what to write instead.
+        """Find the command. If there is none of this name, `_MEANT` may know what to suggest in the error.
 
-        In a group such as `grue trace`, only commands of this group can be meant.
+        In a group such as `grue trace`, the error suggests only commands of this group.
         """
         try:
             return super().resolve_command(ctx, args)

@@ -186,7 +186,7 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
 def _lines(file: Iterable[str]) -> Iterator[str]:
     try:
         for line in file:
-            line.encode()  # with the locale C, Python reads bytes that are no UTF-8 as lone surrogates
+            line.encode()  # with the locale C, Python reads invalid UTF-8 as lone surrogates, which fail here
             yield line
     except UnicodeError as error:
         raise MCPConfigError("The calls on standard input are not UTF-8 text.") from error

@@ -92,7 +92,7 @@ def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]
 
 
 def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
-    """Yield a line with the requests, tokens and cost so far, and the sentence `budget`."""
+    """Yield a line with the requests, tokens and cost so far, followed by the sentence `budget`."""
     usage = spent.usage
     requests = counted(spent.requests, "request")
     cached = f" ({usage.cached_tokens:,} from the cache)" if usage.cached_tokens else ""

@@ -155,7 +155,7 @@ class ChatProgram:
                     return
 
     def on_event(self, event: LoopEvent | Noticed | CallsQuestion | ServerQuestion) -> None:
-        """Print an event of a turn, or ask the user its question."""
+        """Print an event of a turn; if it is a question, ask the user."""
         match event:
             case CallsQuestion(calls=calls):
                 event.answer([self._person.decide(call) for call in calls])

@@ -147,7 +147,7 @@ class ChatCompleter(Completer):
 
 def _matching(names: Iterable[str], begun: str) -> Iterable[Completion]:
     for name in names:
-        # For `server.tool`, people type only the beginning of `tool`.
+        # People also type only the beginning of `tool` when they mean `server.tool`.
         if name.startswith(begun) or (begun and f".{begun}" in name):
             yield Completion(printable(name), start_position=-len(begun))
 
