@@ -4,8 +4,9 @@
 
 SIDE is `floor` (floor_script.py), `script` (sdk_script.py), or a way to use grue:
 
-- `grue`: default settings. All others keep the event loop, and `kept` also the sessions.
+- `grue`: default settings. The ways below keep the event loop from turn to turn.
 - `fresh`: a new session in each turn.
+- `kept`: one session for all turns.
 - `ahead`: the next turn's session is prepared after a turn.
 - `presumed`: a turn presumes the tools that the turn before saw.
 - `beside`: as `presumed`, and the next turn's server is started during this turn.

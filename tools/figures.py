@@ -53,7 +53,7 @@ def circles(imports: Imports) -> list[set[str]]:
 
 
 def longest_chain(imports: Imports) -> list[str]:
-    """Return the longest chain of modules that import each other in turn. No imports may be circular."""
+    """Return the longest chain of modules in which each imports the next. The imports must have no cycle."""
     chains: dict[str, list[str]] = {}
 
     def chain_from(name: str) -> list[str]:

@@ -63,7 +63,7 @@ def filled(readme: str, **blocks: str) -> str:
 
 
 def stable(text: str) -> str:
-    """Return `text` without what differs from run to run."""
+    """Return `text` with everything replaced that differs from run to run, such as times."""
     for pattern, placeholder in _VARYING:
         text = pattern.sub(placeholder, text)
     lines = text.splitlines()

@@ -167,7 +167,7 @@ def _add_bundle(
 
 @contextmanager
 def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
-    """Download a bundle if the user agrees, and yield its path. The file is unchecked, and deleted at the end.
+    """Download a bundle if the user agrees, and yield its path, unchecked. At the end, delete the bundle.
 
     Raises:
         MCPConfigError: The user did not agree, or the bundle cannot be downloaded.
