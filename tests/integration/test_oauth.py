@@ -177,10 +177,11 @@ def test_a_refresh_that_is_refused_wants_a_login_and_keeps_the_registration(guar
     assert record.client is not None
 
 
-def test_a_refresh_that_a_proxy_refuses_is_tried_again_later(guarded: Guarded) -> None:
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_refresh_that_a_proxy_refuses_is_tried_again_later(guarded: Guarded, status: int) -> None:
     server = logged_in(guarded)
     guarded.issuer.end_access()
-    guarded.issuer.statuses["/token"] = 403
+    guarded.issuer.statuses["/token"] = status
     assert failure_of(server).needs_login
     guarded.issuer.statuses.clear()
     assert echoed(server) == "hi"

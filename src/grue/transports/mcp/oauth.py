@@ -240,6 +240,7 @@ class Authorizer:
         self._loaded = False
         self._lock = anyio.Lock()
         self._last_status: int | None = None  # the status of the last answer to a POST
+        self._last_error = False  # whether that answer has an error code (RFC 6749, section 5.2)
         self._redaction = Redaction()
 
     async def token(self) -> str:
@@ -365,9 +366,9 @@ class Authorizer:
         status = self._last_status
         if needed and (status is None or _is_unavailable(status)):
             raise server_unavailable(status)
-        # With these statuses the authorization server refuses the refresh token. Another status may come from
-        # a proxy.
-        if status in _REFUSED:
+        # With these statuses and an error code, the authorization server refuses the refresh token. Another
+        # answer may come from a proxy.
+        if status in _REFUSED and self._last_error:
             # Remove only the tokens from the record: the next login needs the client's registration.
             stored.access_token = stored.refresh_token = ""
             await self._saved(stored)
@@ -530,6 +531,7 @@ class Authorizer:
             raise server_unavailable(None, host) from error
         if request.method == "POST":
             self._last_status = answer.status_code
+            self._last_error = bool(dict(_fields(answer.content)).get("error"))
             for name, value in secrets_of(request, answer):
                 self._hide(name, value)
         return answer
