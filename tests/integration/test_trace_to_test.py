@@ -12,7 +12,18 @@ from commands import forked, grue
 from forked_turns import Box, model, records, runner
 from msgspec.structs import replace
 
-from grue import FunctionTools, Runner, ToolPolicy, ToolRule, ToolSearch, TurnLimits, TurnRequest, tool
+from grue import (
+    Budget,
+    FunctionTools,
+    Price,
+    Runner,
+    ToolPolicy,
+    ToolRule,
+    ToolSearch,
+    TurnLimits,
+    TurnRequest,
+    tool,
+)
 from grue.cli.trace_to_test import to_test
 from grue.errors import AnswerError, ConversationError, LLMError, MCPConfigError
 from grue.messages import (
@@ -317,6 +328,21 @@ def test_what_cannot_be_told_as_a_test_is_refused(tmp_path: Path, monkeypatch: p
         with pytest.raises(MCPConfigError, match=says):
             to_test(tmp_path / "a.jsonl", None, tools, tmp_path / "test_a.py")
     assert not (tmp_path / "test_a.py").exists()
+
+
+def test_a_test_that_fails_without_words_is_told_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The replies of the test cost nothing, so nothing forces an answer when money is spent."""
+    trace = tmp_path / "a.jsonl"
+    with ScriptedLlmServer([tool_calls_reply(("box.look", {})), text_reply("dust")]) as server:
+        llm = replace(server.settings, prices={"*": Price(input=100.0, output=100.0)})
+        box = {"box": FunctionTools({"look": lambda: "dust"})}
+        limits = TurnLimits(budget=Budget(cost_usd=0.001))
+        with Runner(llm=llm, servers=box, limits=limits, trace=trace) as each:
+            assert each.run_turn("Look.").reason == "budget"
+    assert not to_test(trace, None, (), tmp_path / "test_a.py")
+    assert "AssertionError: assert outcome.kind == 'forced'" in capsys.readouterr().err
 
 
 def test_a_turn_whose_model_failed_is_no_test(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import runpy
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -108,7 +109,9 @@ def _fault(path: Path, turn: int) -> str:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - all are reported, also that of pytest.raises
-            return f"{type(error).__name__}: {error}"
+            # An assertion may have no words: then its line says what has failed.
+            line = traceback.extract_tb(error.__traceback__)[-1].line
+            return f"{type(error).__name__}: {str(error) or line}"
         finally:
             sys.path.remove("")
     return ""
