@@ -92,8 +92,9 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
 
 
 def _same(wanted: object, found: object) -> bool:
-    # To Python, `True` equals 1, and to JSON it does not.
-    return wanted == found and not any(Comparison().differences(as_json(wanted), as_json(found)))
+    # To Python, `True` equals 1, and to JSON it does not. But `ANY` equals a value to Python only.
+    differing = Comparison().differences(as_json(wanted), as_json(found))
+    return wanted == found and not any(each.left == each.right for each in differing)
 
 
 def _shown(call: m.ToolCallRecord) -> str:

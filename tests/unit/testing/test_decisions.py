@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import ANY
 
+import msgspec
 import pytest
 
 from grue import TurnOutcome
@@ -57,3 +59,12 @@ def test_true_is_not_1_in_an_answer() -> None:
     for wrong in (Lamp(True), {"on": True}):
         with pytest.raises(AssertionError, match="the answer is"):
             assert_answer(OUTCOME, wrong)
+
+
+def test_a_value_that_equals_only_in_python_is_expected() -> None:
+    assert_calls(OUTCOME, Called("box.press", {"times": pytest.approx(1), "kinds": ANY}, result=ANY))
+    assert_calls(OUTCOME, Called("box.press", ANY))
+    assert_answer(OUTCOME, ANY)
+    assert_answer(msgspec.structs.replace(OUTCOME, response=0.1 + 0.2), pytest.approx(0.3))
+    with pytest.raises(AssertionError, match="its arguments"):
+        assert_calls(OUTCOME, Called("box.press", {"times": True, "kinds": ANY}))
