@@ -453,6 +453,16 @@ async def test_what_a_reply_that_broke_off_has_cost_counts_with_the_next_one(bro
         assert reply.usage.input_tokens == 100
 
 
+async def test_a_stream_that_brought_only_an_error_has_cost_nothing() -> None:
+    error = b'data: {"id":"7","choices":[],"error":{"message":"The model is overloaded","code":503}}\n\n'
+    busy = LlmReply(headers={"Content-Type": "text/event-stream"}, body=error)
+    with ScriptedLlmServer([busy, text_reply("ok")]) as server:
+        retry = RetryPolicy(initial_delay_s=0.0)
+        async with desk(LlmEndpoint(settings_for(server.base_url, retry=retry))) as agent:
+            reply = await agent.reply(stream=True)
+    assert (reply.content, reply.usage.input_tokens) == ("ok", 10)
+
+
 async def test_marked_thoughts_are_streamed_as_reasoning() -> None:
     lines: list[bytes] = []
     with ScriptedLlmServer([text_reply("<think>\nA maze?\n</think>\n\nIn a maze.")]) as server:

@@ -620,7 +620,8 @@ async def _received(
     first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
-    held = streamed.assembler.held if streamed is not None else 0
+    # A stream may bring nothing but an error, for which providers bill nothing.
+    held = streamed.assembler.held if streamed is not None and incoming.said else 0
     return _answered(reply, body, first_chunk_s, held)
 
 
@@ -707,7 +708,7 @@ class _Incoming:
     """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
     `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock. `said`:
-    characters of text so far.
+    whether text has arrived.
     """
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
@@ -718,6 +719,7 @@ class _Incoming:
         self._events = 0
         self._plain = bytearray()
         self.first_event_at: float | None = None
+        self.said = False
 
     @property
     def finished(self) -> bool:
@@ -753,6 +755,7 @@ class _Incoming:
             # Show text that arrived before a fault, too. If the request is retried, a `TextDelta` with
             # `restart` tells observers to discard it.
             for delta in _joined(deltas):
+                self.said = True
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
