@@ -424,6 +424,14 @@ def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch: pytest.MonkeyPat
         _fetch("https://a.example/x", io.BytesIO(), most=5, within_s=promises.GUARD_S)
 
 
+def test_the_certificates_of_the_environment_hold_for_this_machine_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/absent.pem")
+    with pytest.raises(MCPConfigError, match="proxies or certificates cannot be used"):
+        _fetch("https://localhost:9/x", io.BytesIO(), most=5, within_s=promises.GUARD_S)
+
+
 def test_a_download_follows_redirects_but_none_from_https_to_http(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

@@ -385,7 +385,9 @@ def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: i
         left = redirects
         with anyio.fail_after(within_s):
             try:
-                new = httpx.AsyncClient(timeout=_READ_S, trust_env=not at_home)
+                # Without `verify`, `trust_env=False` would ignore SSL_CERT_FILE too.
+                tls = httpx.create_ssl_context()
+                new = httpx.AsyncClient(timeout=_READ_S, verify=tls, trust_env=not at_home)
             except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
                 fault = environment_fault(error)
                 raise MCPConfigError(f"{fault.cause}. {fault.remedy}") from error
