@@ -286,6 +286,16 @@ def test_a_path_that_may_be_left_out_is_a_path_if_it_is_given() -> None:
                 read()
 
 
+def test_a_batch_takes_requests_by_position_too() -> None:
+    class Data:
+        def __getitem__(self, place: int) -> str:
+            return ["One?", "Two?"][place]
+
+    data: Any = Data()
+    with Runner(llm=offline_endpoint(reply_in_chat)) as runner:
+        assert len(list(runner.map(data))) == 2
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [

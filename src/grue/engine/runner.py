@@ -545,7 +545,7 @@ class Runner(AsyncToolAccess, Closing):
         with importing():  # imported here, so that a program's first turn does not wait for the import
             from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar
 
-        if isinstance(requests, str | TurnRequest) or not isinstance(requests, Iterable):
+        if isinstance(requests, str | TurnRequest) or {"__iter__", "__getitem__"}.isdisjoint(dir(requests)):
             raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {shown(concurrency)}")
