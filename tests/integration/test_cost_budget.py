@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from grue import Budget, LlmSettings, Price, Runner, TurnRequest
+from grue import Budget, LlmSettings, Price, RetryPolicy, Runner, TurnRequest
 from grue.errors import ActorCrashed
 from grue.messages import CostUncounted, RunTurn
 from grue.protocol.chat_wire.profiles import GENERIC
@@ -77,3 +77,22 @@ def test_a_table_of_prices_makes_it_count(prices: Mapping[str, Price]) -> None:
             runner.recorder.add(lambda envelope, _line: bodies.append(envelope.body))
             assert runner.run_turn(ASKED).usage.cost_usd == pytest.approx(10.0)
     assert not any(isinstance(body, CostUncounted) for body in bodies)
+
+
+@pytest.mark.parametrize("priced", ["large", "backup"])
+def test_the_model_of_a_chain_whose_cost_is_not_known_is_named(priced: str) -> None:
+    """Also if the first one has a price, and if the other one has replied."""
+    reports: list[CostUncounted] = []
+    with ScriptedLlmServer([text_reply("done"), text_reply("done")]) as llm:
+        away = LlmSettings(base_url="http://127.0.0.1:9/v1", model="large", retry=RetryPolicy(max_retries=0))
+        chain = [away, LlmSettings(base_url=llm.base_url, model="backup")]
+        for profile in (GENERIC, NEVER):
+            both = [
+                replace(each, profile=profile, prices={priced: Price(input=1.0, output=1.0)})
+                for each in chain
+            ]
+            with Runner(llm=both, budget=Budget(cost_usd=1.0)) as runner:
+                runner.recorder.watch({CostUncounted: reports.append})
+                runner.run_turn(ASKED)
+    unpriced = "backup" if priced == "large" else "large"
+    assert {report.model for report in reports} == {unpriced}

@@ -651,10 +651,9 @@ class HostTurn(Generic[T]):
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
             return
-        counts = wiring.endpoint.counts_cost()
-        if counts is False or (counts is None and known is False):
+        endpoint = wiring.endpoint.uncounted(anyio.current_time())
+        if endpoint is not None and (endpoint.reports_cost is False or known is False):
             spending.said_uncounted = True
-            endpoint = wiring.endpoint
             note = m.CostUncounted(
                 model=endpoint.settings.model, endpoint=endpoint.profile.name, limit_usd=budget.cost_usd
             )

@@ -561,10 +561,18 @@ class LlmEndpoint:
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
 
-    def counts_cost(self) -> bool | None:
-        """Return whether the cost is known at every endpoint of the chain; `None`: not yet known for some."""
-        counted = [each.reports_cost for each in self.chain]
-        return None if None in counted and False not in counted else all(counted)
+    def uncounted(self, now_s: float) -> LlmEndpoint | None:
+        """Return an endpoint of the chain whose cost is not known, or not yet; `None`: all costs are known.
+
+        One that never reports the cost comes first, then the one that is asked now. `now_s` is on the event
+        loop's clock.
+        """
+        first = self.first(now_s, tools=False)
+        return min(
+            (each for each in self.chain if not each.reports_cost),
+            key=lambda each: (each.reports_cost is None, each is not first),
+            default=None,
+        )
 
     @property
     def reports_cost(self) -> bool | None:
