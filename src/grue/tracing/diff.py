@@ -45,7 +45,6 @@ IGNORED = frozenset(
         "asks",
         "expires_at",
         "TurnResumed.after",
-        "HistoryReference.digest",
         "HistoryReference.file",
     }
 )
@@ -69,8 +68,9 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
         TraceError: One of the files is damaged. Raised when the damaged line is read.
     """
     forked = _forked_turns(left) | _forked_turns(right)
+    began: dict[m.ConversationId, int] = {}
     for one, other in _aligned(_only(forked, lean_turns(left)), _only(forked, lean_turns(right))):
-        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice()).divergences()
+        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice(), began).divergences()
 
 
 def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
@@ -196,10 +196,13 @@ class _Pair(NamedTuple):
 
 
 class _TurnDiff:
-    def __init__(self, left: TurnSlice, right: TurnSlice) -> None:
+    """The comparison of a turn. `began`: the first turn of each conversation of the left trace."""
+
+    def __init__(self, left: TurnSlice, right: TurnSlice, began: dict[m.ConversationId, int]) -> None:
         self._turn = left.turn or right.turn
         self._left = _Tree(left)
         self._right = _Tree(right)
+        self._began = began
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
         self._lefts: dict[int, int] = {}  # by the number of a right message: that of its left counterpart
@@ -259,12 +262,21 @@ class _TurnDiff:
         one, other = left.body, right.body
         if _ended_as_asked(one, other):
             return ()
-        if isinstance(one, m.RunTurn) and isinstance(other, m.RunTurn) and one.resumed and other.resumed:
+        if isinstance(one, m.RunTurn) and isinstance(other, m.RunTurn):
+            other = self._as_comparable(one, other)
+        # Read the iterator to its end: it pairs the ids, which the comparison of later messages needs.
+        return tuple(self._comparison.differences(one, other))
+
+    def _as_comparable(self, one: m.RunTurn, other: m.RunTurn) -> m.RunTurn:
+        if one.resumed and other.resumed:
             # The time limit of a resumed turn is the time that the turn had left.
             limits = replace(other.limits, turn_timeout_s=one.limits.turn_timeout_s)
             other = replace(other, limits=limits)
-        # Read the iterator to its end: it pairs the ids, which the comparison of later messages needs.
-        return tuple(self._comparison.differences(one, other))
+        past, history = one.history, other.history
+        if past and history and self._began.setdefault(past.conversation, self._turn) != self._turn:
+            # Earlier turns of the traces hold the conversation. Its digest differs too if only ids do.
+            other = replace(other, history=replace(history, digest=past.digest))
+        return other
 
     def _divergence(self, pair: _Pair) -> Divergence:
         left = None if pair.left is None else whole(self._left.by_seq[pair.left])

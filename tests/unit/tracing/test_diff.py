@@ -9,7 +9,7 @@ from episode_scenes import place_of, scene
 from episode_scenes import with_fields as changed
 from msgspec.structs import replace
 
-from grue import FunctionTools, Runner, ToolPolicy, ToolRule
+from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnRequest
 from grue.errors import ApprovalPending
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
@@ -28,6 +28,7 @@ from grue.messages import (
     ToolReturned,
     TurnCompleted,
     TurnParked,
+    UserText,
 )
 from grue.runtime.actor import ActorFailed
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
@@ -62,6 +63,15 @@ def test_two_conversations_that_were_parked_do_not_differ_in_ids_files_and_times
     assert list(diff(left, right)) == []
     longer = changed(left, place_of(left, TurnParked), requests=2)
     assert [each.path for each in next(diff(longer, right)).differences] == ["$.requests"]
+
+
+def test_a_history_that_the_traces_do_not_hold_differs_by_its_digest(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        trace = tmp_path / f"{name}.jsonl"
+        with ScriptedLlmServer(["Yes."]) as model, Runner(llm=model.settings, trace=trace) as runner:
+            runner.run_turn(TurnRequest("Still?", history=[UserText(f"I like {name}.")]))
+    left, right = (list(read_episode(tmp_path / f"{name}.jsonl").envelopes) for name in ("cats", "dogs"))
+    assert [each.path for each in next(diff(left, right)).differences] == ["$.history.digest"]
 
 
 def test_two_runs_that_crash_in_the_same_place_do_not_differ_up_to_there(tmp_path: Path) -> None:
