@@ -13,6 +13,7 @@ waits with functions that gevent has patched, so other greenlets run meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import inspect
 import sys
@@ -30,6 +31,7 @@ from grue.runtime.loops.interrupts import (
     INTERRUPT_GRACE_S,
     Interruptible,
     InterruptWatch,
+    WorkInterrupted,
     is_ours,
     may_handle_interrupts,
     refuse_reentry,
@@ -97,16 +99,20 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
             loop's descriptors. The system's error is the `__cause__`.
     """
     begun = False
+    result: list[T] = []
     run = run_in_shared_loop if threads_are_greenlets() else anyio.run
 
-    def begin() -> Awaitable[T]:
+    async def begin() -> None:
         nonlocal begun
         begun = True
         asyncio.get_running_loop().getaddrinfo = look_up  # type: ignore[method-assign]
-        return function()
+        # Raised only after the loop has ended: asyncio raises a `KeyboardInterrupt` of a task at once, and
+        # with `nest_asyncio` it then logs it as the task's, with a traceback.
+        with contextlib.suppress(WorkInterrupted):
+            result.append(await function())
 
     try:
-        return run(begin)
+        run(begin)
     except (OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, OSError) and error.errno == errno.EBADF:
             raise MCPError(_CLOSED) from error
@@ -117,6 +123,9 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
             remedy = "Under gevent, an asyncio loop of the program's own leaves no room for another."
         text = f"No event loop could be started: {error or type(error).__name__}. {remedy}"
         raise MCPError(text) from error
+    if not result:
+        raise WorkInterrupted
+    return result[0]
 
 
 def start_thread(thread: threading.Thread) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from grue.errors import MCPError
 from grue.runtime.loops import sync_edge
+from grue.runtime.loops.interrupts import Interruptible, WorkInterrupted
 from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning, run_blocking
 
 T = TypeVar("T")
@@ -196,6 +197,29 @@ def test_a_notebook_is_not_warned_of_what_its_guide_recommends(
         warnings.simplefilter("always")
         assert asyncio.run(cell()) == 42
     assert [each.category for each in caught] == [BlockingInsideEventLoopWarning] * warned
+
+
+def test_an_interruption_is_raised_when_the_loop_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `nest_asyncio`, which notebooks use, logs a `KeyboardInterrupt` that ends the main task.
+    logged: list[BaseException] = []
+    run = anyio.run
+
+    def run_and_log(function: Callable[[], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            try:
+                return await function()
+            except BaseException as error:
+                logged.append(error)
+                raise
+
+        return run(main)
+
+    work = Interruptible()
+    work.interrupt()
+    monkeypatch.setattr(anyio, "run", run_and_log)
+    with pytest.raises(WorkInterrupted):
+        sync_edge.run_loop(lambda: work.run(answer))
+    assert logged == []
 
 
 def test_several_threads_may_call_at_once() -> None:
