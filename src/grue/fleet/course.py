@@ -36,7 +36,7 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
         refused_calls: Number of calls that were not sent, because the tool is unknown, the arguments are
             wrong or the policy denies the call.
         failed_calls: Number of calls that were sent and failed, timed out or lost their server.
-        outcome: How the last turn ended: `failed`, or the kind of its outcome; empty if it has not ended.
+        outcome: How the last turn ended: `failed`, `parked`, or the kind of its outcome; empty: none ended.
         host_reason: Why the host ended the episode, in a word; empty if the host gave no reason.
         error: The last thing that went wrong, in a line; empty if nothing went wrong.
         error_kind: The kind of the message that reports `error`.
@@ -65,8 +65,8 @@ class LastExchange(Struct, frozen=True):
 
 
 _READ = frozenset(
-    {"RunTurn", "TurnForked", "TurnCompleted", "TurnFailed", "CompletionFailed", "ToolRejected", "ToolDenied"}
-    | {"ToolReturned", "ToolTimedOut", "ToolSkipped", "ServerDied"}
+    {"RunTurn", "TurnForked", "TurnCompleted", "TurnFailed", "TurnParked", "CompletionFailed", "ToolRejected"}
+    | {"ToolDenied", "ToolReturned", "ToolTimedOut", "ToolSkipped", "ServerDied"}
 )
 
 
@@ -99,6 +99,8 @@ def _take(found: dict[str, Any], envelope: Any) -> None:
         case m.TurnFailed():
             _add(found, requests=body.requests, tool_calls=len(body.tool_calls))
             found["outcome"], error = "failed", summarize(body)
+        case m.TurnParked():
+            found["outcome"] = "parked"
         case m.ToolRejected() | m.ToolDenied() | m.ToolSkipped(refused=True):
             _add(found, refused_calls=1)
             error = summarize(body)

@@ -33,7 +33,7 @@ class Overview(Struct, kw_only=True):
         turns: How many turns were run; a resumed turn counts once. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.
         failures: Turns that failed, and those that ended with a fallback.
-        last: How the last turn ended: `failed`, or the kind of its outcome; empty if no turn has ended.
+        last: How the last turn ended: `failed`, `parked`, or the kind of its outcome; empty: none ended.
         seconds: Time of the last message, in seconds since the trace began.
     """
 
@@ -86,6 +86,8 @@ class Overview(Struct, kw_only=True):
                 self.last = "failed" if isinstance(envelope.body, m.TurnFailed) else "fallback"
             case m.TurnCompleted(kind=kind):
                 self.last = kind
+            case m.TurnParked():
+                self.last = "parked"
             case m.RequestCompletion():
                 self.requests += 1
             case m.ReplyDropped(usage=usage):

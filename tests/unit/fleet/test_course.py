@@ -7,6 +7,7 @@ from story_traces import full_story
 
 from grue.errors import TraceError
 from grue.fleet.course import Course, read_course, read_said
+from grue.tracing.overview import Overview
 from grue.tracing.reading import read_episode
 
 pytestmark = pytest.mark.made_up_trace
@@ -45,6 +46,17 @@ def test_what_comes_before_the_damage_counts(trace: Path) -> None:
     assert 0 < course.turns < 3
     with pytest.raises(TraceError):
         read_said(trace)
+
+
+def test_a_turn_that_waits_for_a_person_is_the_last_one(trace: Path) -> None:
+    lines = trace.read_bytes().splitlines(keepends=True)
+    parked = next(place for place, line in enumerate(lines) if b'"TurnParked"' in line)
+    trace.write_bytes(b"".join(lines[: parked + 1]))
+    course, overview = read_course(trace), Overview()
+    for envelope in read_episode(trace).envelopes:
+        overview.see(envelope)
+    assert course is not None
+    assert course.outcome == overview.last == "parked"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"{}\n", b"[" * 9000])
