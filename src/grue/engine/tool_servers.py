@@ -39,7 +39,6 @@ from grue.runtime.loading import load
 from grue.runtime.processes.guard import guard
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.safe_text import require_well_formed
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect, Listing, SeenListing, ToolConnection
@@ -249,7 +248,6 @@ def _server_name(name: str) -> m.ServerName:
             f"'{name}' cannot be the name of a tool server: names may not be empty and may not contain "
             "a dot, because a tool's full name is SERVER.TOOL."
         )
-    require_well_formed(name, "The name of a tool server")
     return m.ServerName(name)
 
 

@@ -13,9 +13,6 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import groupby
 
-from grue.errors import MCPConfigError
-from grue.field_checks import shown
-
 ELLIPSIS = "…"
 
 _ESCAPE_SEQUENCE = re.compile(
@@ -94,12 +91,6 @@ def well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def require_well_formed(text: str, what: str) -> None:
-    """Raise `MCPConfigError` if `text` has a lone surrogate, so that neither JSON nor a file can hold it."""
-    if well_formed(text) != text:
-        raise MCPConfigError(f"{what} has a character that cannot be encoded as UTF-8: {shown(text)}.")
 
 
 def well_formed_escapes(text: str) -> str:

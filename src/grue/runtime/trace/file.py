@@ -32,7 +32,6 @@ from grue.field_checks import check_settings, is_usable, shown
 from grue.runtime.files import LineFile, as_path, next_line, open_regular, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
-from grue.runtime.safe_text import require_well_formed
 from grue.runtime.trace.format import (
     FORMAT,
     UNDECODABLE,
@@ -270,8 +269,6 @@ class TraceWriter(Closing):
         self.path = as_path(path, "TraceWriter")
         self.last_seq, self.last_t = 0, 0.0
         self._options = options or TraceOptions()
-        require_well_formed(episode, "TraceWriter: episode=")
-        require_well_formed(self._options.version, "TraceOptions: version=")
         header = _header_to_resume(self.path, episode) if resume else None
         self._file = LineFile(self.path, "trace file")
         try:
