@@ -807,7 +807,8 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         refusal: The text of a refusal, if the endpoint marks the reply as a refusal.
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`), for people.
-        usage: Sum over all tries of this request, including one whose reply was cut short.
+        usage: Sum over all tries of this request, including one whose reply was cut short. The tokens of a
+            reply for which the endpoint reports none are estimated.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         stopped: The endpoint's word for why it stopped the reply early; empty if the reply is complete or

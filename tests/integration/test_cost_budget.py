@@ -1,5 +1,6 @@
 """What turns cost, and a limit on the cost that has no effect is reported at the start."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from grue import Budget, LlmSettings, Price, RetryPolicy, Runner, TurnRequest
-from grue.errors import ActorCrashed
+from grue.errors import ActorCrashed, BudgetSpent
 from grue.messages import CostUncounted, RunTurn
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply
@@ -96,3 +97,17 @@ def test_the_model_of_a_chain_whose_cost_is_not_known_is_named(priced: str) -> N
                 runner.run_turn(ASKED)
     unpriced = "backup" if priced == "large" else "large"
     assert {report.model for report in reports} == {unpriced}
+
+
+def test_tokens_that_the_endpoint_does_not_report_are_estimated_so_that_limits_hold() -> None:
+    reply = text_reply("done" * 100)
+    reply = replace(reply, body=json.dumps(json.loads(reply.body) | {"usage": None}).encode())
+    with ScriptedLlmServer([reply, reply]) as llm:
+        prices = {"scripted": Price(input=1.0, output=5.0)}
+        endpoint = LlmSettings(base_url=llm.base_url, model="scripted", prices=prices)
+        with Runner(llm=endpoint, budget=Budget(tokens=100)) as runner:
+            usage = runner.run_turn(ASKED).usage
+            with pytest.raises(BudgetSpent, match="of 100 tokens"):
+                runner.run_turn(ASKED)
+    assert 50 < usage.output_tokens < 200
+    assert usage.cost_usd == pytest.approx((usage.input_tokens + 5 * usage.output_tokens) / 1e6)

@@ -266,7 +266,9 @@ class Asking:
             reply = await self._read(answer)
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, Answered) else None
-                usage = with_cost(reply.usage, reported, self._price)
+                # If the endpoint reports no tokens, estimate them: the limits of a budget need them.
+                counted = self._estimated(len(body), reply) if reply.usage == m.Usage() else reply.usage
+                usage = with_cost(counted, reported, self._price)
                 facts = reply.facts
                 if isinstance(answer, Answered) and answer.first_chunk_s is not None:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
@@ -280,6 +282,17 @@ class Asking:
         finally:
             if permit is not None:
                 permit.settle(outcome)
+
+    def _estimated(self, prompt_bytes: int, reply: Reply) -> m.Usage:
+        per_token = self._conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
+        texts = (
+            reply.reasoning,
+            reply.refusal,
+            reply.content,
+            *(call.arguments for call in reply.tool_calls),
+        )
+        size = sum(len(text) for text in texts if text)
+        return most_usage(prompt_bytes, per_token, math.ceil(size / per_token), None)
 
     async def _read(self, answer: Answered | Fault) -> Reply | Fault:
         if isinstance(answer, Fault):
