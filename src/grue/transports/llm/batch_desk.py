@@ -10,6 +10,7 @@ So no batch is sent twice: a record is written before a batch is sent, and gets 
 provider's reply. A process that finds a record without an id first looks for the batch at the provider.
 """
 
+import codecs
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -254,7 +255,7 @@ class BatchDesk:
 
     def _read(self, line: bytes) -> Result | None:
         try:
-            return self._form.result(line)
+            return self._form.result(line.removeprefix(codecs.BOM_UTF8))
         except (ValueError, TypeError, AttributeError):
             return None
 
@@ -304,16 +305,25 @@ class BatchDesk:
     ) -> T:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
+        If the answer cannot be read, such as a proxy's page, send the request once more.
+
         Use this only for requests that may be sent twice. `what` is a name for the answer, for error texts.
         """
-        patience = self._patience()
+        patience, unread = self._patience(), False
         while True:
             answer = await ask()
             if isinstance(answer, Answered) and 200 <= answer.status < 300:
-                return self._read_as(what, read, answer)
-            fault = _fault(answer)
-            if isinstance(answer, Answered) and answer.status not in RETRYABLE:
-                raise BatchRefused(self._endpoint.describe(fault))
+                try:
+                    return self._read_as(what, read, answer)
+                except BatchRefused:
+                    if unread:
+                        raise
+                unread = True
+                fault = Fault(kind="invalid_reply", message=f"{what} cannot be read")
+            else:
+                fault = _fault(answer)
+                if isinstance(answer, Answered) and answer.status not in RETRYABLE:
+                    raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
 
     def _refuse_overdue(self, batch: BatchState, record: Submission) -> None:

@@ -80,3 +80,32 @@ async def test_the_waits_for_a_provider_end_at_the_longest_however_many_tries_fa
     for _ in range(400):
         await patience.after(Fault(kind="unavailable", message="down", retry_after_s=asked_s))
     assert waits == [1.0, *[2.0] * 399]
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+async def test_a_page_of_a_proxy_in_place_of_an_answer_is_survived_once(pages: int) -> None:
+    answers = [Answered(200, b"<h1>Coffee</h1>")] * pages + [Answered(200, b'{"id": "b1"}')]
+
+    async def ask() -> Answered:
+        return answers.pop(0)
+
+    async def sleep(_: float) -> None:
+        """Wait for nothing."""
+
+    desk: Any = BatchDesk.__new__(BatchDesk)
+    desk._endpoint = LlmEndpoint(LlmSettings(model="m"))
+    desk._patience = lambda: batch_desk._Patience(desk._endpoint, 3600.0, sleep)
+    asked = desk._surely("a batch", json.loads, ask)
+    if pages == 1:
+        assert await asked == {"id": "b1"}
+    else:
+        with pytest.raises(BatchRefused, match="a batch cannot be read"):
+            await asked
+
+
+def test_a_mark_of_the_byte_order_before_the_results_costs_no_reply() -> None:
+    result = {"custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
+    desk: Any = BatchDesk.__new__(BatchDesk)
+    desk._form = OpenAIBatches()
+    line = json.dumps(result).encode()
+    assert desk._read(b"\xef\xbb\xbf" + line) == desk._read(line) is not None
