@@ -34,11 +34,13 @@ from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
 from grue.runtime.trace.format import (
     FORMAT,
+    MAX_DEPTH,
     UNDECODABLE,
     Extract,
     PayloadReference,
     TraceHeader,
     TraceLine,
+    is_deeper,
     long_strings,
     payload_path,
     read_header,
@@ -217,10 +219,13 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 
 def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
     """Raise `TraceError` if `grue trace` could not read a line. Add this observer before a `TraceWriter`."""
-    if not (b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)):
+    usable = b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)
+    # Only a host's facts can be so deep. The line is one level deeper than the body in it.
+    if not usable or (envelope.receiver == "trace" and is_deeper(line, MAX_DEPTH + 1)):
         raise TraceError(
             f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"
-            " a Fact, or another message with a tag; sender= is a text and turn= an int."
+            f" a Fact, or another message with a tag, nested at most {MAX_DEPTH} levels deep; sender= is a"
+            " text and turn= an int."
         )
 
 

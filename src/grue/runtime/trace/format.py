@@ -238,16 +238,23 @@ def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
 
 def check_depth(path: Path, number: int, body: bytes) -> None:
     """Raise `TraceError` if a body is nested more than `MAX_DEPTH` levels deep."""
-    if len(body) <= STEP:  # as most bodies are; here two calls of `count` are faster than `count_of`
-        if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-            return
-    elif count_of(body, "[{") <= MAX_DEPTH:
-        return
-    steps = array("b", _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS))
+    if is_deeper(body, MAX_DEPTH):
+        raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")
+
+
+def is_deeper(text: bytes, levels: int) -> bool:
+    """Return whether a JSON text is nested more than this many levels deep."""
+    if len(text) <= STEP:  # as most texts are; here two calls of `count` are faster than `count_of`
+        if text.count(b"[") + text.count(b"{") <= levels:
+            return False
+    elif count_of(text, "[{") <= levels:
+        return False
+    steps = array("b", _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS))
     depth = 0
     for at in range(0, len(steps), _CHUNK):
         # Other threads can run between two chunks. Each chunk takes a few milliseconds.
         chunk = steps[at : at + _CHUNK]
-        if max(accumulate(chunk, initial=depth)) > MAX_DEPTH:
-            raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")
+        if max(accumulate(chunk, initial=depth)) > levels:
+            return True
         depth += sum(chunk)
+    return False

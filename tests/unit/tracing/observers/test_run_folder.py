@@ -67,6 +67,14 @@ class Untagged(Struct):
     number: int
 
 
+class Nested(Struct, tag="test.Nested"):
+    value: list[Any]
+
+
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels > 1 else []
+
+
 @pytest.mark.parametrize("file", ["run", "trace.jsonl"])
 @pytest.mark.parametrize(
     ("body", "sent"),
@@ -77,6 +85,7 @@ class Untagged(Struct):
         (STARTED, {"turn": "1"}),
         (STARTED, {"turn": True}),
         (STARTED, {"sender": 5}),
+        (Nested(nested(250)), {}),
     ],
 )
 def test_a_record_that_no_reader_would_take_is_refused(
