@@ -325,26 +325,42 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
         prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
             `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
             If several classes do so, a fact is read into the one that declares the fields of the fact.
-        kinds: The classes of the facts.
+        kinds: The classes of the facts. A class replaces an earlier one of the same module and name, whose
+            module was reloaded, or whose cell of a notebook was run again.
         unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.
 
     Raises:
-        ValueError: A tag lacks the prefix, or another class is registered for the tag.
+        ValueError: A tag lacks the prefix, another class is registered for the tag, or the types of a class's
+            fields cannot be read from a trace.
     """
     old = tuple(unprefixed)
     for kind in (*kinds, *old):
+        _require_readable(kind)
         tag = str(kind.__struct_config__.tag)
         where = f"the tag {tag!r} of {kind.__name__}"
         base = next((base for base in EPISODE_FACTS if issubclass(kind, base)), None)
         if base is not None and tag == base.__struct_config__.tag:
-            if kind not in _subclasses[base]:
-                _subclasses[base].append(kind)
+            others = [each for each in _subclasses[base] if not _same_name(each, kind)]
+            _subclasses[base] = [*others, kind]
             continue
         if kind not in old and not tag.startswith(f"{prefix}."):
             raise ValueError(f"{where} has to begin with '{prefix}.'")
-        known = _registered.setdefault(tag, kind)
-        if known is not kind:
+        known = _registered.get(tag, kind)
+        if not _same_name(known, kind):
             raise ValueError(f"{where} is taken by {known.__module__}.{known.__name__}")
+        _registered[tag] = kind
+
+
+def _same_name(one: type[Fact], other: type[Fact]) -> bool:
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def _require_readable(kind: type[Fact]) -> None:
+    # Readers decode the classes of all hosts together: one bad class would make every trace unreadable.
+    try:
+        msgspec.json.Decoder(kind)
+    except Exception as error:
+        raise ValueError(f"{kind.__name__} cannot be read from a trace: {error}") from error
 
 
 def registered_facts() -> dict[str, type[Fact]]:

@@ -1,14 +1,17 @@
 """A host's own facts: how they are declared, recorded, read and presented."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
+import msgspec
 import pytest
 from msgspec import Struct
 
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tracing import facts
 from grue.tracing.facts import (
+    EpisodeEnded,
     EpisodeStarted,
     Fact,
     LogLine,
@@ -129,6 +132,37 @@ def test_a_tag_needs_the_hosts_prefix_and_is_taken_once() -> None:
     with pytest.raises(ValueError, match="taken by"):
         register_facts("maildesk", Twice)
     assert registered_facts()["maildesk.Assigned"] is Assigned
+
+
+def test_a_class_replaces_that_of_the_same_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A module with facts can be reloaded, and a cell of a notebook can be run again."""
+    monkeypatch.setattr(facts, "_registered", dict(facts._registered))
+    monkeypatch.setattr(facts, "_subclasses", dict(facts._subclasses))
+
+    def cell(fields: str) -> type[Fact]:
+        names: dict[str, Any] = {"__name__": "notebook", "Fact": Fact, "EpisodeEnded": EpisodeEnded}
+        exec(
+            "class Seen(Fact, frozen=True, kw_only=True, tag='notes.Seen'):\n"
+            f"    {fields}\n"
+            "class Ended(EpisodeEnded, frozen=True, kw_only=True, tag='EpisodeEnded'):\n"
+            f"    {fields}\n",
+            names,
+        )
+        register_facts("notes", names["Seen"], names["Ended"])
+        return cast("type[Fact]", names["Seen"])
+
+    cell("a: int = 0")
+    seen = cell("b: int = 0")
+    assert [each.body for each in recorded(tmp_path, seen(b=7))] == [seen(b=7)]
+    assert [each.__name__ for each in facts.subclasses_of(EpisodeEnded)].count("Ended") == 1
+
+
+def test_a_class_that_would_make_all_traces_unreadable_is_refused() -> None:
+    class Odd(Fact, frozen=True, kw_only=True, tag="maildesk.Odd"):
+        both: list[int] | set[int] = msgspec.field(default_factory=list)
+
+    with pytest.raises(ValueError, match="Odd cannot be read from a trace"):
+        register_facts("maildesk", Odd)
 
 
 def test_the_facts_of_an_episodes_course_know_no_games() -> None:
