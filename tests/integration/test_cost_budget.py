@@ -111,3 +111,12 @@ def test_tokens_that_the_endpoint_does_not_report_are_estimated_so_that_limits_h
                 runner.run_turn(ASKED)
     assert 50 < usage.output_tokens < 200
     assert usage.cost_usd == pytest.approx((usage.input_tokens + 5 * usage.output_tokens) / 1e6)
+
+
+def test_an_image_is_not_estimated_by_its_bytes() -> None:
+    reply = text_reply("A cat.")
+    reply = replace(reply, body=json.dumps(json.loads(reply.body) | {"usage": None}).encode())
+    image = b"\x89PNG\r\n\x1a\n" + bytes(600_000)
+    with ScriptedLlmServer([reply]) as llm, Runner(llm=llm.settings) as runner:
+        usage = runner.run_turn(TurnRequest("What is it?", images=[image])).usage
+    assert 1000 < usage.input_tokens < 2000

@@ -28,7 +28,7 @@ from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.wire_format import Choice, Delta, Reply
 from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
-from grue.protocol.context.fit import TEXT_BYTES_PER_TOKEN
+from grue.protocol.context.fit import TEXT_BYTES_PER_TOKEN, sizes_of
 from grue.protocol.context.history import History
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
@@ -292,7 +292,11 @@ class Asking:
             *(call.arguments for call in reply.tool_calls),
         )
         size = sum(len(text) for text in texts if text)
-        return most_usage(prompt_bytes, per_token, math.ceil(size / per_token), None)
+        prompt = math.ceil(prompt_bytes / per_token)
+        if self._conversation.has_attachments:
+            # The bytes of an image or a file say nothing about its tokens.
+            prompt = sum(each.tokens for each in sizes_of(self._conversation.history.entries, per_token))
+        return m.Usage(input_tokens=prompt, output_tokens=math.ceil(size / per_token))
 
     async def _read(self, answer: Answered | Fault) -> Reply | Fault:
         if isinstance(answer, Fault):
