@@ -453,6 +453,17 @@ async def test_what_a_reply_that_broke_off_has_cost_counts_with_the_next_one(bro
         assert reply.usage.input_tokens == 100
 
 
+@pytest.mark.parametrize("wire", FORMATS)
+async def test_the_calls_of_a_stream_that_an_error_ended_have_cost_something(wire: Any) -> None:
+    broken = error_in_stream(tool_calls_reply(("north", {"why": "because " * 999})), after=0.9)
+    with ScriptedLlmServer([broken, text_reply("ok")]) as server:
+        retry = RetryPolicy(initial_delay_s=0.0)
+        async with desk(LlmEndpoint(settings_for(server.base_url, wire=wire, retry=retry))) as agent:
+            reply = await agent.reply(stream=True)
+    assert reply.content == "ok"
+    assert reply.usage.input_tokens > 10
+
+
 async def test_a_stream_that_brought_only_an_error_has_cost_nothing() -> None:
     error = b'data: {"id":"7","choices":[],"error":{"message":"The model is overloaded","code":503}}\n\n'
     busy = LlmReply(headers={"Content-Type": "text/event-stream"}, body=error)

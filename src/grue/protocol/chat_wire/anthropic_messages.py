@@ -96,6 +96,11 @@ class AnthropicAssembler:
         self._open = 0
 
     @property
+    def begun(self) -> bool:
+        """Whether a block has begun."""
+        return bool(self._blocks)
+
+    @property
     def whole(self) -> bool:
         """Whether the reply has ended. A stop reason is enough: some endpoints leave out `message_stop`."""
         return self.finished or bool(self._message.get("stop_reason"))

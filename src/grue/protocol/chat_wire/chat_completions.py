@@ -344,6 +344,11 @@ class ChatAssembler:
         self._choice: object = None
 
     @property
+    def begun(self) -> bool:
+        """Whether a piece of text, of a call or of encrypted thoughts has arrived."""
+        return bool(self._texts or self._calls or self._details)
+
+    @property
     def whole(self) -> bool:
         """Whether the reply has ended. A `finish_reason` is enough: some endpoints leave out `[DONE]`."""
         return self.finished or self._finish is not None

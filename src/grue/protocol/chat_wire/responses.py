@@ -120,6 +120,11 @@ class ResponsesAssembler:
         self._gap = ""
 
     @property
+    def begun(self) -> bool:
+        """Whether a piece of text, of a call or of another item has arrived."""
+        return bool(self._held["pieces"] or self._held["items"])
+
+    @property
     def held(self) -> int:
         """The size of the reply so far. The endpoint sends the reply in three forms; the largest counts."""
         return max(self._held.values())

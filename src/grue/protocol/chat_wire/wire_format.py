@@ -451,6 +451,11 @@ class Assembler(Protocol):
     """Whether the last event has arrived; the rest of the stream is not needed."""
 
     @property
+    def begun(self) -> bool:
+        """Whether a piece of text or of a call has arrived."""
+        ...
+
+    @property
     def held(self) -> int:
         """Characters of text and of arguments so far, plus the `weight` of everything else that is kept."""
         ...

@@ -621,7 +621,7 @@ async def _received(
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
     # A stream may bring nothing but an error, for which providers bill nothing.
-    held = streamed.assembler.held if streamed is not None and incoming.said else 0
+    held = streamed.assembler.held if streamed is not None and streamed.assembler.begun else 0
     return _answered(reply, body, first_chunk_s, held)
 
 
@@ -707,8 +707,7 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None, receiv
 class _Incoming:
     """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
-    `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock. `said`:
-    whether text has arrived.
+    `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock.
     """
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
@@ -719,7 +718,6 @@ class _Incoming:
         self._events = 0
         self._plain = bytearray()
         self.first_event_at: float | None = None
-        self.said = False
 
     @property
     def finished(self) -> bool:
@@ -755,7 +753,6 @@ class _Incoming:
             # Show text that arrived before a fault, too. If the request is retried, a `TextDelta` with
             # `restart` tells observers to discard it.
             for delta in _joined(deltas):
-                self.said = True
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
