@@ -94,7 +94,10 @@ def refusal_in(error: Exception) -> types.JSONRPCError | None:
     """
     if not isinstance(error, pydantic.ValidationError):
         return None
-    values = (each["input"] for each in error.errors())
+    # An array is a batch only if it is the whole message, and not a part of one.
+    values = (
+        each["input"] for each in error.errors() if len(each["loc"]) == 1 or isinstance(each["input"], dict)
+    )
     return next((refusal_of(value) for value in values if isinstance(value, dict | list)), None)
 
 

@@ -55,3 +55,15 @@ def test_a_batch_that_the_sdk_cannot_parse_is_an_error_for_its_answer() -> None:
     refusal = refusal_in(unparsed.value)
     assert refusal is not None
     assert (refusal.id, "JSON-RPC batch" in refusal.error.message) == (7, True)
+
+
+def test_an_array_in_a_message_of_the_server_is_no_batch() -> None:
+    import pydantic
+    from mcp_types import jsonrpc_message_adapter
+
+    from grue.transports.mcp.sdk_http import refusal_in
+
+    request = '{"jsonrpc": "2.0", "id": 7, "method": "ping", "params": [{"id": 1}]}'
+    with pytest.raises(pydantic.ValidationError) as unparsed:
+        jsonrpc_message_adapter.validate_json(request, by_name=False)
+    assert refusal_in(unparsed.value) is None
