@@ -68,9 +68,9 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
         TraceError: One of the files is damaged. Raised when the damaged line is read.
     """
     forked = _forked_turns(left) | _forked_turns(right)
-    began: dict[m.ConversationId, int] = {}
+    lengths: set[int] = set()
     for one, other in _aligned(_only(forked, lean_turns(left)), _only(forked, lean_turns(right))):
-        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice(), began).divergences()
+        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice(), lengths).divergences()
 
 
 def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
@@ -196,13 +196,13 @@ class _Pair(NamedTuple):
 
 
 class _TurnDiff:
-    """The comparison of a turn. `began`: the first turn of each conversation of the left trace."""
+    """The comparison of a turn. `lengths`: those of the histories of the left trace's turns so far."""
 
-    def __init__(self, left: TurnSlice, right: TurnSlice, began: dict[m.ConversationId, int]) -> None:
+    def __init__(self, left: TurnSlice, right: TurnSlice, lengths: set[int]) -> None:
         self._turn = left.turn or right.turn
         self._left = _Tree(left)
         self._right = _Tree(right)
-        self._began = began
+        self._lengths = lengths
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
         self._lefts: dict[int, int] = {}  # by the number of a right message: that of its left counterpart
@@ -273,9 +273,12 @@ class _TurnDiff:
             limits = replace(other.limits, turn_timeout_s=one.limits.turn_timeout_s)
             other = replace(other, limits=limits)
         past, history = one.history, other.history
-        if past and history and self._began.setdefault(past.conversation, self._turn) != self._turn:
-            # Earlier turns of the traces hold the conversation. Its digest differs too if only ids do.
-            other = replace(other, history=replace(history, digest=past.digest))
+        if past and history:
+            if any(length < past.length for length in self._lengths):
+                # Earlier turns may hold this conversation, or that of which it is a branch. Its digest
+                # differs too if only the ids of these turns do.
+                other = replace(other, history=replace(history, digest=past.digest))
+            self._lengths.add(past.length)
         return other
 
     def _divergence(self, pair: _Pair) -> Divergence:
