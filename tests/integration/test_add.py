@@ -424,6 +424,36 @@ def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch: pytest.MonkeyPat
         _fetch("https://a.example/x", io.BytesIO(), most=5, within_s=promises.GUARD_S)
 
 
+def test_a_redirect_from_this_machine_is_followed_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Machine(BaseHTTPRequestHandler):
+        """A server that redirects, and a proxy."""
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(302 if self.path == "/x" else 200)
+            self.send_header("Location", "http://far.example/y")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Machine) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("no_proxy", "")
+        url = f"http://127.0.0.1:{server.server_port}/x"
+        try:
+            _fetch(url, io.BytesIO(), most=5, within_s=promises.GUARD_S, redirects=1)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == ["/x", "http://far.example/y"]
+
+
 def test_the_certificates_of_the_environment_hold_for_this_machine_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

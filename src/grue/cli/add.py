@@ -377,17 +377,16 @@ def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: i
     """
     import httpx
 
-    # Use no proxy of the environment for an address on this machine, because no proxy can reach it.
-    at_home = _address(url).hostname in LOOPBACK
+    # Use no proxy of the environment for an address on this machine, because no proxy can reach it. A
+    # redirect may lead from this machine to another, or back.
+    direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
 
     async def fetch() -> None:
         following: str | None = url
         left = redirects
         with anyio.fail_after(within_s):
             try:
-                # Without `verify`, `trust_env=False` would ignore SSL_CERT_FILE too.
-                tls = httpx.create_ssl_context()
-                new = httpx.AsyncClient(timeout=_READ_S, verify=tls, trust_env=not at_home)
+                new = httpx.AsyncClient(timeout=_READ_S, mounts=direct)
             except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
                 fault = environment_fault(error)
                 raise MCPConfigError(f"{fault.cause}. {fault.remedy}") from error
