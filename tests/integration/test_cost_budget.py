@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from grue.errors import ActorCrashed, BudgetSpent
 from grue.messages import CostUncounted, RunTurn
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply
+from grue.tracing.prompt_cache import cached_prompts
+from grue.tracing.reading import read_episode
 
 ASKED = TurnRequest(system="s", user="u")
 NEVER = replace(GENERIC, name="silent", reports_cost="never")
@@ -111,6 +114,16 @@ def test_tokens_that_the_endpoint_does_not_report_are_estimated_so_that_limits_h
                 runner.run_turn(ASKED)
     assert 50 < usage.output_tokens < 200
     assert usage.cost_usd == pytest.approx((usage.input_tokens + 5 * usage.output_tokens) / 1e6)
+
+
+def test_tokens_are_estimated_too_if_the_endpoint_reports_only_the_cost(tmp_path: Path) -> None:
+    reply = text_reply("Yes.")
+    reply = replace(reply, body=json.dumps(json.loads(reply.body) | {"usage": {"cost": 0.1}}).encode())
+    with ScriptedLlmServer([reply]) as llm, Runner(llm=llm.settings, trace=tmp_path / "t.jsonl") as runner:
+        usage = runner.run_turn(ASKED).usage
+    assert (usage.input_tokens > 0, usage.cost_usd) == (True, 0.1)
+    prompts = list(cached_prompts(read_episode(tmp_path / "t.jsonl").envelopes))
+    assert [each.input_tokens for each in prompts] == [0], "the endpoint has counted none"
 
 
 def test_an_image_is_not_estimated_by_its_bytes() -> None:

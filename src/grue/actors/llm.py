@@ -267,7 +267,9 @@ class Asking:
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, Answered) else None
                 # If the endpoint reports no tokens, estimate them: the limits of a budget need them.
-                counted = self._estimated(len(body), reply) if reply.usage == m.Usage() else reply.usage
+                counted = reply.usage
+                if counted == m.Usage(cost_usd=counted.cost_usd):
+                    counted = replace(self._estimated(len(body), reply), cost_usd=counted.cost_usd)
                 usage = with_cost(counted, reported, self._price)
                 facts = reply.facts
                 if isinstance(answer, Answered) and answer.first_chunk_s is not None:

@@ -421,7 +421,8 @@ class CachedPrompts:
         if earlier is not None and earlier.model == sent.model:
             same = common_bytes(earlier.whole, sent.whole)
         usage = body.usage
-        counted = body.prompt_tokens or usage.input_tokens if isinstance(body, m.CompletionReceived) else 0
+        # Not those of the usage, which are estimated if the endpoint reports none.
+        counted = body.prompt_tokens if isinstance(body, m.CompletionReceived) else 0
         found = CachedPrompt(
             seq=asked.seq,
             reply=reply,
