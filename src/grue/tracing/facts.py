@@ -340,8 +340,9 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
         where = f"the tag {tag!r} of {kind.__name__}"
         base = next((base for base in EPISODE_FACTS if issubclass(kind, base)), None)
         if base is not None and tag == base.__struct_config__.tag:
-            others = [each for each in _subclasses[base] if not _same_name(each, kind)]
-            _subclasses[base] = [*others, kind]
+            # Keep the order: a fact that several classes could hold is read into the first.
+            known_ones = [kind if _same_name(each, kind) else each for each in _subclasses[base]]
+            _subclasses[base] = known_ones if kind in known_ones else [*known_ones, kind]
             continue
         if kind not in old and not tag.startswith(f"{prefix}."):
             raise ValueError(f"{where} has to begin with '{prefix}.'")

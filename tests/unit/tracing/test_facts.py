@@ -157,6 +157,21 @@ def test_a_class_replaces_that_of_the_same_name(monkeypatch: pytest.MonkeyPatch,
     assert [each.__name__ for each in facts.subclasses_of(EpisodeEnded)].count("Ended") == 1
 
 
+def test_a_host_that_is_registered_again_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_subclasses", dict(facts._subclasses))
+    hosts: list[type[Fact]] = []
+    for host in ("first", "second"):
+        names: dict[str, Any] = {"__name__": host, "EpisodeEnded": EpisodeEnded}
+        exec(
+            "class Ended(EpisodeEnded, frozen=True, kw_only=True, tag='EpisodeEnded'):\n    pay: int = 0\n",
+            names,
+        )
+        hosts.append(names["Ended"])
+        register_facts(host, names["Ended"])
+    register_facts("first", hosts[0])
+    assert list(facts.subclasses_of(EpisodeEnded)[-2:]) == hosts
+
+
 def test_a_class_that_would_make_all_traces_unreadable_is_refused() -> None:
     class Odd(Fact, frozen=True, kw_only=True, tag="maildesk.Odd"):
         both: list[int] | set[int] = msgspec.field(default_factory=list)
