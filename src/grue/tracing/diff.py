@@ -69,7 +69,8 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
     """
     forked = _forked_turns(left) | _forked_turns(right)
     lengths: set[int] = set()
-    for one, other in _aligned(_only(forked, lean_turns(left)), _only(forked, lean_turns(right))):
+    lefts = _noting(lengths, lean_turns(left))
+    for one, other in _aligned(_only(forked, lefts), _only(forked, lean_turns(right))):
         yield from _TurnDiff(one or TurnSlice(), other or TurnSlice(), lengths).divergences()
 
 
@@ -82,6 +83,14 @@ def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
 
 def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
     return (each for each in turns if not forked or each.turn in forked)
+
+
+def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
+    """Yield the turns, and add the length of each one's history to `lengths`."""
+    for each in turns:
+        begun = (envelope.body for envelope in each.envelopes if isinstance(envelope.body, m.RunTurn))
+        lengths.update(run.history.length for run in begun if run.history is not None)
+        yield each
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
@@ -273,12 +282,10 @@ class _TurnDiff:
             limits = replace(other.limits, turn_timeout_s=one.limits.turn_timeout_s)
             other = replace(other, limits=limits)
         past, history = one.history, other.history
-        if past and history:
-            if any(length < past.length for length in self._lengths):
-                # Earlier turns may hold this conversation, or that of which it is a branch. Its digest
-                # differs too if only the ids of these turns do.
-                other = replace(other, history=replace(history, digest=past.digest))
-            self._lengths.add(past.length)
+        if past and history and any(length < past.length for length in self._lengths):
+            # Earlier turns may hold this conversation, or that of which it is a branch. Its digest differs
+            # too if only the ids of these turns do.
+            other = replace(other, history=replace(history, digest=past.digest))
         return other
 
     def _divergence(self, pair: _Pair) -> Divergence:

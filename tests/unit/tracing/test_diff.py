@@ -74,23 +74,23 @@ def test_a_history_that_the_traces_do_not_hold_differs_by_its_digest(tmp_path: P
     assert [each.path for each in next(diff(left, right)).differences] == ["$.history.digest"]
 
 
-def test_two_branches_do_not_differ_in_the_ids_of_calls_before_them(tmp_path: Path) -> None:
-    def look() -> str:
-        return "A house."
-
+def test_branches_and_forks_do_not_differ_in_the_ids_of_calls_before_them(tmp_path: Path) -> None:
+    eyes = FunctionTools({"look": lambda: "A house."})
     for take in ("one", "two"):
-        script = [tool_calls_reply(("look", {}), ids=[f"call_{take}"]), "A house.", "Yes."]
-        with (
-            ScriptedLlmServer(script) as model,
-            Runner(
-                servers={"eyes": FunctionTools([look])}, llm=model.settings, trace=tmp_path / f"{take}.jsonl"
-            ) as runner,
-        ):
-            talk = runner.conversation("Be brief.")
-            talk.ask("What is there?")
-            talk.branch().ask("Sure?")
-    left, right = (list(read_episode(tmp_path / f"{take}.jsonl").envelopes) for take in ("one", "two"))
-    assert list(diff(left, right)) == []
+        script = [tool_calls_reply(("look", {}), ids=[f"call_{take}"]), "A house.", "Yes.", "Yes."]
+        trace = tmp_path / f"{take}.jsonl"
+        with ScriptedLlmServer(script) as model:
+            with Runner(servers={"eyes": eyes}, llm=model.settings, trace=trace) as runner:
+                talk = runner.conversation("Be brief.")
+                talk.ask("What is there?")
+                talk.branch().ask("Sure?")
+            with Runner(
+                servers={"eyes": eyes}, llm=model.settings, trace=tmp_path / f"fork-{take}.jsonl"
+            ) as runner:
+                runner.fork(trace, turn=2)
+    for one, two in (("one.jsonl", "two.jsonl"), ("fork-one.jsonl", "fork-two.jsonl")):
+        left, right = (list(read_episode(tmp_path / name).envelopes) for name in (one, two))
+        assert list(diff(left, right)) == []
 
 
 def test_two_runs_that_crash_in_the_same_place_do_not_differ_up_to_there(tmp_path: Path) -> None:
