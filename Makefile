@@ -66,16 +66,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt src/grue/runtime/version.py | $(VEN
 play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoning server
 	$(BIN)/grue play --offline --seed $(SEED) --turns $(TURNS)
 
-test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included; SHUFFLE=7 for another order; OPTIONS=... of pytest
+test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included; COVERAGE=1 holds the whole to the floors of coverage; SHUFFLE=7 for another order; OPTIONS=... of pytest
 	$(PYTEST) $(if $(TEST),$(TEST),$(QUICK) -m "not slow")
-
-test-all: $(VENV)/.dev ## run every test; with COVERAGE=1 hold them to the floors of coverage, with COVERAGE=FILE count what FILE says too
-	$(PYTEST)
 ifdef COVERAGE
-	$(if $(wildcard $(COVERAGE)),$(BIN)/coverage combine --append --keep $(COVERAGE))
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='src/grue/protocol/*' --show-missing --fail-under=100
 endif
+
+test-all: $(VENV)/.dev ## run every test
+	$(PYTEST)
 
 check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rules, sizes
 	$(BIN)/ruff check .

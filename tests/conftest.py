@@ -168,10 +168,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in passed or _takes_more_time(item)]
     if hasattr(config, "workerinput"):
         _mix(items)
-    if config.getoption("--covered"):
-        _put_covered_first(items)
-    elif hasattr(config, "workerinput"):
-        items.sort(key=_begins_late)
+        _put_long_first(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         items[:] = _shuffled(items, Random(seed))
@@ -195,20 +192,20 @@ def _mix(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
-def _put_covered_first(items: list[pytest.Item]) -> None:
+def _put_long_first(items: list[pytest.Item]) -> None:
     """Run the tests that count for coverage first, then the long tests, so that no worker ends late.
 
     The order also matters for coverage: if an untraced test imported a module first, the lines that run at
     import would count as not covered in this worker.
     """
     covered = {item for item in items if _is_covered(item)}
-    long = {item.path for item in items if item not in covered and _takes_more_time(item)}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(
         key=lambda item: (
             item not in covered,
             not _takes_minutes(item),
             _begins_late(item),
-            item.path not in long,
+            item.path not in slow,
         )
     )
 
@@ -294,8 +291,10 @@ class _OneWorkerForSome(LoadScopeScheduling):  # type: ignore[misc]  # xdist is 
 
     def _split_scope(self, nodeid: str) -> str:
         module = _module(nodeid)
-        # With `--covered`, the tests of a short module do not stay together: those that count run first.
-        short = not self.config.getoption("--covered") and module.startswith(_SHORT)
+        # With `--covered` the tests of a short module do not stay together, because those that count run
+        # first; and without `-m "not slow"`, because some of them take long.
+        quick = self.config.option.markexpr and not self.config.getoption("--covered")
+        short = quick and module.startswith(_SHORT)
         together = module.startswith(_ONE_WORKER) or (short and not module.startswith(_LONG_UNITS))
         return module if together else nodeid
 

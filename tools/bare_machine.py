@@ -2,7 +2,8 @@
 
     bare_machine.py                    `make play` and `make test` with 3.11, then with newer Pythons
     bare_machine.py 3.11 3.13          only with those of these versions that this machine has
-    bare_machine.py --oldest FOLDER    only with the oldest version; write passed tests and coverage to FOLDER
+    bare_machine.py --oldest FILE      only with the oldest version, and the floors of coverage; lists what
+                                       passes in FILE
     bare_machine.py --newest           only with the newest version, if it is not the oldest
 
 The last commit is cloned to a path that contains a space. The environment has only PATH, HOME, LANG and
@@ -70,8 +71,7 @@ class BareMachine:
         (folder / "home/.config/pip/pip.conf").write_text(_pip_settings(), encoding="utf-8")
         _output("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(self._clone))
         places = [f"{name}={folder}/{place}" for name, place in PLACES.items()]
-        self._kept = (folder / "passed", self._clone / ".coverage")
-        self.kept = (f"OPTIONS=--passed='{self._kept[0]}'", "COVERAGE=1")
+        self.passed = folder / "passed"
         self._env = ["env", "-i", "LANG=C.UTF-8", *places]
         if os.geteuid() == 0:
             for each in (folder, *folder.rglob("*")):
@@ -89,18 +89,13 @@ class BareMachine:
         began = time.monotonic()
         done = self._run(*command)
         said = done.stdout.decode(errors="replace").strip().splitlines() or [""]
-        told = f"exit status {done.returncode}" if done.returncode else said[-1][:90]
+        passed = [line for line in said if re.search(r"\d passed", line)]  # below it there is the coverage
+        told = f"exit status {done.returncode}" if done.returncode else (passed or said)[-1][:90]
         name = f"bare machine, {self._name}, {' '.join(command)[:40]}"
         print(f"{name}: {told}, {time.monotonic() - began:.0f} s", flush=True)
         if done.returncode:
             print(*said[-300:], sep="\n", flush=True)
         return not done.returncode
-
-    def keep(self, folder: Path) -> None:
-        """Copy what `make test` has written with the arguments `kept`: the files `passed` and `covered`."""
-        for file, name in zip(self._kept, ("passed", "covered"), strict=True):
-            if file.exists():
-                shutil.copyfile(file, folder / name)
 
     def _run(self, *command: str) -> "subprocess.CompletedProcess[bytes]":
         with subprocess.Popen(
@@ -152,7 +147,7 @@ def main(arguments: list[str]) -> int:
     """Run the commands with each version, and return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("versions", nargs="*", default=VERSIONS)
-    parser.add_argument("--oldest", type=Path, metavar="FOLDER")
+    parser.add_argument("--oldest", type=Path, metavar="FILE")
     parser.add_argument("--newest", action="store_true")
     asked = parser.parse_args(arguments)
     found = {version: python for version in asked.versions if (python := find(version))}
@@ -168,12 +163,14 @@ def main(arguments: list[str]) -> int:
         folder = Path(tempfile.mkdtemp(prefix="grue-bare-"))
         try:
             machine = BareMachine(folder, version, python)
-            whole = ["test", *(machine.kept if asked.oldest else ())]
+            whole = ["test"]
+            if asked.oldest:
+                whole += [f"OPTIONS=--passed='{machine.passed}'", "COVERAGE=1"]
             tests = [whole] if version == first else [PART_OF_TEST] if version == last else []
             for command in (["play"], *tests):
                 failed |= not machine.try_it("make", *command)
-            if asked.oldest:
-                machine.keep(asked.oldest)
+            if asked.oldest and machine.passed.exists():
+                shutil.copyfile(machine.passed, asked.oldest)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return failed
