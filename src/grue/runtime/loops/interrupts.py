@@ -157,10 +157,20 @@ class Interruptible:
             wait_for(self._ended, timeout_s)
 
 
+async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
+    """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
+
+    The caller raises `WorkInterrupted` after the loop has ended: asyncio raises a `KeyboardInterrupt` of a
+    task at once, and with `nest_asyncio` it then logs it as the task's, with a traceback.
+    """
+    with contextlib.suppress(WorkInterrupted):
+        result.append(await function())
+
+
 def run_in_main_thread(
     function: Callable[[], Awaitable[T]],
     force_kill: Callable[[], object],
-    run_loop: Callable[[Callable[[], Awaitable[None]]], object],
+    run_loop: Callable[[Callable[[], Awaitable[T]]], T],
 ) -> T:
     """Run a coroutine function in the loop that `run_loop` runs. Ctrl-C cancels it, at an `await`.
 
@@ -174,11 +184,6 @@ def run_in_main_thread(
         WorkInterrupted: The function has raised it.
     """
     work, presses = Interruptible(), 0
-    result: list[T] = []
-
-    async def run() -> None:
-        with contextlib.suppress(WorkInterrupted):  # raised again after the loop has ended
-            result.append(await work.run(function))
 
     def press(signum: int, frame: FrameType | None) -> None:
         # Take no lock that the interrupted code may hold, except the reentrant lock of `Interruptible`.
@@ -193,7 +198,11 @@ def run_in_main_thread(
 
     before = signal.signal(signal.SIGINT, press)
     try:
-        run_loop(run)
+        result = run_loop(lambda: work.run(function))
+    except WorkInterrupted:
+        if presses:
+            raise KeyboardInterrupt from None
+        raise
     except Exception as error:
         if presses:
             raise KeyboardInterrupt from error
@@ -202,9 +211,7 @@ def run_in_main_thread(
         signal.signal(signal.SIGINT, before)
     if presses:
         raise KeyboardInterrupt
-    if not result:
-        raise WorkInterrupted
-    return result[0]
+    return result
 
 
 class _PressCounter:

@@ -13,7 +13,6 @@ waits with functions that gevent has patched, so other greenlets run meanwhile.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import inspect
 import sys
@@ -37,6 +36,7 @@ from grue.runtime.loops.interrupts import (
     refuse_reentry,
     restore_interrupt,
     run_in_main_thread,
+    run_into,
     wait_for,
 )
 
@@ -102,14 +102,11 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     result: list[T] = []
     run = run_in_shared_loop if threads_are_greenlets() else anyio.run
 
-    async def begin() -> None:
+    def begin() -> Awaitable[None]:
         nonlocal begun
         begun = True
         asyncio.get_running_loop().getaddrinfo = look_up  # type: ignore[method-assign]
-        # Raised only after the loop has ended: asyncio raises a `KeyboardInterrupt` of a task at once, and
-        # with `nest_asyncio` it then logs it as the task's, with a traceback.
-        with contextlib.suppress(WorkInterrupted):
-            result.append(await function())
+        return run_into(result, function)
 
     try:
         run(begin)
