@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -138,6 +139,9 @@ class Watched(Boxed):
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
         thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)
         self._thread = thread
+        # Before Python 3.11.4, `vfork` holds the GIL until `execve`, which the gate's thread could not answer
+        # then. Python's documentation names this attribute.
+        subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
         return thread.call(self._watching.serve)
 
     def limit(self, pid: int) -> None:
