@@ -26,6 +26,10 @@ class FourthAssembler:
         self._reply: dict[str, Any] = {"said": "", "calls": []}
 
     @property
+    def begun(self) -> bool:
+        return bool(self._reply["said"] or self._reply["calls"])
+
+    @property
     def whole(self) -> bool:
         return self.finished
 
