@@ -205,8 +205,9 @@ def _position(message: str, text: str) -> tuple[int, int]:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
+# Not `(...)*+`: before Python 3.11.5, a possessive group ends early at a lookahead in it.
 _TOML = re.compile(
-    r"""\"{3}(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}|'{3}(?:[^']|'{1,2}(?!'))*+'{3,5}|"""
+    r"""\"{3}(?>(?:[^"\\]|\\.|"{1,2}(?!"))*)"{3,5}|'{3}(?>(?:[^']|'{1,2}(?!'))*)'{3,5}|"""
     r""""(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|\#[^\n]*+|[^\s"'\#\[\]{}=]++|[\[\]{}=\n]""",
     re.DOTALL,
 )

@@ -519,7 +519,8 @@ def crosses_strings(written: bytes, start: int, end: int) -> bool:
 
 
 _HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
-_LINE = r"[^\n\\]*+(?:\\(?!n)[^\n\\]*+)*+"
+# Not `(...)*+`: before Python 3.11.5, a possessive group ends early at a lookahead in it.
+_LINE = r"[^\n\\]*+(?>(?:\\(?!n)[^\n\\]*+)*)"
 _OPEN = re.compile(
     rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
 )
