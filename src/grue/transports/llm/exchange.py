@@ -535,7 +535,7 @@ class Upload(Struct, frozen=True):
 
 
 class Streamed(Struct, frozen=True):
-    """What to do with a streamed reply: `assembler` gets its events, `show` each piece of its text.
+    """Where a streamed reply goes: its events to `assembler`, each piece of its text to `show`.
 
     `asked`: the request asks for a stream. Some endpoints stream a reply unasked.
     """
