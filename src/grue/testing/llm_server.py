@@ -318,7 +318,10 @@ class ScriptedLlmServer:
         self._connections: set[socket.socket] = set()
         self._http = _HttpServer(("127.0.0.1", port), _Handler)
         self._http.owner = self
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), name="scripted-llm")
+        # A daemon: a server that is never left, as in a notebook, does not keep the program alive.
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(0.02,), name="scripted-llm", daemon=True
+        )
 
     @property
     def base_url(self) -> str:

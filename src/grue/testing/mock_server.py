@@ -237,7 +237,8 @@ class MockServer(MCPServer[Any]):
                 self.app(transport), log_level="critical", lifespan="on", timeout_graceful_shutdown=_GRACE_S
             )
         )
-        thread = threading.Thread(target=http.run, args=([listener],), name=f"mock server {self.name}")
+        name = f"mock server {self.name}"
+        thread = threading.Thread(target=http.run, args=([listener],), name=name, daemon=True)
         thread.start()
         try:
             path = "/mcp" if transport == "http" else "/sse"

@@ -221,6 +221,11 @@ def test_replies_of_every_kind() -> None:
             post(server)
 
 
+def test_a_server_that_is_never_left_keeps_no_program_alive() -> None:
+    with ScriptedLlmServer([]):
+        assert [each.daemon for each in threading.enumerate() if each.name == "scripted-llm"] == [True]
+
+
 def test_closing_ends_idle_connections_and_silent_ones() -> None:
     before = {*threading.enumerate()}
     with ScriptedLlmServer([text_reply("hi"), silence()]) as server:

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -143,6 +144,13 @@ async def test_each_era_can_be_switched_off(era: Any, spoken: str) -> None:
         async with Client(url) as client:
             assert client.protocol_version == spoken
             assert (await client.call_tool("echo", {"text": "hello"})).content[0].text == "hello"
+
+
+def test_a_served_server_that_is_never_left_keeps_no_program_alive() -> None:
+    with reference_server().serve_http():
+        assert [each.daemon for each in threading.enumerate() if each.name.startswith("mock server")] == [
+            True
+        ]
 
 
 async def test_a_server_without_initialize_names_the_versions_that_it_speaks() -> None:
