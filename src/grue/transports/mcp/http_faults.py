@@ -16,6 +16,10 @@ from grue.tool_sessions.failures import WireFault
 _ENDS_SESSION = frozenset((401, 403, 404, 405, 407, 410))
 _UNREACHABLE = "Check that the server is running and that `url` has its host and port."
 _PROXY = "Check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY in the environment."
+_CERTIFICATE = (
+    "Check the host in `url` and the server's certificate. If an authority of your own has signed it, set"
+    " SSL_CERT_FILE to the file of that authority's certificate."
+)
 _WRONG_ADDRESS = (
     "Check the path of `url`, and its `type`: `http` is Streamable HTTP, `sse` the older transport. Without a"
     " `type` both are tried."
@@ -155,11 +159,10 @@ def transport_fault(error: Exception, where: str, connect_timeout_s: float, *, p
     host = where.rpartition(":")[0]
     tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
     if tls is not None:
-        return WireFault(
-            f"no secure connection to {where}: {getattr(tls, 'verify_message', '') or tls.reason or tls}",
-            ends_session=True,
-            remedy="Check the server's certificate; for a plain server, use http:// in `url`.",
-        )
+        why, remedy = tls.reason or tls, "For a plain server, use http:// in `url`."
+        if isinstance(tls, ssl.SSLCertVerificationError):
+            why, remedy = tls.verify_message, _CERTIFICATE
+        return WireFault(f"no secure connection to {where}: {why}", ends_session=True, remedy=remedy)
     if proxied and named & {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}:
         cause = f"no connection to {where} through the proxy that the environment names: {_text_of(causes)}"
         return WireFault(cause, ends_session=True, remedy=_PROXY)

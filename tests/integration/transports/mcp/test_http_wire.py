@@ -4,7 +4,9 @@ import contextlib
 import json
 import logging
 import re
+import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -14,6 +16,7 @@ import anyio
 import pytest
 from faulty_http_server import faulty_http_server
 from http_servers import real_http_server
+from loopback_tls import tls_contexts
 from notices import Notice, noting
 from promises import GUARD_S
 from rows import first_of
@@ -319,6 +322,23 @@ async def test_r6_1_a_plain_server_has_no_secure_connection() -> None:
     with faulty_http_server() as url:
         failure = await failure_of(one_call(Session(url.replace("http:", "https:"))))
     assert failure.cause.startswith("no secure connection to 127.0.0.1:")
+    assert failure.remedy == "For a plain server, use http:// in `url`."
+
+
+async def test_the_remedy_for_an_unknown_certificate_names_the_variable_for_one_s_own(tmp_path: Path) -> None:
+    server, _ = tls_contexts(tmp_path)
+    with server.wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True) as listener:
+        shaken_hands = threading.Thread(target=accept_once, args=[listener])
+        shaken_hands.start()
+        failure = await failure_of(one_call(Session(f"https://127.0.0.1:{listener.getsockname()[1]}/mcp")))
+    shaken_hands.join()
+    assert "self-signed certificate" in failure.cause
+    assert "set SSL_CERT_FILE to the file" in failure.remedy
+
+
+def accept_once(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the client does not trust this certificate
+        listener.accept()[0].close()
 
 
 @pytest.mark.parametrize(
