@@ -34,6 +34,7 @@ from grue import (
     parked_turns,
     tool,
 )
+from grue.engine.recorded_tools import NOT_AS_RECORDED
 from grue.errors import (
     AnswerError,
     ApprovalPending,
@@ -371,6 +372,30 @@ def test_a_call_that_the_record_lacks_is_made_if_that_is_wanted(tmp_path: Path, 
         pytest.raises(MCPError, match="uses servers that this runner lacks: box, shed"),
     ):
         each.fork(recorded, misses="call")
+
+
+@pytest.mark.parametrize("misses", ["ask", "call"])
+@pytest.mark.parametrize("now", ["changed", "gone"])
+def test_a_tool_that_has_changed_since_the_record_is_not_called(
+    tmp_path: Path, recorded: Path, now: str, misses: Misses
+) -> None:
+    box = Box()
+
+    def delete(name: str, everywhere: bool = True) -> str:
+        return box.effects.append(name) or f"{everywhere}"
+
+    servers = box.servers() | {"box": FunctionTools([delete] if now == "changed" else {"look": delete})}
+    with (
+        ScriptedLlmServer(other) as server,
+        runner(server, WIRE, tmp_path / "b.jsonl", servers=servers, approve=lambda _: True) as each,
+    ):
+        outcome = each.fork(recorded, misses=misses)
+        assert (outcome.tool_calls[0].settlement, box.effects) == ("rejected", [])
+        assert NOT_AS_RECORDED in outcome.response
+        if now == "changed":  # other definitions for the model are what this fork tries
+            definition = ToolDefinition(server="box", tool="delete", input_schema={"type": "object"})
+            each.fork(recorded, misses=misses, tools={"box": [definition]})
+            assert box.effects == ["everything"]
 
 
 def here() -> str:

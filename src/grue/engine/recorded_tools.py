@@ -22,7 +22,8 @@ from grue.engine.approval import Approval, Approve
 from grue.errors import ForkMissed
 from grue.policies import ApprovalDecision, ApprovalQuestion, FailurePolicy, Misses, ToolPolicy, ToolRule
 from grue.protocol.json_text import digest
-from grue.protocol.tools.policy import hints_of, question_about
+from grue.protocol.tools.calls import is_as_decided, unlisted_tool
+from grue.protocol.tools.policy import definition_digest, hints_of, question_about
 from grue.protocol.turn.connection import Disabled, Proven, Settled, Untried
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import (
@@ -37,6 +38,10 @@ from grue.tool_sessions.connection import (
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 NOT_RECORDED = "it was not made when the turn was recorded"
+NOT_AS_RECORDED = (
+    "the call was not sent, because the tool has changed since the turn was recorded, or the server has it no"
+    " longer"
+)
 _DENIED = "the call was not made when the turn was recorded, and a person has denied it now"
 _INVALID_REQUEST = -32600  # JSON-RPC's code for an invalid request
 
@@ -143,6 +148,10 @@ class TurnRecord:
         if tools is None:
             return listing
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
+
+    def is_replaced(self, server: m.ServerName) -> bool:
+        """Return whether the fork was given the tools of a server."""
+        return server in self._listings
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
         """Return the state in which each server that the recorded turn disabled begins in the fork.
@@ -414,6 +423,7 @@ class RecordedConnection:
         self._down: ServerFailed | None = None
         self._entered = False
         self._tools: tuple[m.ToolDefinition, ...] = ()
+        self._live_listing = Listing(tools=(), protocol_version="")
         self._relisted: list[tuple[m.ToolDefinition, ...] | None] = []
 
     async def __aenter__(self) -> Self:
@@ -438,8 +448,8 @@ class RecordedConnection:
         await self._fork.record.start(self._server, in_order=self._fork.misses == "fail")
         if self._live is not None and self._entered:
             try:
-                live = await self._live.open(timeout_s)
-                listing = listing or live
+                self._live_listing = await self._live.open(timeout_s)
+                listing = listing or self._live_listing
             except ServerFailed as failed:
                 self._down = failed
         if listing is None and self._down is not None:
@@ -471,7 +481,7 @@ class RecordedConnection:
             self._fork.record.take(self._server, tool, arguments)
             return found.settlement.reason
         if found is None and self._live is not None and self._down is None:
-            return await refusal(self._live, tool, arguments)
+            return await refusal(self._live, tool, arguments) if self._is_as_told(tool) else NOT_AS_RECORDED
         return None
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
@@ -489,7 +499,9 @@ class RecordedConnection:
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools that the server listed at this place of the recorded turn; `None`: no new list."""
         del timeout_s
-        return self._relisted.pop(0) if self._relisted else None
+        tools = self._relisted.pop(0) if self._relisted else None
+        self._tools = self._tools if tools is None else tools
+        return tools
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Return a context manager. Other users of the live server's session wait until it is left."""
@@ -527,4 +539,22 @@ class RecordedConnection:
             arguments = agreed
         if self._down is not None:
             raise self._down
+        tools = await self._live.refresh_tools(timeout_s)
+        if tools is not None:
+            self._live_listing = replace(self._live_listing, tools=tools)
+        if not self._is_as_told(tool):
+            raise ToolRefusedError(NOT_AS_RECORDED, code=_INVALID_REQUEST)
         return await self._live.call(tool, arguments, timeout_s)
+
+    def _is_as_told(self, tool: str) -> bool:
+        """Return whether the server lists the tool as the model was told.
+
+        If the fork was given other definitions (`Runner.fork(tools=)`), the server need only list the tool.
+        """
+        listed = self._live_listing
+        live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)
+        if self._fork.record.is_replaced(self._server):
+            return listed.serves_unlisted or bool(live)
+        told = next((each for each in self._tools if each.tool == tool), unlisted_tool(self._server, tool))
+        call = m.ServerCall(call_id=m.CallId(""), tool=tool, arguments={}, definition=definition_digest(told))
+        return is_as_decided(call, self._server, live, serves_unlisted=listed.serves_unlisted)
