@@ -20,6 +20,7 @@ from grue.cli.saying import say
 from grue.engine.approval import NOT_SHOWN, forget_typed
 from grue.errors import MCPConfigError
 from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.protocol.json_text import digest
 from grue.runtime.safe_text import printable, shown_whole
 from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
@@ -312,4 +313,6 @@ class Person:
         if not isinstance(arguments, dict):
             self._screen.tell(lines.complaint("The arguments are a JSON object."))
             return None
-        return question.approve() if arguments == question.arguments else question.change(arguments)
+        # To Python `1` equals `true`, but to the tool it does not.
+        same = digest(arguments) == question.arguments_digest
+        return question.approve() if same else question.change(arguments)

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from grue import StdioServer
 from grue.cli.chat.person import LineReader, Person
-from grue.messages import ServerName
+from grue.messages import ServerName, ToolDefinition
 from grue.policies import ApprovalQuestion
+from grue.protocol.tools.policy import question_about
 from grue.runtime.secrets.redaction import Redaction
 from grue.testing import faulty_server
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
@@ -83,9 +84,13 @@ def test_arguments_with_a_secret_are_not_shown_for_editing() -> None:
 
 
 def question(**arguments: object) -> ApprovalQuestion:
-    return ApprovalQuestion(
-        call_id="1", name="a.b", arguments=arguments, arguments_digest="x", definition_digest="y"
-    )
+    tool = ToolDefinition(server="a", tool="b", input_schema={"type": "object"})
+    return question_about("1", tool, arguments)
+
+
+def test_an_edit_that_python_counts_as_equal_is_an_edit() -> None:
+    decision = person("e", '{"x": true}')[0].decide(question(x=1))
+    assert (decision.verdict, str(decision.arguments)) == ("change", "{'x': True}")
 
 
 def test_what_was_typed_before_a_question_is_forgotten_once_it_is_on_the_screen() -> None:
