@@ -302,13 +302,12 @@ class Gate:
         return connect(own, raw)
 
     def _connect_to_proxy(self, own: int, raw: bytes) -> int:
-        with self._changed:
-            error = connect(own, raw)
-            if error in (0, errno.EINPROGRESS):
-                with socket.socket(fileno=os.dup(own)) as made:
-                    self._admitted.add(made.getsockname()[1])
+        error = connect(own, raw)
+        if error in (0, errno.EINPROGRESS):
+            with self._changed, socket.socket(fileno=os.dup(own)) as made:
+                self._admitted.add(made.getsockname()[1])
                 self._changed.notify_all()
-            return error
+        return error
 
     # --- the proxy ---
 

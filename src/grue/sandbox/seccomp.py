@@ -23,7 +23,18 @@ _IPPROTO_TCP, _IPPROTO_UDP = 6, 17
 _NAMESPACES = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
 _RLIMIT_RTTIME = 15
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+_SOL_SOCKET, _SO_BINDTODEVICE, _SO_BINDTOIFINDEX = 1, 25, 62
+_IPPROTO_IP, _IP_OPTIONS = 0, 4
 _IPPROTO_IPV6, _IPV6_2292PKTOPTIONS, _IPV6_RTHDR = 41, 6, 57
+_ROUTES = (
+    (_SOL_SOCKET, _SO_BINDTODEVICE),
+    (_SOL_SOCKET, _SO_BINDTOIFINDEX),
+    (_IPPROTO_IP, _IP_OPTIONS),
+    (_IPPROTO_IPV6, _IPV6_2292PKTOPTIONS),
+    (_IPPROTO_IPV6, _IPV6_RTHDR),
+)
+"""Levels and options of `setsockopt` that decide which way packets go."""
+
 _MSG_FASTOPEN = 0x20000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FARTHEST = 255
@@ -247,7 +258,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
     if wanted.network == "tcp":
         # `listen` without `bind` opens a port that the kernel chooses, and Landlock only checks `bind`.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
-        # With an IPv6 routing header, packets go to another address than the one that the gate has checked.
+        # With a device or a list of hops, packets go to another machine than the gate has checked: those for
+        # 127.0.0.1 leave this one, and nobody answers, so that the gate would wait for minutes.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
         # A program could watch which files are used in any folder, and Landlock cannot refuse that.
@@ -289,17 +301,12 @@ def _pairs(wanted: Wanted) -> list[bytes]:
 
 
 def _routes() -> list[bytes]:
-    """Return the check of `setsockopt(socket, level, option)`: it refuses IPv6 routing headers."""
-    return [
-        _stmt(_LOAD, _low(1)),
-        _jump(_EQUAL, _IPPROTO_IPV6, 1, 0),
-        _stmt(_RETURN, _ALLOW),
-        _stmt(_LOAD, _low(2)),
-        _jump(_EQUAL, _IPV6_RTHDR, 1, 0),
-        _jump(_EQUAL, _IPV6_2292PKTOPTIONS, 0, 1),
-        _stmt(_RETURN, _ERRNO | EPERM),
-        _stmt(_RETURN, _ALLOW),
-    ]
+    """Return the check of `setsockopt(socket, level, option)`: it refuses `_ROUTES`."""
+    code = []
+    for level, option in _ROUTES:
+        code += [_stmt(_LOAD, _low(1)), _jump(_EQUAL, level, 0, 3)]
+        code += [_stmt(_LOAD, _low(2)), _jump(_EQUAL, option, 0, 1), _stmt(_RETURN, _ERRNO | EPERM)]
+    return [*code, _stmt(_RETURN, _ALLOW)]
 
 
 def _if_bits(argument: int, bits: int) -> list[bytes]:

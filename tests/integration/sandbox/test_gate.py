@@ -188,8 +188,12 @@ import os, socket, urllib.parse
 port = urllib.parse.urlsplit(os.environ["HTTP_PROXY"]).port
 for address in ("127.0.0.2", "::1", "10.0.0.1"):
     try: socket.create_connection((address, port), 5); print("STOLEN")
-    except OSError as error: print(error.errno)"""
-    assert boxes.python(Sandbox(network=("a.example",)), code).stdout == "13\n13\n13\n"
+    except OSError as error: print(error.errno)
+with socket.socket() as s:  # bound to a device, packets for 127.0.0.1 would leave this machine by it
+    for option, device in ((25, b"lo"), (62, 1)):
+        try: s.setsockopt(socket.SOL_SOCKET, option, device); print("STOLEN")
+        except OSError as error: print(error.errno)"""
+    assert boxes.python(Sandbox(network=("a.example",)), code).stdout == "13\n13\n13\n1\n1\n"
 
 
 @needs_hosts

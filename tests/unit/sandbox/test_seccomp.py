@@ -136,10 +136,10 @@ def test_arguments_decide_about_namespaces_limits_and_terminals(here: Machine) -
 
 def test_nothing_listens_and_no_route_is_set_where_hosts_are_listed(here: Machine) -> None:
     assert [allowed(here, wanted, "listen", 3, 9) for wanted in (NONE, TCP, ANY)] == [True, False, True]
-    for option in (6, 57):
-        assert [allowed(here, w, "setsockopt", 3, 41, option) for w in (TCP, ANY)] == [False, True]
-    assert allowed(here, TCP, "setsockopt", 3, 41, 26)
-    assert allowed(here, TCP, "setsockopt", 3, 6, 6)
+    for level, option in ((1, 25), (1, 62), (0, 4), (41, 6), (41, 57)):
+        assert [allowed(here, w, "setsockopt", 3, level, option) for w in (TCP, ANY)] == [False, True]
+    for level, option in ((41, 26), (6, 6), (1, 9), (0, 1)):
+        assert allowed(here, TCP, "setsockopt", 3, level, option)
 
 
 @pytest.mark.parametrize("network", ["none", "tcp", "any"])
