@@ -69,7 +69,7 @@ execve=59 creat=85 mkdir=83 mkdirat=258 unlink=87 unlinkat=263 rmdir=84 rename=8
 link=86 linkat=265 symlink=88 symlinkat=266 truncate=76 bind=49 listen=50 setsockopt=54 shmctl=31 semop=65
 semctl=66 semtimedop=220 msgsnd=69 msgrcv=70 msgctl=71 setxattr=188 lsetxattr=189 fsetxattr=190
 removexattr=197 lremovexattr=198 fremovexattr=199 setpriority=141 ioprio_set=251 sched_setparam=142
-sched_setscheduler=144 sched_setaffinity=203 sched_setattr=314 inotify_add_watch=254
+sched_setscheduler=144 sched_setaffinity=203 sched_setattr=314 inotify_add_watch=254 mq_unlink=241
 """
 _AARCH64 = """
 socket=198 connect=203 sendto=206 sendmsg=211 socketpair=199 clone=220 shmget=194 shmat=196 semget=190
@@ -82,7 +82,7 @@ prlimit64=261 sendmmsg=269 execveat=281 openat=56 openat2=437 execve=221 mkdirat
 renameat2=276 renameat=38 linkat=37 symlinkat=36 truncate=45 bind=200 listen=201 setsockopt=208 shmctl=195
 semop=193 semctl=191 semtimedop=192 msgsnd=189 msgrcv=188 msgctl=187 setxattr=5 lsetxattr=6 fsetxattr=7
 removexattr=14 lremovexattr=15 fremovexattr=16 setpriority=140 ioprio_set=30 sched_setparam=118
-sched_setscheduler=119 sched_setaffinity=122 sched_setattr=274 inotify_add_watch=27
+sched_setscheduler=119 sched_setaffinity=122 sched_setattr=274 inotify_add_watch=27 mq_unlink=181
 """
 _EVERYWHERE = """
 open_tree=428 move_mount=429 fsopen=430 fsconfig=431 fsmount=432 fspick=433 mount_setattr=442
@@ -153,7 +153,7 @@ REFUSED = (
     ),
     Refused(
         # The id of a shared memory segment (`shmat`) is a small number, which a program could guess.
-        "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
+        "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink",
         "Memory and queues that other programs of this user share, which are not files.",
     ),
     Refused(

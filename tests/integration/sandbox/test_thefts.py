@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import boxes
@@ -39,6 +40,7 @@ class Stage(Struct, frozen=True):
     datagrams: Path
     abstract: str
     queue: int
+    mq: bytes
 
 
 @pytest.fixture
@@ -55,6 +57,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     unix = Path(f"/tmp/grue-test-{os.getpid()}.sock")
     datagrams = Path(f"/tmp/grue-test-{os.getpid()}.dgram")
     libc = ctypes.CDLL(None)
+    mq = f"/{abstract}".encode()
+    with suppress(OSError):  # a kernel may have no such queues
+        os.close(libc.mq_open(mq, os.O_CREAT, 0o600, None))
     queue = libc.msgget(0, 0o1600)
     libc.msgsnd(queue, struct.pack("=q6s", 1, b"STOLEN"), 6, 0)
     with (
@@ -74,11 +79,13 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             yield Stage(
                 secret=secret, profile=profile, workspace=workspace, tool=tool, tcp=tcp.getsockname()[1],
                 udp=udp.getsockname()[1], unix=unix, datagrams=datagrams, abstract=abstract, queue=queue,
+                mq=mq,
             )  # fmt: skip
         finally:
             unix.unlink()
             datagrams.unlink()
             libc.msgctl(queue, 0, None)
+            libc.mq_unlink(mq)
 
 
 CALL = "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
@@ -145,6 +152,9 @@ one.sendto(b"secret", {datagrams!r}); print("STOLEN")""",
     + """
 found = ctypes.create_string_buffer(99)
 assert libc.msgrcv({queue}, found, 80, 0, 0o4000) >= 0; print(found.raw[8:14].decode())""",
+    "delete a queue of other programs": CALL
+    + """
+assert libc.mq_unlink({mq!r}) == 0; print("STOLEN")""",
     "change an attribute of a file": "import os; os.setxattr({profile!r}, 'user.evil', b'x'); print('STOLEN')",
     "watch which files are used": CALL
     + """
