@@ -37,6 +37,9 @@ _ROUTES = (
 
 _MSG_FASTOPEN = 0x20000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_FS_IOC_SETFLAGS, _FS_IOC32_SETFLAGS = 0x40086602, 0x40046602
+_FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x401C5820, 0x40806685
+_FS_FLAGS = (_FS_IOC_SETFLAGS, _FS_IOC32_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
 _FARTHEST = 255
 """How many instructions a conditional jump can skip at most."""
 
@@ -248,8 +251,9 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("setpriority", _only(_PRIO_PROCESS, 0)),
         ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
         *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
-        # These requests put input into the terminal, which the user's shell would run outside the box.
-        ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
+        # `_TIOC...` put input into the terminal, which the user's shell would run outside the box. The others
+        # change flags of a file (`chattr`), also of one that the program may only read.
+        ("ioctl", _if_equal(1, _TIOCSTI, _TIOCLINUX, *_FS_FLAGS)),
     ]
     if wanted.network != "any":
         # With `MSG_FASTOPEN` these calls also connect the socket, past the check of `connect` in `gate.py`.
@@ -319,13 +323,11 @@ def _if_bits(argument: int, bits: int) -> list[bytes]:
     ]
 
 
-def _if_equal(argument: int, value: int) -> list[bytes]:
-    return [
-        _stmt(_LOAD, _low(argument)),
-        _jump(_EQUAL, value, 0, 1),
-        _stmt(_RETURN, _ERRNO | EPERM),
-        _stmt(_RETURN, _ALLOW),
-    ]
+def _if_equal(argument: int, *values: int) -> list[bytes]:
+    code = [_stmt(_LOAD, _low(argument))]
+    for value in values:
+        code += [_jump(_EQUAL, value, 0, 1), _stmt(_RETURN, _ERRNO | EPERM)]
+    return [*code, _stmt(_RETURN, _ALLOW)]
 
 
 def _only(*values: int) -> list[bytes]:

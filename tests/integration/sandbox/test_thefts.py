@@ -156,6 +156,10 @@ assert libc.msgrcv({queue}, found, 80, 0, 0o4000) >= 0; print(found.raw[8:14].de
     + """
 assert libc.mq_unlink({mq!r}) == 0; print("STOLEN")""",
     "change an attribute of a file": "import os; os.setxattr({profile!r}, 'user.evil', b'x'); print('STOLEN')",
+    "change the flags of a file that it may read": """
+import fcntl, os
+with open(os.__file__) as file:
+    fcntl.ioctl(file, 0x40086602, fcntl.ioctl(file, 0x80086601, bytes(8))); print("STOLEN")""",
     "watch which files are used": CALL
     + """
 watched = os.path.dirname({secret!r}).encode()

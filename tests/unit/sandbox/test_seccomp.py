@@ -124,9 +124,10 @@ def test_arguments_decide_about_namespaces_limits_and_terminals(here: Machine) -
     for name in ("setparam", "setscheduler", "setaffinity", "setattr"):
         assert [allowed(here, ANY, f"sched_{name}", pid) for pid in (0, 77)] == [True, False]
     assert allowed(here, ANY, "prlimit64", 0, 7, 0x7FFF00001000)
-    assert not allowed(here, ANY, "ioctl", 0, 0x5412)
-    assert not allowed(here, ANY, "ioctl", 0, 0x541C)
-    assert allowed(here, ANY, "ioctl", 0, 0x5401)
+    for request in (0x5412, 0x541C, 0x40086602, 0x40046602, 0x401C5820, 0x40806685):
+        assert not allowed(here, ANY, "ioctl", 0, request)
+    for request in (0x5401, 0x80086601):
+        assert allowed(here, ANY, "ioctl", 0, request)
     for name, at in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
         fast_open = [0] * at + [0x20000000]
         assert not allowed(here, TCP, name, *fast_open)
