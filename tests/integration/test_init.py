@@ -44,7 +44,8 @@ def written(folder: Path) -> dict[str, str]:
 def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
     made = grue("init", "bot", cwd=tmp_path, HOME=str(home))
     assert made.returncode == 0, made.stderr
-    assert "found    servers of Cursor: github, mind. To copy them: grue init bot --from " in made.stdout
+    found = "found    servers of Cursor: github, mind. What to add for them: grue init bot --from "
+    assert found in made.stdout
     files = written(tmp_path / "bot")
     assert files.keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
     servers = json.loads(files["mcp_config.json"])["mcpServers"]

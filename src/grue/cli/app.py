@@ -104,8 +104,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one. With `after_turn` or `beside_turn`, the first server starts as "
-        "the default of this option says.",
+        "The first turn has no previous one: with `after_turn` or `beside_turn`, its server starts as if "
+        "this option were not given.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -138,8 +138,9 @@ _GameServers = Annotated[
     typer.Option(
         metavar="FILE",
         help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="a server that comes with grue. If pyproject.toml has enabled = true under "
-        "tool.grue.mcp: config_file of that table, else mcp_config.json. With enabled = false: no server",
+        show_default="depends on enabled under tool.grue.mcp in pyproject.toml. Not set: a server that comes "
+        "with grue. true: the file that config_file in that table names, or mcp_config.json if it names "
+        "none. false: no server",
     ),
 ]
 _Turns = Annotated[
@@ -275,14 +276,15 @@ def init(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Copy the MCP servers from this configuration file of Claude, Cursor or another program, "
-            "without API keys; repeatable.",
+            help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
+            "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, what to "
+            "add to it is printed.",
             show_default="the files of these programs that are found: at a terminal you are asked about "
-            "each; in a pipe none is copied, and for each the command that would copy it is printed",
+            "each; in a pipe none is copied, and for each the command is printed that shows what to add",
         ),
     ] = None,
 ) -> None:
-    """Write a small agent program, its test and mcp_config.json. Existing files are kept.
+    """Write a small agent program, its test and mcp_config.json. No existing file is changed.
 
     The program, agent.py, asks a model a question. The model may use the tools
     of the MCP servers in mcp_config.json. The test, test_agent.py, needs no

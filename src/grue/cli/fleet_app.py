@@ -200,7 +200,7 @@ def fork(
         typer.Option(
             min=1,
             metavar="N",
-            help="The most requests to the model, in all forks together. When N is reached, the remaining "
+            help="At most N requests to the model, in all forks together. When N is reached, the remaining "
             "forks are not run; to run them, give the same command with a larger N.",
             show_default="no limit",
         ),
@@ -344,9 +344,10 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI. Exit with 1 if B is worse: its mean loss is LOSS, such as 0.05, or more, and the "
-            "interval does not reach 0. Exit with 0 if all losses in the interval are smaller than LOSS. "
-            "Otherwise, and with fewer than 15 cases, exit with 2. Needs numpy and scipy.",
+            help="For CI. The loss is how much worse B's mean score is than A's. Exit with 1 if it is LOSS, "
+            "such as 0.05, or more, and its interval does not reach 0. Exit with 0 if the whole interval is "
+            "below LOSS. Exit with 2 if neither is so; with fewer than 15 cases always. Needs numpy and "
+            "scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -369,12 +370,13 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. An episode of A and one of B belong to one
-    case if the values in the dict `case` are equal, such as question and seed;
-    not compared are base_url and what tells A from B, such as model. A case that
-    only A or only B has is left out. The mean difference B - A of the cases is
-    printed with a confidence interval. With fewer than 15 cases, or without the
-    packages numpy and scipy, there is no interval, and a sign test decides.
+    A and B are compared case by case. Two episodes belong to the same case if
+    their settings, such as question and seed, are equal. Two things may differ:
+    base_url, and a setting with one value in all of A and another in all of B,
+    such as model. A case that only A or only B has is left out. The mean
+    difference B - A of the cases is printed with a confidence interval. With
+    fewer than 15 cases, or without the packages numpy and scipy, there is no
+    interval, and a sign test decides.
 
     If each case was run several times (repetitions in SWEEP.toml), its scores
     are averaged, and two chances are compared too: that at least one of N runs

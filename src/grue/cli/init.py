@@ -176,7 +176,7 @@ def _offered(folder: Path) -> list[FoundServers]:
                 chosen.append(each)
         else:
             copy = f"grue init {quote(str(folder))} --from {quote(str(each.path))}"
-            say(f"found    servers of {each.host}: {names}. To copy them: {copy}")
+            say(f"found    servers of {each.host}: {names}. What to add for them: {copy}")
     return chosen
 
 

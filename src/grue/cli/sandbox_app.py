@@ -93,8 +93,8 @@ def sandbox_learn(
         list[Path] | None,
         typer.Option(
             metavar="TRACE",
-            help="Make the calls to this server that are recorded in this trace, with all their effects; "
-            "repeatable.",
+            help="Make the calls to this server that are recorded in this trace once more: what they changed "
+            "is changed again. Repeatable.",
             show_default="read the calls from standard input",
         ),
     ] = None,

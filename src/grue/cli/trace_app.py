@@ -307,7 +307,7 @@ def trace_replay(
         typer.Option(
             min=0,
             metavar="N",
-            help="The most replies with tool calls in a turn. After these, the model is asked for its final "
+            help="At most N replies with tool calls in a turn. After these, the model is asked for its final "
             "answer. The same as --set max_tool_iterations=N.",
             show_default="as recorded",
         ),
