@@ -367,6 +367,23 @@ def test_another_issuer_is_still_refused(guarded: Guarded) -> None:
         log_in(guarded.spec(), press_yes)
 
 
+@pytest.mark.parametrize("client_id", [None, "registered-there"])
+def test_nobody_logs_in_at_another_server_than_the_configured_issuer(
+    guarded: Guarded, client_id: str | None
+) -> None:
+    with pytest.raises(LoginRefused, match="not the issuer set"):
+        log_in(guarded.spec(issuer="https://elsewhere.example", client_id=client_id), press_yes)
+    assert guarded.issuer.registered == 0
+
+
+def test_of_several_authorization_servers_the_configured_one_is_used(guarded: Guarded) -> None:
+    bare = guarded.url.removesuffix("/mcp")
+    guarded.issuer.rewrite = rewriting(authorization_servers=["https://elsewhere.example", f"{bare}/"])
+    server = guarded.spec(issuer=bare)
+    log_in(server, press_yes)
+    assert echoed(server) == "hi"
+
+
 @pytest.mark.parametrize(
     "told_s", [10**18, 10**400, "9" * 400, -(10**400)], ids=["years", "huge", "text", "negative"]
 )

@@ -123,12 +123,15 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
+def adapted(
+    answer: httpx2.Response, issuers: Sequence[str], configured: str | None = None
+) -> httpx2.Response:
     """Return an answer with OAuth metadata or tokens in a form that the SDK can read.
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
-    an issuer is changed to the form that it has in `issuers`. A huge lifetime is limited, because the SDK
-    cannot compute with it.
+    an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
+    the first, so the `configured` one is moved there; the metadata of any other raise
+    `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -139,11 +142,15 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
     changes: dict[str, Any] = {}
     if isinstance(said.get("issuer"), str):
         changes["issuer"] = as_known(said["issuer"], issuers)
+        if configured is not None and "token_endpoint" in said and changes["issuer"] != configured:
+            other = plain_text(changes["issuer"])
+            raise authorization_failed(f"the server wants a login at {other}, which is not the issuer set")
     if isinstance(said.get("authorization_servers"), list):
-        changes["authorization_servers"] = [
+        named = [
             as_known(each, issuers) if isinstance(each, str) else each
             for each in said["authorization_servers"]
         ]
+        changes["authorization_servers"] = sorted(named, key=lambda each: each != configured)
     if said.get("expires_in") is not None:
         changes["expires_in"] = _life(said["expires_in"])
     if all(said[name] == value for name, value in changes.items()):
@@ -496,7 +503,8 @@ class Authorizer:
                 asked = await anext(flow)
                 for _ in range(_MAX_REQUESTS):
                     if asked is not request:
-                        answer = adapted(await self._exchange(asked), self._issuers(provider))
+                        said = await self._exchange(asked)
+                        answer = adapted(said, self._issuers(provider), self._auth.issuer)
                     elif refusal is not None:
                         answer, refusal = _with_body(refusal, b""), None
                     else:
