@@ -628,9 +628,14 @@ _BESIDE: tuple[tuple[str, Callable[[Result], float | None]], ...] = (
     ("tokens", lambda each: each.end.spent.tokens if each.end else None),
     ("requests", lambda each: each.end.spent.requests if each.end else None),
     ("seconds", lambda each: each.end.duration_s if each.end else None),
-    ("turns", lambda each: each.course.turns if each.course else None),
-    ("tool_calls", lambda each: each.course.tool_calls if each.course else None),
+    ("turns", lambda each: each.course.turns if each.course else _if_no_trace(each)),
+    ("tool_calls", lambda each: each.course.tool_calls if each.course else _if_no_trace(each)),
 )
+
+
+def _if_no_trace(result: Result) -> float | None:
+    """Return 0 for an episode that failed before it began a trace: it had no turns and made no calls."""
+    return 0.0 if result.outcome == "failed" else None
 
 
 def _passes(

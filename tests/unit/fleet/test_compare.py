@@ -109,6 +109,8 @@ def test_a_failed_episode_is_a_zero_and_a_missing_one_is_shown(tmp_path: Path) -
     assert found.measures[0].difference.mean == pytest.approx(-1 / 3)
     assert found.b.failed == 50
     assert found.a.missing["infrastructure"] == 150 - found.a.episodes > 0
+    calls = found.measures[-1]  # an episode that failed before it began a trace has made none
+    assert (calls.name, calls.a, calls.b) == ("tool_calls", 1.0, pytest.approx(2 / 3))
     kind = by_prompt(tmp_path, Options(failed_as=1.0)).measures[0].difference
     assert kind.mean == 0
 
