@@ -39,7 +39,7 @@ from grue.errors import FleetError, MissingDependencyError
 from grue.field_checks import check_settings
 from grue.fleet.folder import require_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
-from grue.fleet.results import Result, of_latest_sweep, results
+from grue.fleet.results import Result, of_latest_sweep, require_score, results
 from grue.fleet.statistics import (
     LEAST_CASES,
     SELDOM,
@@ -467,6 +467,7 @@ def compare_results(
     `left_out`: how many episodes of earlier sweeps the caller has left out of each set, for the report.
     """
     score = options.score or _only_score((*first, *second))
+    require_score((*first, *second), score)
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)
     compared = _compared(first, second)
     sides = tuple(

@@ -292,7 +292,7 @@ def test_what_cannot_be_compared_is_said_with_what_there_is(tmp_path: Path) -> N
         compare(a, Cell.of(":prompt=lnog", a), Options())
     with pytest.raises(FleetError, match=r"no setting 'promt'\. Did you mean 'prompt'\? They have prompt, q"):
         compare(a, Cell.of(":promt=null", a), Options())
-    with pytest.raises(FleetError, match="No episode of A has the score 'style'"):
+    with pytest.raises(FleetError, match=r"the score 'style'\. The scores are score\."):
         compare(a, Cell.of(":prompt=long", a), Options(score="style"))
     make_fleet(tmp_path / "b", planted(0), prompts=["long", "longer"])
     other = Cell.of(f"{tmp_path / 'b'}:question=Question 1")
