@@ -553,7 +553,7 @@ def show(
         ),
     ],
 ) -> None:
-    """Show an episode: its settings, and for each attempt the score and a command that shows the trace."""
+    """Show an episode: its settings, and for each attempt the scores and a command that shows the trace."""
     from grue.cli.fleet_view import print_episode
 
     take_interrupts()

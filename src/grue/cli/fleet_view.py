@@ -17,6 +17,7 @@ from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
 from grue.fleet.results import latest_results, require_settings, results
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import counted
+from grue.tracing.marks import read_marks
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
 _WIDEST = 28
@@ -191,6 +192,7 @@ def print_episode(directory: Path, beginning: str) -> None:
     say(f"episode {episode.id}")
     if case is not None:
         say(f"  case: {json.dumps(case.settings)}, repetition {case.repetition}")
+    marks = read_marks(episode.path)
     numbers = {number for number, _ in episode.attempts()}
     # The folder of the committed attempt may have been deleted (see `Fleet(keep=...)`), but the commit has
     # the attempt's result.
@@ -203,6 +205,9 @@ def print_episode(directory: Path, beginning: str) -> None:
             scores = ", ".join(score_text(name, value) for name, value in end.scores.items())
             what = scores or f"{end.outcome} {end.error}".rstrip()
             say(f"  attempt {number}: {what}, {end.duration_s:.1f} s")
+        for mark in marks:
+            if mark.attempt == number:
+                say(f"    {score_text(mark.name, mark.score)}  {' '.join(mark.reason.split())}".rstrip())
         if (attempt / TRACE).is_file():
             say(f"    grue trace show {shown_argument(attempt)}")
 

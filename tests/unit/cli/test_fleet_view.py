@@ -16,6 +16,7 @@ from grue.errors import FleetError
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
 from grue.fleet.report import write_report
 from grue.testing.llm_server import ScriptedLlmServer
+from grue.tracing.marks import Mark, write_mark
 
 DOWN = AttemptEnd(outcome="infrastructure", error="nobody there")
 FAILED = AttemptEnd(outcome="failed", kind="KeyError", error="KeyError: 'price'")
@@ -67,6 +68,8 @@ def test_an_episode_whose_files_were_not_kept_is_shown_with_its_result(tmp_path:
     assert shown() == both
     folder.drop_trace()
     assert shown() == both[1:]
+    write_mark(folder.path, Mark(scorer="polite", version="2", score=0.5, reason="so\n\x1b[1mso", attempt=2))
+    assert shown() == [*both[1:], "    polite@2 0.5  so \\u001b[1mso"]
 
 
 def test_a_score_with_the_name_of_a_setting_has_a_column_of_its_own(
