@@ -569,7 +569,7 @@ def _box_in_words(server: descriptions.Described, entry: dict[str, Any]) -> str:
     if server.kind == _OWN:
         return 'none: it is your own program. "sandbox": "files" in the file gives it one.'
     if server.kind == "oci":
-        return "none: what runs in a container is limited by the container, and not by grue."
+        return "none: the container limits it, with the options above, and not grue."
     box = sandbox_of(entry.get("sandbox"))
     return (
         "none: this machine cannot enforce one. It can reach all that you can."

@@ -5,7 +5,8 @@ Everything in it is untrusted, and it chooses the program that will run. So `cli
 the user before it is written, and a description must not choose anything that the entry does not show:
 
 - The entry starts only the launcher of its kind of package (npx, uvx, docker), with a package's name and
-  version. A URL in place of the name is refused, because npx would install from it.
+  version. A URL in place of the name is refused, because npx would install from it; so are options of npx
+  and uvx, such as `--package`. Only docker gets the description's options, such as mounts.
 - A `${...}` in the description would read the user's environment when the server starts, so it is refused.
 - An entry with characters that a terminal acts on is refused.
 """
@@ -356,11 +357,18 @@ class _Entry:
         before = self._arguments(package.runtime_arguments)
         after = self._arguments(package.package_arguments)
         env = self._named_values(package.environment_variables, _VARIABLE)
+        refused = [] if kind == "oci" else [each for each in before if each not in ("-y", "--yes")]
+        if refused:
+            raise MCPConfigError(
+                f"The description has {_quoted(' '.join(refused))} for {launcher}. grue gives {launcher} the"
+                " name of a package and its version, and no other argument of a description."
+            )
         match kind:
             case "npm":
-                before = before if {"-y", "--yes"} & {*before} else ["-y", *before]
+                before = ["-y"]
                 what = f"{identifier}@{version}" if version else identifier
             case "pypi":
+                before = []
                 what = f"{identifier}=={version}" if version else identifier
             case _:
                 rest = before[1:] if before[:1] == ["run"] else before

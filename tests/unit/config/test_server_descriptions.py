@@ -180,6 +180,22 @@ def test_only_the_launcher_of_the_kind_starts_it(hint: str) -> None:
     assert "grue uses npx for npm" in refusal({**NPM, "runtimeHint": hint})
 
 
+@pytest.mark.parametrize("kind", ["npm", "pypi"])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"type": "named", "name": "--package", "value": "https://evil.example/x.tgz"},
+        {"type": "named", "name": "-c", "default": "rm -r ."},
+        {"type": "positional", "value": "other"},
+    ],
+)
+def test_a_launcher_of_packages_gets_nothing_else_from_a_description(
+    kind: str, argument: dict[str, Any]
+) -> None:
+    package = {"registryType": kind, "identifier": "a-server", "runtimeArguments": [argument]}
+    assert "the name of a package and its version, and no other" in refusal(package)
+
+
 def positional(value: str, **variables: dict[str, str]) -> dict[str, Any]:
     return {**NPM, "packageArguments": [{"type": "positional", "value": value, "variables": variables}]}
 
