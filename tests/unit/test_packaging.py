@@ -49,6 +49,15 @@ def test_an_install_command_in_an_error_works_wherever_grue_came_from() -> None:
     assert wrong == []
 
 
+def test_the_docs_install_grue_from_a_checkout_while_no_index_has_it() -> None:
+    """On an index, somebody else may take the name."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guides").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = re.findall(r"(?:pip install|--from|--spec) '?([^' ]*grue\[)", text)
+    assert len(named) > 10
+    assert {*named} == {"./grue["}
+
+
 def test_the_publishing_workflow_lacks_a_persons_credentials_only() -> None:
     path = ROOT / ".github/workflows/publish.yml"
     text = path.read_text(encoding="utf-8")
