@@ -69,6 +69,13 @@ def test_the_filters_filter_the_list_of_turns(open_page: Any, html: Path, at: st
     expect(page.get_by_role("button", name="Failures")).to_have_attribute("aria-pressed", "true")
 
 
+def test_the_list_of_turns_has_room_for_the_question_and_for_the_answer(open_page: Any, html: Path) -> None:
+    shown = turns(open_page(html).page).first.locator(".summary > *")
+    expect(shown).to_have_text(["Three times 1", " → It is <i>3</i>."], use_inner_text=True)
+    widths = shown.evaluate_all("texts => texts.map((text) => text.clientWidth)")
+    assert min(widths) > 70  # pixels: of each, enough is to be seen to tell the turns apart
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 def test_the_table_has_a_row_for_each_turn(open_page: Any, html: Path, width: int, scheme: str) -> None:
     watched = open_page(html, size=(width, 800), scheme=scheme)

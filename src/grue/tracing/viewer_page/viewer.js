@@ -568,6 +568,8 @@ function drawTurnEntry(trace, turn) {
   const phases = element("span", { class: "phases" }, ...phasePieces(turn));
   phases.style.width = `${Math.max((turn.length / trace.longest) * 100, 1)}%`;
   const marks = turn.marks.map((mark) => badge(markName(mark), mark.grade));
+  const isPair = turn.question && turn.answer && !turn.action;
+  const said = isPair ? [turn.question, ` → ${turn.answer}`] : [turn.said || turn.outcome || turn.name];
   return element(
     "div",
     { class: `row turn-entry ${turn.grade}`, title: turnFacts(turn) },
@@ -575,7 +577,7 @@ function drawTurnEntry(trace, turn) {
       element("b", {}, turn.number ? String(turn.number) : "–"),
       marks.length
         ? element("span", { class: "marks" }, ...marks)
-        : element("span", { class: "summary" }, turn.said || turn.outcome || turn.name),
+        : element("span", { class: "summary" }, ...said.map((text) => element("span", {}, text))),
       element("span", { class: "took" }, duration(turn.length))),
     element("span", { class: "track" }, phases),
   );
