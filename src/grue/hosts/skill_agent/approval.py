@@ -4,9 +4,10 @@ It applies the tool policy and the `allowed-tools` of the skill that the model h
 action of a reply is carried out.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -19,7 +20,10 @@ from grue.hosts.skill_agent.facts import ApprovalsAsked, SkillProblem
 from grue.hosts.skill_agent.registry import PlannedAction
 from grue.hosts.skill_agent.run import Run
 from grue.hosts.skill_agent.skills import Grant, granted
+from grue.protocol.tools.policy import definition_digest
+from grue.protocol.tools.results import NOT_AS_DECIDED
 
+_NO_DEFINITIONS: Mapping[str, str] = {}
 _ALWAYS = frozenset({"agent.finish", "agent.note", "agent.respond", "agent.use_skill"})
 
 
@@ -60,13 +64,23 @@ class Judge(Struct, kw_only=True):
     expires_at: float | None = None
     warned: set[str] = field(default_factory=set)
 
+    def definitions(self, actions: Iterable[PlannedAction]) -> dict[str, str]:
+        """Return, by name, the digest of the present definition of each MCP tool that the actions call."""
+        tools = [self._tool(action) for action in actions if action.type == MCP_CALL]
+        return {tool.name: definition_digest(tool) for tool in tools if tool is not None}
+
     def judge(
-        self, actions: Sequence[PlannedAction], done: Sequence[PlannedAction] = ()
+        self,
+        actions: Sequence[PlannedAction],
+        done: Sequence[PlannedAction] = (),
+        definitions: Mapping[str, str] = _NO_DEFINITIONS,
     ) -> list[JudgedAction]:
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
         If a person has to decide first, `self.run.asked` holds the questions afterwards. `done` are actions
         of the reply that an earlier process carried out; they count towards the policy's `max_calls`.
+        `definitions` is what the method of that name returned when the reply came. A call whose tool has
+        changed since is denied, unless a person is asked about it.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]
@@ -82,6 +96,12 @@ class Judge(Struct, kw_only=True):
             if not call.denied and self._forbids(skill, grant, call.tool)
             else call
             for call in judge_calls(calls, policy, approved=grant.approved, made=made)
+        )
+        judged = tuple(
+            replace(call, denied=NOT_AS_DECIDED)
+            if not call.denied and call.question is None and _is_outdated(call.tool, definitions)
+            else call
+            for call in judged
         )
         asked = ask_about(
             judged,
@@ -150,11 +170,16 @@ class Judge(Struct, kw_only=True):
         return bool(skill) and self.run.config.restrict_tools and tool.name not in grant.named | _ALWAYS
 
 
+def _is_outdated(tool: m.ToolDefinition, definitions: Mapping[str, str]) -> bool:
+    return tool.name in definitions and definitions[tool.name] != definition_digest(tool)
+
+
 def _judged(action: PlannedAction, tool: m.ToolDefinition | None, call: OwnCall | None) -> JudgedAction:
     if call is None:
         return JudgedAction(action, tool)
-    if call.arguments != _arguments(action):  # a person has changed the arguments
-        changed = call.arguments
+    # Compare as JSON: to Python, `1` equals `true`.
+    if msgspec.json.encode(call.arguments) != msgspec.json.encode(_arguments(action)):
+        changed = call.arguments  # by a person
         params = {**action.params, "arguments": changed} if action.type == MCP_CALL else changed
         action = replace(action, params=params)
     return JudgedAction(action, tool, call.denied)

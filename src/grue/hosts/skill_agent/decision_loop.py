@@ -237,7 +237,12 @@ class DecisionLoop:
             PlannedAction(step=number, type=action.type, params=action.params)
             for number, action in enumerate(reply.actions, len(run.results) + 1)
         )
-        self._plan = facts.ActionsPlanned(turn=run.turn, thought=reply.thought, actions=actions)
+        self._plan = facts.ActionsPlanned(
+            turn=run.turn,
+            thought=reply.thought,
+            actions=actions,
+            definitions=self._judge.definitions(actions),
+        )
         run.note(self._plan, run.turn)
         run.turns += 1
 
@@ -256,7 +261,7 @@ class DecisionLoop:
             # An earlier process may have been killed after the action `finish`, before it recorded the end.
             if _has_finished(result):
                 return self._finished(action, result, todo)
-        judged = self._judge.judge(todo, plan.actions[: len(done)])
+        judged = self._judge.judge(todo, plan.actions[: len(done)], plan.definitions)
         if run.asked is not None:
             return RunEnd("parked", f"actions that wait for an approval: {len(run.asked.questions)}")
         for position, each in enumerate(judged):
@@ -290,11 +295,11 @@ class DecisionLoop:
     def _step(self, judged: JudgedAction) -> RunEnd | None:
         action = judged.action
         begun, self._begun = self._begun, 0
+        if begun == action.step and (judged.denied or not is_repeatable(judged.tool)):
+            self._steps.end(action.ended("interrupted", error=INTERRUPTED))
+            return None
         if judged.denied:
             self._steps.end(action.ended("denied", error=f"denied: {judged.denied}"))
-            return None
-        if begun == action.step and not is_repeatable(judged.tool):
-            self._steps.end(action.ended("interrupted", error=INTERRUPTED))
             return None
         return self._after(self._steps.carry_out(action, judged.tool))
 

@@ -64,10 +64,15 @@ class _TurnFact(Fact, frozen=True, kw_only=True):
 
 
 class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
-    """The actions of a reply. Recorded before the first of them is carried out."""
+    """The actions of a reply. Recorded before the first of them is carried out.
+
+    Attributes:
+        definitions: By name, the digest of the definition of each MCP tool that the actions call.
+    """
 
     thought: str
     actions: tuple[PlannedAction, ...]
+    definitions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def summary(self) -> str:
         """Return the steps."""

@@ -1,5 +1,6 @@
 """Actions under a policy: denied, asked about, changed, parked and taken up again."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from grue.errors import TraceError
 from grue.hosting import read_episode
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult
 from grue.hosts.skill_agent.facts import ApprovalsAsked
+from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.testing.fake_tools import FakeToolServer
 
 WRITE = ("write_file", {"path": "a.txt", "content": "x"})
@@ -86,6 +88,12 @@ def test_arguments_can_be_changed(tmp_path: Path) -> None:
         approve=lambda questions: [each.change({"deep": 2}) for each in questions],
     )
     assert server.calls == [("dig", {"deep": 2})]
+    run(
+        [act(call("dig", deep=1)), act(finish())],
+        config=config,
+        approve=lambda questions: [each.change({"deep": True}) for each in questions],
+    )
+    assert str(server.calls[1:]) == "[('dig', {'deep': True})]", "to Python 1 equals True"
 
 
 def test_a_denied_action_does_not_end_a_run_that_stops_at_failures(tmp_path: Path) -> None:
@@ -177,19 +185,44 @@ def test_a_denial_wins_over_an_approval_of_the_same_action(tmp_path: Path, decid
     assert [step.status for step in result.steps] == ["denied", "completed", "completed"]
 
 
+def killed_after(steps: float, folder: Path, config: dict[str, Any]) -> None:
+    """Leave the trace of a run with two calls of `dig`, cut after so many steps; a half: in the next one."""
+    run([act(call("dig"), call("dig")), act(finish())], folder=folder / "run", config=config)
+    trace = folder / "run" / "trace.jsonl"
+    lines = trace.read_bytes().splitlines(keepends=True)
+    last = b'"skillagent.StepEnded"' if steps == int(steps) else b'"skillagent.StepStarted"'
+    ends = [at for at, line in enumerate(lines) if last in line]
+    trace.write_bytes(b"".join(lines[: ends[math.ceil(steps) - 1] + 1]))
+
+
 def test_a_limit_of_calls_counts_over_a_kill(tmp_path: Path) -> None:
     rules = (ToolRule(tools=("cave.dig",), max_calls=1),)
-    config = settings(tmp_path, rules=rules)
-    run([act(call("dig"), call("dig")), act(finish())], folder=tmp_path / "run", config=config)
-    trace = tmp_path / "run" / "trace.jsonl"
-    lines = trace.read_bytes().splitlines(keepends=True)
-    first_end = next(at for at, line in enumerate(lines) if b'"skillagent.StepEnded"' in line)
-    trace.write_bytes(b"".join(lines[: first_end + 1]))
+    killed_after(1, tmp_path, settings(tmp_path, rules=rules))
     config = settings(tmp_path, rules=rules)
     with scripted(act(finish("went on"))) as (_, llm):
         result = Orchestrator(AgentConfig(llm=llm, **config), folder=tmp_path / "run").resume()
     assert [step.status for step in result.steps] == ["completed", "denied", "completed"]
     assert config["servers"]["cave"].calls == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "statuses"),
+    [(1, ["completed", "denied"]), (0.5, ["interrupted", "denied"])],
+)
+def test_a_planned_call_is_not_made_if_its_tool_has_changed_over_a_kill(
+    tmp_path: Path, steps: float, statuses: list[str]
+) -> None:
+    killed_after(steps, tmp_path, settings(tmp_path, rules=()))
+    config = settings(tmp_path, rules=())
+    cave = config["servers"]["cave"]
+    cave.answers("dig", "a hole", description="Digs everywhere.")
+    with scripted(act(call("dig")), act(finish("went on"))) as (server, llm):
+        result = Orchestrator(AgentConfig(llm=llm, **config), folder=tmp_path / "run").resume()
+        told = [str(request.messages[-1]["content"]) for request in server.requests]
+    assert [step.status for step in result.steps] == [*statuses, "completed", "completed"]
+    assert NOT_AS_DECIDED in result.steps[1].error
+    assert "Digs everywhere." in told[0], "what the model calls now is the tool that it has been told of"
+    assert len(cave.calls) == 1
 
 
 @pytest.mark.parametrize("verdict", ["reject", "Deny", "", None, "change"])
