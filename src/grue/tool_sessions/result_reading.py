@@ -22,6 +22,9 @@ from grue.protocol.tools.results import whole_text, without_middle
 _BLOCK = 65_536
 """Characters that are searched at once for a line number or a pattern."""
 
+_SMALL_BLOCK = 1_024
+"""The size down to which a block with a match is divided before its lines are tested one by one."""
+
 _LONGEST_LINE = 4_000
 """A longer line is searched in overlapping pieces of this length."""
 
@@ -127,7 +130,7 @@ class WholeResult:
             if clock() > until:
                 stopped = f"the search stopped after {_SEARCH_S:g} s at line {line}: use a simpler pattern"
                 break
-            if not test(piece):
+            if piece is None or not test(piece):
                 continue
             seen += 1
             if seen <= skip:
@@ -199,21 +202,31 @@ def _start_of(text: str, line: int) -> int:
     return at
 
 
-def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Yield each line in pieces: line number, offset in the line, and text. Skip text that fails `quick`."""
-    at, line = 0, 1
+def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
+    """Yield each line in pieces: line number, offset in the line, and text. Skip blocks that fail `quick`.
+
+    Yield `None` as the text of a skipped block, so that the caller can look at the clock: with some patterns
+    `quick` takes tens of milliseconds. After a block that passes, look at smaller blocks for a while.
+    Otherwise all lines would be tested one by one if each large block had a match.
+    """
+    at, line, size = 0, 1, _BLOCK
     while at < len(text):
-        end = text.rfind("\n", at, at + _BLOCK) + 1 if at + _BLOCK < len(text) else len(text)
+        end = text.rfind("\n", at, at + size) + 1 if at + size < len(text) else len(text)
         if end <= at:
             newline = text.find("\n", at)
             end = len(text) if newline < 0 else newline + 1
         block = text[at:end]
-        newlines = block.count("\n")
-        if len(block) > 2 * _BLOCK or quick(block):
+        if len(block) <= 2 * _BLOCK and not quick(block):
+            yield line, 0, None
+            size = min(2 * size, _BLOCK)
+        elif size > _SMALL_BLOCK and len(block) <= size:
+            size //= 4
+            continue
+        else:
             for number, whole in enumerate(block.removesuffix("\n").split("\n"), start=line):
                 for offset in range(0, max(1, len(whole) - _OVERLAP), _LONGEST_LINE - _OVERLAP):
                     yield number, offset, whole[offset : offset + _LONGEST_LINE]
-        at, line = end, line + newlines
+        at, line = end, line + block.count("\n")
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
