@@ -164,6 +164,16 @@ def test_doctor_says_that_nobody_is_there(tmp_path: Path) -> None:
     assert "Use --no-network to skip this check" in told
 
 
+def test_doctor_asks_each_model_of_a_chain_so_that_none_answers_for_another(tmp_path: Path) -> None:
+    down = [error_reply(503, "overloaded")] * 9
+    with ScriptedLlmServer(down) as first, ScriptedLlmServer(able) as second:
+        tables = f"[[tool.zorkgpt.llm.then]]\nclient_base_url = '{second.base_url}'\nagent_model = 'spare'\n"
+        status, told = examine(tmp_path, first.base_url, tables=tables)
+    assert status == 1
+    assert f"WRONG  scripted at {first.base_url} (chat completions) does not answer." in told
+    assert f"ok     spare at {second.base_url} (chat completions); a short reply takes 0." in told
+
+
 def test_doctor_asks_nobody_where_it_is_told_not_to(tmp_path: Path) -> None:
     with ScriptedLlmServer(able) as llm:
         status, told = examine(tmp_path, llm.base_url, "--no-network")

@@ -79,27 +79,31 @@ _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at al
 
 
 def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Iterator[Finding]:
-    """Yield the findings about the configured endpoint.
+    """Yield the findings about the configured endpoint, and then about those of the models of its chain.
 
     `named`: whether the user has chosen the endpoint. If not, it is the default endpoint.
     """
-    url = shown_endpoint(config.client_base_url)
     try:
         settings = llm_settings(config)
-        endpoint = LlmEndpoint(_patient(settings))
+        # Ask each model without its chain. Otherwise the next model would answer for one that is down.
+        chain = [LlmEndpoint(_patient(structs.replace(each, then=()))) for each in (settings, *settings.then)]
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
         return
     if not settings.api_key and not named:
         one = "grue doctor --base-url URL --model NAME checks one"
         yield Finding("note", f"No LLM is configured: {one}. grue play --offline works without one.")
-    elif not settings.api_key and needs_key(config.client_base_url):
-        names = " or ".join(key_names(config.client_base_url))
-        yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
-    elif not network:
-        yield Finding("ok", f"{settings.model} at {url}; not contacted, because of --no-network")
-    else:
-        yield from _asked(endpoint)
+        return
+    for endpoint in chain:
+        asked = endpoint.settings
+        url = shown_endpoint(asked.base_url)
+        if not asked.api_key and needs_key(asked.base_url):
+            names = " or ".join(key_names(asked.base_url))
+            yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
+        elif not network:
+            yield Finding("ok", f"{asked.model} at {url}; not contacted, because of --no-network")
+        else:
+            yield from _asked(endpoint)
 
 
 def names_an_endpoint(config: GameConfiguration) -> bool:
