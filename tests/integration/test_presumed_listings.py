@@ -370,7 +370,7 @@ def test_seen_in_another_process_the_listing_comes_from_the_cache_and_is_screene
     assert second.dropped == 0
     assert Presumed(tmp_path, [DONE], start="beside_if_locked").of(ToolsPresumed) == []
     told = CliRunner().invoke(app, ["doctor", "--no-network"]).output
-    assert '1 cached tool listing, for start = "beside"' in told
+    assert '1 cached tool listing, for start = "beside" and "when_called"' in told
     assert f"To clear it: rm -r {tmp_path / 'cache' / 'listings'}" in told
 
 

@@ -416,7 +416,8 @@ def _listing_cache() -> Iterator[Finding]:
     count = cache.count()
     if not (count or faults):
         return
-    text = f'{shown_path(cache.folder)}: {counted(count, "cached tool listing")}, for start = "beside"'
+    listings = counted(count, "cached tool listing")
+    text = f'{shown_path(cache.folder)}: {listings}, for start = "beside" and "when_called"'
     shown = [printable(fault) for fault in faults[:_MOST_FAULTS]]
     how = f"To clear it: rm -r {shlex.quote(str(cache.folder))}"
     yield Finding("note" if faults else "ok", "\n".join([text, *shown, how]))

@@ -292,7 +292,7 @@ def _uncounted(body: m.CostUncounted) -> str:
 
 
 def _passed_over(body: m.ModelPassedOver) -> str:
-    return f"{body.model} cannot be asked ({body.reason}): {body.asks.model} at {body.asks.address} is"
+    return f"{body.model} cannot be asked ({body.reason}): asking {body.asks.model} at {body.asks.address}"
 
 
 def _schema_ignored(body: m.SchemaIgnored) -> str:
