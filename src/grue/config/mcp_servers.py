@@ -246,8 +246,8 @@ class MCPServerConfig(BaseModel):
         check_arguments: Whether grue checks a call's arguments against the tool's input schema, and answers a
             call that does not fit with an error, without sending it.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
-        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: the
-            program may write only to a scratch folder, and has no network.
+        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: that
+            of the file; if it has none, the program may write only to a scratch folder, and has no network.
         start: When the server starts: `before`, `beside`, `beside_if_locked` or `when_called`; `None`: as
             `mcp_start` of the runner's settings says.
 
@@ -356,6 +356,7 @@ class MCPConfig(BaseModel):
         default_factory=lambda: Scope(environ=os.environ, workspace_folder=Path.cwd())
     )
     _startup_key: str = PrivateAttr(default=_STARTUP)
+    _box_of_file: bool = PrivateAttr(default=False)
 
     @field_validator("mcpServers", mode="before")
     @classmethod
@@ -400,12 +401,15 @@ class MCPConfig(BaseModel):
             raise file_error(source, f"is not JSON. If it is another host's file: {copies}")
         document = parse_json(text, source)
         root = _root_key(document)
-        return cls._checked(
-            document.value[root] if root else {},
+        box = document.value.get("sandbox")
+        config = cls._checked(
+            with_box_of_file(document.value[root] if root else {}, box),
             scope,
             place=lambda _: f"{source}: ",
             line=lambda keys: document.line((root, *keys)),
         )
+        config._box_of_file = box is not None  # noqa: SLF001 an object of this very class
+        return config
 
     @classmethod
     def from_mapping(
@@ -471,12 +475,15 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each key in a server's entry that has no effect, or perhaps an unintended one."""
-        return tuple(
+        """A sentence for each key of the file that has no effect, or perhaps an unintended one."""
+        found = [
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()
             for warning in server.warnings
-        )
+        ]
+        if self._box_of_file and not any(server.sandboxEnabled for server in self.mcpServers.values()):
+            found.append('"sandbox" of the file applies only to servers with "sandboxEnabled": true.')
+        return tuple(found)
 
     def get_server_config(self) -> tuple[str, MCPServerConfig]:
         """Return the first server's name and configuration, expanded.
@@ -508,6 +515,21 @@ class MCPConfig(BaseModel):
         file = f" in {Path(self._scope.source).name}" if self._scope.source else ""
         expanded._startup_place = f"{self._startup_key} of this server{file}"  # noqa: SLF001 our copy
         return expanded
+
+
+def with_box_of_file(servers: Any, box: Any) -> Any:
+    """Return the entries of a file with the `sandbox` that VS Code's files have beside `servers`.
+
+    It applies to the entries with `"sandboxEnabled": true` that have no `sandbox` of their own.
+    """
+    if box is None or not isinstance(servers, Mapping):
+        return servers
+    return {
+        name: {"sandbox": box, **entry}
+        if isinstance(entry, Mapping) and entry.get("sandboxEnabled") is True
+        else entry
+        for name, entry in servers.items()
+    }
 
 
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:

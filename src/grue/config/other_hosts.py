@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from grue.config.mcp_servers import ROOT_KEYS, MCPConfig, MCPServerConfig
+from grue.config.mcp_servers import ROOT_KEYS, MCPConfig, MCPServerConfig, with_box_of_file
 from grue.config.server_auth import SECRETS, auth_of_other_hosts, is_of_another_host
 from grue.errors import MCPConfigError
 from grue.runtime.secrets.secret_forms import looks_secret
@@ -304,5 +304,6 @@ def _entries(parsed: Any) -> dict[str, Any] | None:
     for place in (parsed, inside(parsed, "mcp"), inside(inside(parsed, "projects"), str(Path.cwd()))):
         for key in _KEYS:
             if isinstance(servers := inside(place, key), Mapping):
+                servers = with_box_of_file(servers, inside(place, "sandbox"))
                 return {str(name): entry for name, entry in servers.items()}
     return None

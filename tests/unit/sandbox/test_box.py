@@ -4,6 +4,7 @@ import pytest
 
 from grue import Sandbox, ShellTool, StdioServer
 from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.config.other_hosts import read_host
 from grue.errors import MCPConfigError
 from grue.sandbox.box import HostPort, in_words, sandbox_of
 
@@ -44,6 +45,31 @@ def test_the_switch_of_vs_code_decides_whether_the_box_applies() -> None:
         read=("/",), write=(".",), network=False
     )
     assert read({"sandboxEnabled": True}) == Sandbox(read=("/",), network=False)
+
+
+def test_the_box_of_a_file_applies_to_servers_with_the_switch_of_vs_code(tmp_path) -> None:
+    path = tmp_path / "mcp.json"
+    servers: dict[str, dict[str, object]] = {
+        "on": {"command": "x", "sandboxEnabled": True},
+        "own": {"command": "x", "sandboxEnabled": True, "sandbox": "pure"},
+        "off": {"command": "x"},
+    }
+    box = {"network": {"allowedDomains": ["a.example"]}}
+    path.write_bytes(msgspec.json.encode({"servers": servers, "sandbox": box}))
+    config = MCPConfig.from_file(path)
+    found = {name: to_tool_server(name, config.server(name)) for name in servers}
+    assert [getattr(server, "sandbox", 0) for server in found.values()] == [
+        Sandbox(read=("/",), network=("a.example",)),
+        Sandbox(),
+        None,
+    ]
+    assert config.warnings == ()
+    copies = read_host(path).servers
+    assert [copies[name].entry.get("sandbox") for name in servers] == [box, "pure", None]
+
+    path.write_bytes(msgspec.json.encode({"servers": {"off": servers["off"]}, "sandbox": box}))
+    (said,) = MCPConfig.from_file(path).warnings
+    assert 'only to servers with "sandboxEnabled": true' in said
 
 
 @pytest.mark.parametrize(
