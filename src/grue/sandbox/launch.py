@@ -150,7 +150,14 @@ class Boxed:
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places
         return refusals(
-            text, places.rules, refused, network=network, broken=places.broken, died=died, mark=self._mark
+            text,
+            places.rules,
+            refused,
+            network=network,
+            unix_sockets=self._box.unix_sockets,
+            broken=places.broken,
+            died=died,
+            mark=self._mark,
         )
 
     def disown(self) -> None:

@@ -13,6 +13,7 @@ import functools
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 
 from grue.sandbox.gate import Refusal
@@ -29,6 +30,7 @@ _WRITES = re.compile(r"(?i)\b(mkdir|unlink|rmdir|rename|creat\w*|write|touch|rem
 _OF_FOLDERS = ("mkdir", "unlink", "rmdir", "rename", "remove", "symlink", "link")
 """Those words of `_WRITES` for which the box has to open the folder of the path."""
 
+_CONNECTS = re.compile(r"(?i)connect|\bdial\b|\bsocket\b")
 _NO_NAMES = re.compile(r"(?i)EAI_AGAIN|EAI_FAIL|name resolution|getaddrinfo|could not resolve|ENETUNREACH")
 _RECORD = re.compile(
     r"(?:type=(?:LANDLOCK_ACCESS|LANDLOCK_DOMAIN|UNKNOWN\[142[34]\]) msg=|[^;]*;audit: type=142[34] )"
@@ -51,6 +53,7 @@ def refusals(
     refused: Iterable[Refusal],
     *,
     network: str,
+    unix_sockets: bool = False,
     broken: Sequence[str] = (),
     died: bool = False,
     mark: str = "",
@@ -59,14 +62,16 @@ def refusals(
     """Return a sentence for each thing that a box is known to have refused.
 
     `text` is the program's standard error, or the error text of a tool call. `network` is what the box lets
-    the program connect to: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain
-    a hidden file or folder. `mark` is the box's name in the audit log; empty: the log is not read.
+    the program connect to: `none`, `hosts` (listed ones) or `any`. `unix_sockets`: whether the program may
+    use Unix sockets. `broken`: folders that contain a hidden file or folder. `mark` is the box's name in the
+    audit log; empty: the log is not read.
 
     Most refusals in the audit log are harmless. So the log is read only if the program has `died`, or `text`
     has "permission denied".
     """
     found: dict[str, None] = {}
     paths: dict[str, str] = {}
+    without = network != "any" and _NO_NAMES.search(text[-_MOST_CHARS:]) is not None
     opened = [(real_path(rule.path), rule.access) for rule in rules] if _DENIED.search(text) else []
     for line in text[-_MOST_CHARS:].splitlines():
         if len(paths) < _MOST_PATHS and _DENIED.search(line):
@@ -77,20 +82,24 @@ def refusals(
                 and _may_start(os.path.realpath(speaker[1]), opened)
             ):
                 line = line[speaker.end() :]
-            writes = _WRITES.search(line)
-            word = "" if writes is None else writes[0].lower()
-            for path in (*_QUOTED.findall(line), *_PLAIN.findall(_QUOTED.sub(" ", line))):
+            rest = _QUOTED.sub(" ", line)
+            named = (*_QUOTED.findall(line), *_PLAIN.findall(rest))
+            rest = _PLAIN.sub(" ", rest)
+            verb = _WRITES.search(rest) or _CONNECTS.search(rest)
+            word = "" if verb is None else verb[0].lower()
+            without |= network == "none" and not named and _CONNECTS.search(rest) is not None
+            for path in named:
                 # Python raises `ValueError` for a path with a NUL or a lone surrogate.
                 if path.isprintable():
                     paths.setdefault(path.rstrip("."), word)
     for path, word in itertools.islice(paths.items(), _MOST_PATHS):
-        said = _about_path(path, opened, broken, word=word)
+        said = _about_path(path, opened, broken, word=word, unix_sockets=unix_sockets)
         if said is not None:
             found[said] = None
     for each in refused:
         said = f"Its box refused a connection to {each.where}: {each.why}."
         found[f'{said} To allow it: "network": ["{each.allow}"]'] = None
-    if not found and network != "any" and _NO_NAMES.search(text[-_MOST_CHARS:]):
+    if not found and without:
         found[_no_network(network)] = None
     if not found and mark and (died or _DENIED.search(text[-_MOST_CHARS:])):
         audited = [said for log in logs for said in _audited(_lines(log), mark)]
@@ -156,8 +165,16 @@ def _said(verb: str, path: str, key: str, entry: str = "") -> str:
     return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{entry or path}"]'
 
 
-def _about_path(path: str, opened: list[tuple[str, int]], broken: Sequence[str], *, word: str) -> str | None:
+def _about_path(
+    path: str, opened: list[tuple[str, int]], broken: Sequence[str], *, word: str, unix_sockets: bool
+) -> str | None:
     real = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
+    connects = _CONNECTS.match(word) is not None
+    if _is_socket(real) or (connects and _is_absent(real)):
+        if unix_sockets:
+            return None
+        return f'Its box does not let it use the Unix socket {path}. To allow it: "unix_sockets": true'
+    word = "" if connects else word
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [access for place, access in opened if within(real, place)]
     if any(each & WRITE_FILE for each in access):
@@ -182,6 +199,13 @@ def _about_path(path: str, opened: list[tuple[str, int]], broken: Sequence[str],
 
 def _may_start(real: str, opened: list[tuple[str, int]]) -> bool:
     return _is_program(real) and any(access & EXECUTE and within(real, place) for place, access in opened)
+
+
+def _is_socket(real: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(real).st_mode)  # noqa: PTH116
+    except OSError:
+        return False
 
 
 def _is_program(real: str) -> bool:

@@ -1,5 +1,6 @@
 import functools
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,38 @@ def test_connections_and_names_are_explained() -> None:
     assert "gives it no network" in refusals(names, RULES, (), network="none")[0]
     assert "does not use the proxy" in refusals(names, RULES, (), network="hosts")[0]
     assert refusals(names, RULES, (), network="any") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "connect EACCES 127.0.0.1:5432 - Local (undefined:undefined)",
+        "dial tcp 127.0.0.1:5432: socket: permission denied",
+        "ConnectError: [Errno 13] Permission denied",
+    ],
+)
+def test_a_connection_without_a_network_is_explained(text: str) -> None:
+    (found,) = refusals(text, RULES, (), network="none")
+    assert found == 'Its box gives it no network. To allow hosts: "network": ["host:443"]'
+    assert refusals(text, RULES, (), network="hosts") == (), "the gate knows which one it has refused"
+    assert refusals(text, RULES, (), network="any") == ()
+
+
+def test_a_unix_socket_is_not_taken_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("s")
+        for text in (
+            f"Error: EACCES: permission denied, open '{tmp_path}/s'",
+            f"connect EACCES {tmp_path}/absent",
+            f"permission denied while trying to connect to the socket at unix://{tmp_path}/s",
+        ):
+            (found,) = refusals(text, RULES, (), network="any")
+            assert found.endswith('To allow it: "unix_sockets": true')
+            assert refusals(text, RULES, (), network="none", unix_sockets=True) == ()
+    for text in ("cannot connect: Permission denied: '/etc/passwd'", "cat: /srv/socket/x: Permission denied"):
+        (found,) = refusals(text, RULES, (), network="none")
+        assert "Unix socket" not in found
 
 
 def test_hostile_text_is_bounded() -> None:
