@@ -190,6 +190,13 @@ def test_what_the_docstring_of_a_package_names_is_in_the_package() -> None:
     assert {package: names for package, names in absent.items() if names} == {}
 
 
+def test_the_adapters_are_as_short_as_the_page_of_agent_benchmarks_says() -> None:
+    assert "an adapter for each benchmark, of under 200 lines" in (ROOT / "docs/agents.md").read_text()
+    adapters = {each.name: len(each.read_text().splitlines()) for each in ROOT.glob("benchmarks/agents/*.py")}
+    assert {name: lines for name, lines in adapters.items() if lines >= 200} == {}
+    assert adapters
+
+
 def test_every_page_that_explains_something_is_behind_one_of_the_doors() -> None:
     doors = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("docs/*/README.md")]
