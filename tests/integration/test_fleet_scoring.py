@@ -158,7 +158,7 @@ def test_a_judge_is_asked_once_for_each_answer_within_its_own_budget(project: Pa
         )
         (project / "judge.toml").write_text(table.replace("{most}", "1"))
         said = run("fleet", "score", "runs/sweep", "judge.toml", status=1)
-        assert "the budget has refused a request" in said
+        assert "the budget has refused a request; it counts all runs of scorers here" in said
         assert len(asked) == 1
         (project / "judge.toml").write_text(table.replace("{most}", "5"))
         run("fleet", "score", "runs/sweep", "judge.toml")

@@ -121,7 +121,10 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
             tally.without_trace,
             "without a trace: the work has written none, or the sweep's `keep` has removed it",
         ),
-        (tally.unpaid, "not scored, because the budget has refused a request"),
+        (
+            tally.unpaid,
+            "not scored, because the budget has refused a request; it counts all runs of scorers here",
+        ),
         (tally.failed, "could not be scored:"),
     ):
         if count:
