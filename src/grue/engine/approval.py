@@ -25,6 +25,7 @@ from grue import messages as m
 from grue.actors.approval import Answer
 from grue.errors import ChangeRefused, MCPConfigError, TraceError
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy
+from grue.protocol.json_text import strict_text
 from grue.protocol.tools.names import read_arguments
 from grue.protocol.tools.policy import own_copies, read_decisions, settled, terms_of
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
@@ -315,7 +316,7 @@ def refused_changes(
 
 def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None:
     try:
-        arguments = read_arguments(msgspec.json.encode(decision.arguments).decode())
+        arguments = read_arguments(strict_text(decision.arguments))
     except (TypeError, ValueError, RecursionError) as error:
         return f"JSON cannot express them ({error})"
     if isinstance(arguments, str):

@@ -105,6 +105,16 @@ def _arguments(value: object, depth: int) -> object:
     return _readable(value, depth, called=True)
 
 
+def strict_text(value: object) -> str:
+    """Return a value as JSON text.
+
+    Raises:
+        TypeError, ValueError, RecursionError: JSON cannot express the value. For NaN, msgspec writes `null`.
+    """
+    json.dumps(value, allow_nan=False, default=str, skipkeys=True)
+    return msgspec.json.encode(value).decode()
+
+
 def strict_value(text: str) -> object:
     """Return the value of `text`, read as strict JSON.
 

@@ -34,7 +34,7 @@ def test_a_secret_that_is_still_being_looked_for_counts() -> None:
     assert found == [True]
 
 
-@pytest.mark.parametrize("value", [Path("old.txt"), "\ud800"])
+@pytest.mark.parametrize("value", [Path("old.txt"), "\ud800", float("nan")])
 def test_changed_arguments_that_json_cannot_express_are_refused(value: object) -> None:
     question = ApprovalQuestion(
         call_id="c1", name="box.delete", arguments={}, arguments_digest="a", definition_digest="d"

@@ -30,7 +30,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import shown
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolAnnotations, ToolPolicy, ToolRule, Verdict
-from grue.protocol.json_text import digest
+from grue.protocol.json_text import digest, strict_text
 from grue.protocol.tools.names import is_built_in, read_arguments
 from grue.runtime.safe_text import well_formed
 
@@ -289,7 +289,7 @@ def judged(decision: ApprovalDecision) -> Judged:
         return Judged()
     if decision.verdict == "deny":
         return Judged(denied=decision.reason or DENIED_BY_PERSON)
-    arguments = read_arguments(msgspec.json.encode(decision.arguments).decode())
+    arguments = read_arguments(strict_text(decision.arguments))
     if isinstance(arguments, str):
         return Judged(denied=UNUSABLE_CHANGE.format(fault=arguments))
     return Judged(changed=arguments)
@@ -305,7 +305,7 @@ def sound(decision: ApprovalDecision) -> ApprovalDecision:
         return replace(decision, reason=reason, arguments=None)
     if verdict == "change" and isinstance(decision.arguments, dict):
         try:
-            arguments = msgspec.json.decode(msgspec.json.encode(decision.arguments))
+            arguments = msgspec.json.decode(strict_text(decision.arguments))
             return replace(decision, reason=reason, arguments=arguments)
         except (TypeError, ValueError, RecursionError):  # the arguments are not JSON
             pass

@@ -35,6 +35,7 @@ def made(verdict: Any, arguments: Any = None, reason: Any = "") -> ApprovalDecis
         made("change", ["sum"]),
         made("change", {"sum": object()}),
         made("change", {"sum": "\ud800"}),
+        made("change", {"sum": [float("nan")]}),
         made("approve", {"sum": 2}),
     ],
 )
