@@ -154,6 +154,8 @@ class _Prompted(Struct, kw_only=True):
         sent: The last prompt with tools (`True`) and the last without (`False`).
         blame: The changes of the messages since the last prompt was sent. For each: how many bytes at the
             beginning are unchanged, and the number and the kind of the trace message that reports the change.
+        asks: The model that the conversation's turn asks now; `None`: the trace does not say.
+        moved: Number and kind of the trace message that chose this model.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
         notes: Possible reasons if the next request offers no tools: each with the number and kind of a trace
@@ -168,6 +170,8 @@ class _Prompted(Struct, kw_only=True):
     sent: dict[bool, _Sent] = {}
     last: _Sent | None = None
     blame: list[tuple[int, int, str]] = []
+    asks: m.ModelAsked | None = None
+    moved: tuple[int, str] = (0, "")
     adapted: tuple[int, str] | None = None
     notes: list[tuple[int, str, str]] = []
 
@@ -229,7 +233,8 @@ class CachedPrompts:
                 self._adopt_asked(cause)
             case m.ModelPassedOver():
                 self._form = self._form_for(body.asks, place)
-                self._adopt_asked(cause)
+                if (talk := self._adopt_asked(cause)) is not None:
+                    talk.asks, talk.moved = body.asks, place
             case m.DropCompletion():
                 self._dropping[envelope.seq] = body.conversation
             case m.ReplyDropped():
@@ -257,6 +262,8 @@ class CachedPrompts:
         self._talks.pop(name, None)
         self._talks[name] = talk
         talk.run = run
+        if talk.asks != run.asks:
+            talk.asks, talk.moved = run.asks, place
         talk.notes.append((*place, "the turn offers no tools"))
 
     def _form_for(self, asks: m.ModelAsked, place: tuple[int, str]) -> _Form:
@@ -319,10 +326,12 @@ class CachedPrompts:
                 talk.whole = False
                 talk.encoded.history.forget()
 
-    def _adopt_asked(self, cause: int) -> None:
+    def _adopt_asked(self, cause: int) -> _Prompted | None:
         asked = self._asked.get(cause)
-        if asked is not None and asked.command.conversation in self._talks:
-            self._adopt(self._talks[asked.command.conversation])
+        talk = None if asked is None else self._talks.get(asked.command.conversation)
+        if talk is not None:
+            self._adopt(talk)
+        return talk
 
     def _adopt(self, talk: _Prompted) -> None:
         """If the profile or the model has changed, encode the conversation anew, as the LLM actor does."""
@@ -403,7 +412,7 @@ class CachedPrompts:
     def _sent(self, asked: _Asked, talk: _Prompted, encoded: EncodedConversation) -> _Sent:
         prompt = encoded.prompt
         head = len(prompt.tools) + len(prompt.system) + _system_bytes(encoded, prompt.messages)
-        asks = None if talk.run is None else talk.run.asks
+        asks = talk.asks
         return _Sent(
             seq=asked.seq,
             at=asked.at,
@@ -417,9 +426,7 @@ class CachedPrompts:
 
     def _compared(self, asked: _Asked, talk: _Prompted, sent: _Sent, body: Any, reply: int) -> CachedPrompt:
         earlier = self._nearest(talk, sent)
-        same = 0
-        if earlier is not None and earlier.model == sent.model:
-            same = common_bytes(earlier.whole, sent.whole)
+        same = 0 if earlier is None else _in_common(earlier, sent)
         usage = body.usage
         # Not those of the usage, which are estimated if the endpoint reports none.
         counted = body.prompt_tokens if isinstance(body, m.CompletionReceived) else 0
@@ -452,7 +459,7 @@ class CachedPrompts:
         """Return the earlier prompt with the longest common beginning; if several have it, the latest."""
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
-        return max(talk.sent.values(), key=lambda each: (common_bytes(each.whole, sent.whole), each.seq))
+        return max(talk.sent.values(), key=lambda each: (_in_common(each, sent), each.seq))
 
     def _end(self, name: m.ConversationId, end: m.TurnCompleted | m.TurnFailed) -> None:
         talk = self._talks.get(name)
@@ -511,6 +518,11 @@ def _system_bytes(encoded: EncodedConversation, messages: bytes) -> int:
     return common_bytes(alone.prompt.messages, messages)
 
 
+def _in_common(earlier: _Sent, sent: _Sent) -> int:
+    # Models do not share their caches.
+    return common_bytes(earlier.whole, sent.whole) if earlier.model == sent.model else 0
+
+
 def common_bytes(left: bytes, right: bytes) -> int:
     """Return the length of the common beginning."""
     low, high = 0, min(len(left), len(right))
@@ -531,7 +543,7 @@ def _broken(pair: _Compared, talk: _Prompted, asked: _Asked, tokens: int) -> Pre
         case "model":
             before, now = (printable(each.model, 100) for each in (pair.earlier, pair.sent))
             why = f"{before} was asked before, now {now}"
-            place, cause, kind = "the whole prompt", _turn_of(talk, asked), "RunTurn"
+            place, (cause, kind) = "the whole prompt", talk.moved
         case "tools":
             place, (cause, kind, why) = _changed_tool(pair, talk, asked)
         case "system":

@@ -269,6 +269,20 @@ def another_model(talk: Talk) -> Planted:
     return begun_at, "model", "other/model"
 
 
+def the_next_model_of_a_chain(talk: Talk) -> Planted:
+    """The model is passed over in the middle of a turn. The turn after that begins with the next one."""
+    other = replace(ASKED, model="other/model")
+    talk.begin()
+    talk.lists(LOOK, TAKE, DIG)
+    asked = talk.ask(LOOK, TAKE, DIG)
+    over = m.ModelPassedOver(request=1, model=ASKED.model, address=ASKED.address, reason="down", asks=other)
+    passed = talk.note(over, asked)
+    talk.reply(asked)
+    talk.end()
+    talk.said(LOOK, TAKE, DIG, asks=other)
+    return passed, "model", "other/model"
+
+
 def another_conversation_with_a_clock(talk: Talk) -> Planted:
     talk.history = History(Ledger())
     begun_at = talk.begin(system=f"{SYSTEM} It is 12:01.", history=None)
@@ -314,6 +328,7 @@ PLANTED = [
     a_rewrite_of_the_endpoint,
     other_names_for_tools,
     another_model,
+    the_next_model_of_a_chain,
     another_conversation_with_a_clock,
     another_branch,
 ]
