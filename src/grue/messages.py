@@ -635,13 +635,15 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The model that a turn asks, for telemetry and display only.
+    """The model that a turn asks, for telemetry, display and forks only.
 
     Attributes:
         address: The endpoint's base URL, without user, password and query.
         provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
         sampling: The sampling settings that are sent, by grue's own names.
         streams: Whether the endpoint can stream a reply.
+        form: What grue has learned about the form of requests: the fields of `WireProfile` that have changed
+            since the process began. A fork sends its requests in this form.
     """
 
     model: str
@@ -650,6 +652,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     wire: str = ""
     sampling: JsonObject = {}
     streams: bool = True
+    form: JsonObject = {}
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -933,6 +936,7 @@ class CostUncounted(Message, frozen=True, kw_only=True):
     `endpoint` is the name of the endpoint's profile.
     """
 
+    compared = False
     model: str
     endpoint: str
     limit_usd: float
@@ -960,6 +964,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
         endpoint: The name of the endpoint's profile.
     """
 
+    compared = False
     request: int
     tools: int
     prompt_tokens: int
@@ -973,6 +978,7 @@ class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
     `endpoint` is the name of the endpoint's profile.
     """
 
+    compared = False
     request: int
     settings: tuple[str, ...]
     endpoint: str

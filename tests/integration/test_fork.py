@@ -1,6 +1,7 @@
 """What a fork changes, what it refuses, and that it calls no tool unless it is told to."""
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -46,6 +47,8 @@ from grue.errors import (
     TraceError,
 )
 from grue.messages import (
+    CheckAnswer,
+    CompletionReceived,
     ConnectFailed,
     McpDisabled,
     ModelAsked,
@@ -61,7 +64,14 @@ from grue.messages import (
 from grue.policies import Misses
 from grue.protocol.turn.prices import Spent
 from grue.testing.fake_tools import FakeToolServer
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import (
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    error_reply,
+    text_reply,
+    tool_calls_reply,
+)
 from grue.tool_sessions.connection import Listing
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode, read_episode
@@ -198,6 +208,54 @@ def test_a_fork_begins_with_the_model_of_a_chain_that_the_turn_had_come_to(
     (forked,) = bodies(tmp_path / "b.jsonl", TurnForked)
     assert (forked.changed, forked.asks.address) == ((), server.base_url)
     sound(tmp_path / "b.jsonl")
+
+
+def choosy(request: LlmRequest) -> LlmReply:
+    """Refuse a temperature and dots in the names of tools, and call a tool twice."""
+    if "temperature" in request.body:
+        return error_reply(400, "Unsupported parameter: 'temperature' is not supported with this model.")
+    if "." in request.tool_names[0]:
+        return error_reply(400, "Invalid 'tools[0].function.name': it must match '^[a-zA-Z0-9_-]+$'.")
+    told = sum(message["role"] == "tool" for message in request.messages)
+    if told == 2:
+        return text_reply("Dust.")
+    return tool_calls_reply((request.tool_names[0], {"name": str(told)}), ids=(f"c{told}",))
+
+
+def careless(request: LlmRequest) -> LlmReply:
+    """Keep to the schema only if the prompt states it."""
+    return text_reply('{"dust": 3}' if "JSON Schema" in json.dumps(request.body) else "A lot.")
+
+
+@pytest.mark.parametrize(
+    ("script", "servers", "answer"), [(choosy, Box().servers(), None), (careless, {}, dict[str, int])]
+)
+def test_a_fork_keeps_the_form_of_requests_that_was_learned_before_it(
+    tmp_path: Path, script: Any, servers: Any, answer: Any
+) -> None:
+    trace, number = tmp_path / "a.jsonl", itertools.count()
+    asked: list[list[bytes]] = []
+    with ScriptedLlmServer(script) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m", api_key="key", temperature=0.5)
+        with Runner(llm=llm, servers=servers, trace=trace) as each:
+            for _ in range(2):
+                each.run_turn(TurnRequest(user="Is there dust?", answer=answer))
+                asked.append([request.raw for request in server.requests])
+                server.requests.clear()
+        kinds = RunTurn | CompletionReceived | CheckAnswer
+        found = [each for each in read_episode(trace).envelopes if isinstance(each.body, kinds)]
+        places = [(each.turn, each.seq) for each in found]
+        for turn, at in places:
+            fork, again = (tmp_path / f"{next(number)}.jsonl" for _ in range(2))
+            for source, new, place in ((trace, fork, at), (fork, again, None)):
+                server.requests.clear()
+                with Runner(llm=llm, trace=new) as each:
+                    each.fork(source, turn=turn, at=place)
+                sent = [request.raw for request in server.requests]
+                assert sent == asked[turn - 1][len(asked[turn - 1]) - len(sent) :]
+                assert [*diff(open_episode(trace), open_episode(new))] == []
+                assert bodies(new, TurnForked)[-1].changed == ()
+            assert sent == asked[turn - 1], "the fork of a fork runs the whole turn"
 
 
 def test_another_result_of_a_call_is_told_the_model(

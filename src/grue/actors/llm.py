@@ -16,7 +16,6 @@ from typing import Protocol, TypeAlias, assert_never, runtime_checkable
 
 import anyio
 import anyio.to_thread
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -25,7 +24,7 @@ from grue.policies import SupportCheck
 from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, changed_fields, left_out
 from grue.protocol.chat_wire.wire_format import Choice, Delta, Reply
 from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
 from grue.protocol.context.fit import TEXT_BYTES_PER_TOKEN, sizes_of
@@ -182,9 +181,7 @@ class Asking:
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
-        now = self._conversation.profile
-        known = msgspec.to_builtins(now, order="deterministic")
-        changed = {name: known[name] for name in known if getattr(now, name) != getattr(before, name)}
+        changed = changed_fields(before, self._conversation.profile)
         rewritten = self._conversation.prompt != prompt
         self.say(m.FormAdapted(request=self._command.request, changed=changed, rewritten=rewritten))
 

@@ -36,6 +36,7 @@ from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, LLMError, MCPConfigError, MCPError, TraceError
 from grue.field_checks import shown
 from grue.policies import Misses
+from grue.protocol.chat_wire.profile import SAMPLING
 from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools import results as tool_results
@@ -163,11 +164,21 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         """Return the model that a fork at `place` asks, unless it changes the model; `None`: not known."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
+            before = each.seq <= place.event.seq
             match each.body:
-                case m.RunTurn(asks=told) | m.TurnForked(asks=told):
-                    asks = told or asks
-                case m.ModelPassedOver(asks=told) if each.seq < place.event.seq:
+                case m.RunTurn(asks=told) | m.TurnForked(asks=told) if told is not None:
+                    if not before and asks and (asks.model, asks.address) == (told.model, told.address):
+                        # When this fork began, more was known of the model than at `place`.
+                        kept = {name: asks.sampling[name] for name in _refused(told) if name in asks.sampling}
+                        sampling = kept | told.sampling
+                        told = replace(told, form=asks.form, wire=asks.wire, sampling=sampling)
                     asks = told
+                case m.ModelPassedOver(asks=told) if before:
+                    asks = told
+                case m.FormAdapted(changed=changed) if before and asks is not None:
+                    asks = _learned(asks, changed)
+                case m.SchemaIgnored() if before and asks is not None:
+                    asks = _learned(asks, {"ignores_schema": True})
         return asks
 
     def place(self, at: int | None) -> _Place:
@@ -255,6 +266,18 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     return replace(run, earlier=tuple(each for each in earlier if isinstance(each.body, _MESSAGES)))
 
 
+def _learned(asks: m.ModelAsked, changed: m.JsonObject) -> m.ModelAsked:
+    told = replace(asks, form=asks.form | changed, wire=str(changed.get("wire", asks.wire)))
+    sampling = {name: value for name, value in asks.sampling.items() if name not in _refused(told)}
+    return replace(told, sampling=sampling)
+
+
+def _refused(asks: m.ModelAsked) -> frozenset[str]:
+    """Return the sampling settings that are not sent, because the endpoint has refused them."""
+    accepted = asks.form.get("sampling")
+    return SAMPLING.difference(accepted) if isinstance(accepted, list) else frozenset()
+
+
 def _some(numbers: Collection[int]) -> str:
     shown = ", ".join(str(number) for number in [*numbers][:20])
     return shown if len(numbers) <= 20 else f"{shown} and {len(numbers) - 20} more"
@@ -288,11 +311,13 @@ class ForkedRun(HostTurn[T]):
         rewrites = _new_system(run, changed, history)
         if rewrites and not place.events and changed.history is not None and history.ledger is not None:
             changed = replace(changed, history=history.ledger.reference(changed.history.conversation))
-        endpoint = settings.wiring.endpoint
+        endpoint, asks = settings.wiring.endpoint, run.asks(place)
+        if endpoint is not None and asks is not None:
+            endpoint.of_chain(asks).recall_form(asks)
         wiring = _wiring(settings.wiring, changed, talk, fork)
         if endpoint is not None and place.events:
             # A turn stays with the model that has answered, so its fork begins with that model.
-            endpoint = endpoint.of_chain(run.asks(place))
+            endpoint = endpoint.of_chain(asks)
             wiring = wiring.beginning_with(endpoint)
         memory = EpisodeMemory()
         memory.learn(record.connections(run.begun.policy))

@@ -16,7 +16,7 @@ from grue import messages as m
 from grue.policies import ContextPolicy
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.chat_wire.profile import WireProfile, with_fields
 from grue.protocol.chat_wire.profiles import GENERIC, profile_for
 from grue.protocol.context.history import History, Ledger
 from grue.runtime.safe_text import printable
@@ -191,7 +191,6 @@ class CachedPrompts:
         self._asked: dict[int, _Asked] = {}
         self._listed: dict[str, tuple[int, str]] = {}
         self._form = _Form(_unmarked(GENERIC), "")
-        self._learned: dict[tuple[str, str], _Form] = {}
         self._heads: dict[str, _Sent] = {}
         self._dropping: dict[int, m.ConversationId] = {}
 
@@ -267,11 +266,9 @@ class CachedPrompts:
         talk.notes.append((*place, "the turn offers no tools"))
 
     def _form_for(self, asks: m.ModelAsked, place: tuple[int, str]) -> _Form:
-        learned = self._learned.get((asks.address, asks.model))
-        if learned is not None:
-            return learned
         wire = asks.wire if asks.wire in FORMATS else None
-        return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
+        profile = with_fields(profile_for(asks.address, asks.model, wire), asks.form)
+        return _Form(_unmarked(profile), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
         """Return the prompts so far of the conversation `name`, whose history before the turn is `past`.
@@ -362,17 +359,8 @@ class CachedPrompts:
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
         """Apply a change of the wire profile, which the LLM actor has reported in the message at `place`."""
-        form = self._form
-        try:
-            profile = msgspec.convert({**msgspec.to_builtins(form.profile), **changed}, WireProfile)
-        except msgspec.ValidationError:
-            return
-        self._form = _Form(_unmarked(profile), form.model, place)
-        for key, known in self._learned.items():
-            if known is form:
-                self._learned[key] = self._form
-                return
-        self._learned["", form.model] = self._form
+        profile = with_fields(self._form.profile, changed)
+        self._form = _Form(_unmarked(profile), self._form.model, place)
 
     def _ended(
         self, asked: _Asked | None, body: m.CompletionReceived | m.ReplyDropped, seq: int

@@ -381,6 +381,14 @@ def test_a_conversation_that_only_grows_repeats_all_of_its_last_prompt() -> None
     assert before.repeated_tokens == round(500 * before.share)
 
 
+def test_a_later_turn_repeats_the_prompt_in_the_form_that_was_learned() -> None:
+    talk = begun()
+    other_names_for_tools(talk)
+    talk.end()
+    talk.said(LOOK, TAKE, DIG, asks=replace(ASKED, form={"names": "encoded"}))
+    assert [each.broken is None for each in talk.prompts] == [True, True, False, True]
+
+
 def test_an_answer_without_tools_costs_the_prompt_once_and_the_next_turn_nothing() -> None:
     talk = begun()
     a_forced_answer(talk)

@@ -5,9 +5,10 @@ To add a provider, add a row to `profiles.py`.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -174,6 +175,23 @@ def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
     return msgspec.structs.replace(
         profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
     )
+
+
+def changed_fields(before: WireProfile, now: WireProfile) -> dict[str, Any]:
+    """Return the fields of `now` that differ from those of `before`, as JSON."""
+    if now is before:
+        return {}
+    known = msgspec.to_builtins(now, order="deterministic")
+    return {name: known[name] for name in known if getattr(now, name) != getattr(before, name)}
+
+
+def with_fields(profile: WireProfile, fields: Mapping[str, Any]) -> WireProfile:
+    """Return the profile with these fields, which are JSON; without them if a value does not fit."""
+    if not fields:
+        return profile
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert({**msgspec.to_builtins(profile), **fields}, WireProfile)
+    return profile
 
 
 def shown_endpoint(base_url: str) -> str:

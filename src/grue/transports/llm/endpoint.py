@@ -35,8 +35,10 @@ from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import (
     ModelSettings,
     WireProfile,
+    changed_fields,
     is_loopback,
     shown_endpoint,
+    with_fields,
     with_inputs,
 )
 from grue.protocol.chat_wire.profiles import (
@@ -519,6 +521,7 @@ class LlmEndpoint:
             wire=profile.wire,
             sampling={**profile.sampled(settings), **further},
             streams=profile.streams,
+            form=changed_fields(self.first_profile, profile),
         )
 
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
@@ -628,6 +631,21 @@ class LlmEndpoint:
         """
         if self.profile == self.first_profile == first:
             self.profile = learned
+
+    def recall_form(self, asked: m.ModelAsked) -> None:
+        """Use the form of requests that another process has learned, unless this process has learned one.
+
+        Do so only for the model of `asked`, in the same wire format, and if the settings have no profile.
+        """
+        learned = with_fields(self.first_profile, asked.form)
+        settings = self.settings
+        if (
+            (settings.model, shown_endpoint(settings.base_url)) == (asked.model, asked.address)
+            and settings.profile is None
+            and settings.wire in (None, asked.wire)
+            and learned.wire == asked.wire
+        ):
+            self.recall(self.first_profile, learned)
 
     def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
         """Adapt the profile to an error that the endpoint sent; return whether to retry with the new profile.
