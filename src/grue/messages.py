@@ -1268,6 +1268,7 @@ class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
         text: Untrusted, because much of it is the server's own text.
     """
 
+    compared = False
     server: ServerName
     kind: NoticeKind
     text: str

@@ -28,6 +28,7 @@ from grue import (
     RetryPolicy,
     Runner,
     ToolAnnotations,
+    ToolContext,
     ToolPolicy,
     ToolRule,
     ToolSearch,
@@ -53,6 +54,7 @@ from grue.messages import (
     McpDisabled,
     ModelAsked,
     RunTurn,
+    ServerNoted,
     SessionOpened,
     ToolCallResult,
     ToolDefinition,
@@ -208,6 +210,24 @@ def test_a_fork_begins_with_the_model_of_a_chain_that_the_turn_had_come_to(
     (forked,) = bodies(tmp_path / "b.jsonl", TurnForked)
     assert (forked.changed, forked.asks.address) == ((), server.base_url)
     sound(tmp_path / "b.jsonl")
+
+
+def test_an_unchanged_fork_of_calls_that_say_more_than_their_result_does_not_differ(tmp_path: Path) -> None:
+    def look(context: ToolContext) -> str:
+        context.log("I look around.")
+        return "dust"
+
+    trace = tmp_path / "a.jsonl"
+    script = [tool_calls_reply(("box.look", {}), ("faulty.echo", {"text": "a"}), ids=("c1", "c2")), "Dust."]
+    with ScriptedLlmServer(script) as server:
+        servers = {"box": FunctionTools([look]), "faulty": faulty("--error-at", "call")}
+        with runner(server, WIRE, trace, servers=servers) as each:
+            each.run_turn(TurnRequest(user="Is there dust?"))
+    with ScriptedLlmServer(script) as server, runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        each.fork(trace)
+    assert len(bodies(trace, ServerNoted)) == 1
+    assert [each.error_code for each in bodies(trace, ToolReturned)] == [None, -32050]
+    assert [*diff(open_episode(trace), open_episode(tmp_path / "b.jsonl"))] == []
 
 
 def choosy(request: LlmRequest) -> LlmReply:

@@ -42,6 +42,7 @@ IGNORED = frozenset(
         "address",
         "facts",
         "request_id",
+        "error_code",
         "asks",
         "expires_at",
         "TurnResumed.after",
