@@ -174,21 +174,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = _shuffled(items, Random(seed))
 
 
-_LAST_PART = 0.05
+def _spread_over(item: pytest.Item) -> float:
+    """Return over which part of all tests those that are like this one are spread."""
+    module = _module(item.nodeid)
+    if module.startswith(_ONE_WORKER + _LONG_UNITS):
+        return 0.5
+    return 1.0 if module.startswith(_SHORT) else 0.95
 
 
 def _mix(items: list[pytest.Item]) -> None:
     """Spread the files of short tests, which compute, evenly between the others, which wait for processes.
 
     If the waiting tests ran together, the processor would be idle at times. The last tests are short ones, so
-    that all workers end at about the same time. The tests of a file stay together, because they share
-    fixtures.
+    that all workers end at about the same time; what occupies one worker for long begins in the first half.
+    The tests of a file stay together, because they share fixtures.
     """
+    groups: dict[float, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(_spread_over(item), []).append(item)
     places: dict[Path, float] = {}
-    for short, scale in ((True, 1.0), (False, 1.0 - _LAST_PART)):
-        alike = [item for item in items if _module(item.nodeid).startswith(_SHORT) is short]
+    for part, alike in groups.items():
         for number, item in enumerate(alike):
-            places.setdefault(item.path, scale * number / len(alike))
+            places.setdefault(item.path, part * number / len(alike))
     items.sort(key=lambda item: places[item.path])
 
 
@@ -204,7 +211,6 @@ def _put_long_first(items: list[pytest.Item]) -> None:
         key=lambda item: (
             item not in covered,
             not _takes_minutes(item),
-            _begins_late(item),
             item.path not in slow,
         )
     )
@@ -260,10 +266,6 @@ def _is_covered(item: pytest.Item) -> bool:
     places = item.config.getoption("--covered").split()
     file = item.nodeid.partition("::")[0]
     return f"{file}/".startswith(tuple(f"{place}/" for place in places)) and not _takes_more_time(item)
-
-
-def _begins_late(item: pytest.Item) -> bool:
-    return not _module(item.nodeid).startswith(_ONE_WORKER + _LONG_UNITS)
 
 
 def _module(nodeid: str) -> str:

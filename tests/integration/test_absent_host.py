@@ -10,6 +10,8 @@ from subprocess import CompletedProcess
 import pytest
 from commands import grue
 
+pytestmark = pytest.mark.slow
+
 WITHOUT_ZORK = """
 import sys
 class Absent:

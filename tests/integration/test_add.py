@@ -175,6 +175,7 @@ def test_enter_takes_the_default_as_it_is(tmp_path: Path) -> None:
     assert entry["args"] == ["${workspaceFolder}/mcp_bundles/Mind/think.py", *values]
 
 
+@pytest.mark.slow
 def test_a_typed_quote_that_is_not_closed_is_a_sentence(tmp_path: Path) -> None:
     text = refused_at_a_terminal("add", "npm:weather", cwd=tmp_path, typed=b"John's\n")
     assert "grue: John's cannot be split as in a shell: No closing quotation." in text

@@ -412,6 +412,7 @@ def on_disk(folder: Path) -> int:
     return sum(each.lstat().st_blocks * 512 for each in folder.rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_turn_that_has_ended_takes_less_than_20_kb_on_disk(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         assert answers(run(llm, tmp_path, 40)) == expected(40)

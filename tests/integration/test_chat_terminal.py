@@ -93,6 +93,7 @@ def _resume_and_take_back(terminal: Tmux) -> None:
     terminal.until_shown("status 0")
 
 
+@pytest.mark.slow
 def test_what_is_typed_while_a_turn_runs_is_shown_at_the_next_prompt_only(
     terminal: Tmux, tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def test_every_reader_of_a_trace_with_a_damaged_payload_says_so(
         is_told(grue(*args), *args)
 
 
+@pytest.mark.slow
 @fuzzed(15)
 @given(
     st.sampled_from(["trace.jsonl", "events.jsonl", "episode.log", "result.json"]), damage(), st.booleans()

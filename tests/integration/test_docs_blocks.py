@@ -162,6 +162,7 @@ def test_every_configuration_of_the_pages_is_accepted(
                 assert read.keys() == {"project"}, "there is a reader for each kind"
 
 
+@pytest.mark.slow
 def test_every_command_of_the_pages_exists() -> None:
     """Each is read as the command line would read it; `test_docs_commands.py` runs most of them."""
     lines = list(shell_lines())

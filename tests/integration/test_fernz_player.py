@@ -145,6 +145,7 @@ def test_a_small_story_goes_alike_in_both(version: int) -> None:
     assert seen.done
 
 
+@pytest.mark.slow
 def test_the_opening_of_zork_goes_alike_in_both(zork1: Path) -> None:
     seen = assert_alike(zork1, 7, OPENING)
     assert (seen.score, seen.location) == (55, "Living Room")

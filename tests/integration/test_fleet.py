@@ -362,6 +362,7 @@ def grue(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
+@pytest.mark.slow
 def test_the_commands_from_plan_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sweep(tmp_path, 3)
     planned = said("fleet", "run", str(path), "--plan")
@@ -385,6 +386,7 @@ def test_the_commands_from_plan_to_table(tmp_path: Path, monkeypatch: pytest.Mon
     assert said("fleet", "status", "nowhere").startswith("grue: There is no fleet in nowhere")
 
 
+@pytest.mark.slow
 def test_workers_have_the_mcp_sdk_from_the_start_only_where_servers_are_capped(tmp_path: Path) -> None:
     (tmp_path / "loaded.py").write_text(
         "import sys\ndef at_first(case, episode):\n    return float('mcp' in sys.modules)\n"
@@ -411,6 +413,7 @@ def imports_for_workers(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_workers_start_prints_no_traceback(tmp_path: Path) -> None:
     command = [str(GRUE), "fleet", "run", str(sweep(tmp_path, 500)), "--dir", "interrupted"]
     pipe = subprocess.PIPE
@@ -426,6 +429,7 @@ def test_ctrl_c_while_the_workers_start_prints_no_traceback(tmp_path: Path) -> N
     assert "KeyboardInterrupt" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_running_episodes_end(tmp_path: Path) -> None:
     path = sweep(tmp_path, 500)
     command = [str(GRUE), "fleet", "run", str(path), "--dir", "interrupted"]

@@ -93,6 +93,7 @@ def test_turns_are_forked_paired_and_not_forked_twice(
     assert "fork: recorded in A, changed in B" in compared.stdout
 
 
+@pytest.mark.slow
 def test_a_budget_ends_the_fleet_and_a_larger_one_goes_on(
     tmp_path: Path, folder: Path, server: ScriptedLlmServer
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_budget_ends_the_fleet_and_a_larger_one_goes_on(
     assert sum(each.played for each in results(place)) == (TURNS - 2) * 2 * 2
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder: Path) -> None:
     rows = [
         (("--where", "speed = 1"), "The names are trace, turn, outcome"),

@@ -52,6 +52,7 @@ print("all done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lifetime", first_of(["nothing", "loop"]))
 def test_greenlets_run_turns_beside_each_other(lifetime: str, tmp_path: Path) -> None:
     pytest.importorskip("gevent", reason="pip install gevent runs turns in greenlets")
@@ -99,6 +100,7 @@ runner.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["nothing", "loop"])
 def test_what_cannot_work_under_gevent_is_refused_with_the_reason_and_what_to_do(
     keep: str, tmp_path: Path

@@ -41,6 +41,7 @@ def written(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
     made = grue("init", "bot", cwd=tmp_path, HOME=str(home))
     assert made.returncode == 0, made.stderr
@@ -83,6 +84,7 @@ def test_a_user_without_a_home_folder_gets_a_project(tmp_path: Path, monkeypatch
     assert written(tmp_path / "bot").keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", first_of(["v/bin/grue", "ABSOLUTE"]))
 def test_the_commands_to_go_on_with_work_from_the_new_folder(tmp_path: Path, home: Path, way: str) -> None:
     """Also if grue is not on the PATH, and was called by a path from the folder above."""

@@ -289,6 +289,7 @@ def test_ctrl_c_leaves_a_stopped_terminal(at_terminal: Callable[..., GrueAtTermi
     assert_left_clean(at)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_view_and_not_the_episode(tmp_path: Path) -> None:
     with ScriptedLlmServer([ANSWER] * 3) as llm:
         program = subprocess.Popen(
@@ -320,6 +321,7 @@ def test_a_reader_that_goes_away_ends_the_view_and_not_the_episode(tmp_path: Pat
     assert end["reason"] == "turn_limit"
 
 
+@pytest.mark.slow
 def test_a_slow_reader_of_a_pipe_gets_everything_and_holds_no_turn_up(tmp_path: Path) -> None:
     long = text_reply(json.dumps({"thinking": "word " * 50, "action": "look", "new_objective": None}))
     args = ("play", "--no-mcp", "--model", "m", "--turns", "20", "--run-dir", "run")

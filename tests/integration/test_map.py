@@ -328,6 +328,7 @@ def test_ctrl_c_in_the_middle_ends_it_within_seconds(tmp_path: Path) -> None:
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
+@pytest.mark.slow
 def test_overlapping_turns_are_replayed_counted_and_shown(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     trace = tmp_path / "trace.jsonl"

@@ -75,11 +75,13 @@ def test_r14_4_without_mcp_the_install_command_is_named(tmp_path: Path) -> None:
     says(played, 2, "pip install 'mcp>=2.3,<3'")
 
 
+@pytest.mark.slow
 def test_without_mcp_a_game_without_tools_is_played(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--turns", "1", "--no-mcp", cwd=tmp_path, before=WITHOUT_MCP)
     assert played.returncode == 0, played.stderr
 
 
+@pytest.mark.slow
 def test_without_an_interpreter_the_install_commands_are_named(tmp_path: Path) -> None:
     story = tmp_path / "story.z3"
     story.write_bytes(bytes([3]) + bytes(2000))

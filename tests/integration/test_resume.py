@@ -165,6 +165,7 @@ def test_more_turns_and_another_time_limit_may_be_asked_for(grue: Run, run: str)
     assert limits == [1800.0, 1800.0, 30.0, 30.0]
 
 
+@pytest.mark.slow
 def test_the_result_and_the_logs_are_of_the_whole_episode(grue: Run) -> None:
     whole = play_offline(grue, "whole", 6)
     folder = play_offline(grue, "run", 6)
@@ -187,6 +188,7 @@ def test_the_result_and_the_logs_are_of_the_whole_episode(grue: Run) -> None:
     assert trace[place].t >= trace[place - 1].t
 
 
+@pytest.mark.slow
 def test_what_reads_traces_reads_resumed_ones(grue: Run) -> None:
     whole, folder = play_offline(grue, "whole", 5), play_offline(grue, "run", 5)
     cut_after(folder, RunTurn, 4)
@@ -247,6 +249,7 @@ def test_it_is_played_where_it_was_started_whence_ever_it_is_resumed(
     assert (last["servers"], last["limits"]["max_tool_iterations"]) == (["mine"], 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("dfrotz") or Path("/usr/games/dfrotz").exists()),
     reason="dfrotz is not installed: apt-get install frotz",
@@ -271,6 +274,7 @@ def test_real_zork_comes_back(
     assert bodies(project / whole, "Observed")[-1] == bodies(project / folder, "Observed")[-1]
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_it_goes_on(grue: Run, tmp_path: Path) -> None:
     whole = play_offline(grue, "whole", 9)
     program = start("play", "--offline", "--seed", "7", "--turns", "9", "--run-dir", "run", cwd=tmp_path)

@@ -101,6 +101,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[WireName, Path]:
     return {wire: base / wire for wire in WIRES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", WIRES[1:])
 def test_the_same_episode_gives_the_same_trace_through_each_wire_format(
     folders: dict[WireName, Path], wire: WireName

@@ -204,6 +204,7 @@ def host(server: StdioServer) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("presses", first_of([2, 1]))
 def test_p9_ctrl_c_ends_a_call_and_its_server(presses: int) -> None:
     with host(faulty("--silent-at", "call", *STUBBORN, "--grandchild")) as process:

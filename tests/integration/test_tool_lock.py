@@ -359,6 +359,7 @@ def test_a_schema_that_is_none_is_noted_and_nothing_else() -> None:
     assert [event.event_type for event in turns.events].count("mcp_bad_schema") == 1
 
 
+@pytest.mark.slow
 def test_an_image_is_in_the_trace_and_not_in_the_conversation() -> None:
     image = {"type": "image", "data": "A" * 60_000, "mimeType": "image/png"}
     turns = Turns(typed_server({"content": [TEXT, image]}), [ANSWER, DONE])

@@ -124,6 +124,7 @@ def test_ctrl_c_ends_following_with_130_and_no_traceback(tmp_path: Path, episode
     assert (process.returncode, complaint) == (130, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", first_of([((),), (("--json",),), (("--follow",),)]))
 def test_a_reader_that_goes_away_is_no_traceback(
     tmp_path: Path, episode: Episode, options: tuple[str, ...]
@@ -161,6 +162,7 @@ def test_a_terminal_gets_colours_unless_they_are_declined_and_lines_that_fit(
         assert max(map(len, plain.splitlines())) <= 45
 
 
+@pytest.mark.slow
 def test_untrusted_text_does_nothing_to_a_terminal(tmp_path: Path, episode: Episode) -> None:
     episode.tape.say(McpInitFailed(error=EVIL), sender=EVIL)
     run = RunTurn(turn=1, system="s", user=EVIL, servers=("thoughtbox",))

@@ -71,6 +71,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.stem.removeprefix("test_"): path for path in folder.glob("test_*.py")}
 
 
+@pytest.mark.slow
 def test_the_tests_of_all_kinds_of_turns_pass(written: dict[str, Path]) -> None:
     assert sorted(written) == ["asked", "cleared", "conversation", "images", "parked", "plain"]
     done = run(written["plain"].parent, *written.values())

@@ -81,6 +81,7 @@ def test_what_a_run_is_called_is_printable_in_every_command(grue: Callable[..., 
     assert_printable(grue("play", "--offline", "--run-dir", run))
 
 
+@pytest.mark.slow
 def test_a_server_in_a_folder_with_such_a_name_is_told_of_in_printable_words(
     grue: Callable[..., Result],
 ) -> None:

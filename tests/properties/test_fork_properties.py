@@ -27,6 +27,7 @@ def recorded(
         yield found
 
 
+@pytest.mark.slow
 @given(kind=st.sampled_from([*KINDS]), wire=st.sampled_from(WIRES), data=st.data())
 @settings(
     max_examples=examples(300),

@@ -102,6 +102,7 @@ def test_every_item_stands_there_once() -> None:
     assert sorted(counts) == sorted(ITEMS)
 
 
+@pytest.mark.slow
 @each_case("item, tests", rows())
 def test_each_item_has_tests_that_exist_or_an_issue(item: str, tests: str) -> None:
     named = REFERENCE.findall(tests)

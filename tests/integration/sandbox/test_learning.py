@@ -140,6 +140,7 @@ def configuration(folder: Path, **entry: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     path = configuration(tmp_path, sandbox="files")
     shown = commands.grue("sandbox", "show", "mind", "--mcp-config", str(path), cwd=tmp_path)
@@ -174,6 +175,7 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     assert "garbage cannot be started: Exec format error." in garbage.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ['think {"a":' + "[" * 5000, 'think {"a": "\udcff"}'], ids=["deep", "bytes"])
 def test_a_call_that_cannot_be_read_is_an_error_in_one_line(call: str, tmp_path: Path) -> None:
     learned = subprocess.run(

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = '''
 import os
 import signal
@@ -45,6 +47,7 @@ with ScriptedLlmServer([tool_calls_reply(("tools.block", {}))] * 3) as server:
 '''
 
 
+@pytest.mark.slow
 def test_a_blocked_function_ends_with_its_program() -> None:
     """Before, the interpreter waited at its exit for each thread, for ever."""
     program = subprocess.run(

@@ -117,6 +117,7 @@ def test_the_plugin_s_own_fixtures_are_closed_before_the_look(tmp_path: Path) ->
     assert outcome.returncode == 0, outcome.stdout
 
 
+@pytest.mark.slow
 def test_functions_are_tools(tmp_path: Path) -> None:
     outcome = run(tmp_path, FUNCTIONS)
     assert outcome.returncode == 0, outcome.stdout

@@ -87,6 +87,7 @@ def test_two_values_of_one_name_are_both_replaced() -> None:
     assert {first, second} <= set(query.values())
 
 
+@pytest.mark.slow
 def test_a_long_argument_is_searched_in_one_pass() -> None:
     """Each letter of a long word was tried as the beginning of a name, up to the word's end."""
     script = f"{'A' * 100_000} API_KEY=geheim-wort"

@@ -90,6 +90,7 @@ def test_a_query_without_a_word_of_any_tool_finds_nothing(query: str) -> None:
     assert INDEX.find(query, 5) == []
 
 
+@pytest.mark.slow
 def test_the_same_tools_are_found_whatever_order_they_come_in() -> None:
     other = ToolIndex(reversed(TOOLS))
     for each in questions():

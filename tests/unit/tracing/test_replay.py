@@ -328,6 +328,7 @@ def test_redacted_texts_are_the_same_as_far_as_one_can_tell(one: str, other: str
     assert same_redacted(other, one) is same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["\\", '\\"', "[redacted:"])
 def test_redacted_texts_of_a_hostile_trace_take_linear_time(piece: str) -> None:
     assert_linear(lambda text: same_redacted(text, text[1:]), 100_000, lambda times: '"' + piece * times)

@@ -180,6 +180,7 @@ async def test_a_closed_input_and_a_dead_process_are_broken_not_blocked(registry
             process.send_line(b"x")
 
 
+@pytest.mark.slow
 async def test_an_endless_line_is_an_error_and_a_long_one_is_not(registry: ProcessRegistry) -> None:
     limits = ProcessLimits(max_message_bytes=20_000_000)
     async with ServerProcess(shell("head -c 20000000 /dev/zero; echo"), registry, limits) as process:

@@ -458,6 +458,7 @@ async def test_what_the_sdk_logs_of_a_malformed_notification_is_told_and_reaches
     assert secret[:20] not in caplog.text
 
 
+@pytest.mark.slow
 def test_every_logger_of_the_libraries_that_speak_for_a_session_is_known() -> None:
     script = (
         "import logging, grue.transports.mcp.session_parts, grue.transports.mcp.sdk"

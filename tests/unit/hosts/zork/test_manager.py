@@ -387,6 +387,7 @@ loop.run_until_complete(box.connect_session())
 """
 
 
+@pytest.mark.slow
 def test_p9_an_interpreter_that_ends_without_anything_leaves_nothing(tmp_path: Path) -> None:
     manager(tmp_path, "--ignore-eof", "--ignore-term")
     ended = subprocess.run(

@@ -25,6 +25,7 @@ def test_one_more_result_takes_time_in_proportion_to_the_calls(last: bool) -> No
     assert_linear(lambda calls: step(states[calls], returned(calls)), MAX_CALLS)
 
 
+@pytest.mark.slow
 def test_results_of_the_most_calls_are_sent_in_the_order_of_the_calls() -> None:
     request = waiting(MAX_CALLS, MAX_CALLS).last[-1]
     assert isinstance(request, RequestCompletion)

@@ -95,6 +95,7 @@ def _threads_alternate() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_threads_alternate")
 def test_calls_that_end_while_others_are_asked_for_do_not_keep_the_loop_from_ending(
     monkeypatch: pytest.MonkeyPatch,

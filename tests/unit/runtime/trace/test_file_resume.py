@@ -136,6 +136,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_an_episode_killed_again_and_again_goes_on(path: Path) -> None:
     write(path)
     for told in (1, 3, 2, 4):
