@@ -291,7 +291,7 @@ def test_r2_2_doctor_finds_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_doctor_checks_what_grue_init_wrote(tmp_path: Path) -> None:
-    grue("init", cwd=tmp_path)
+    grue("init", cwd=tmp_path, GRUE_API_KEY="k-0123456789abcdef")  # without a key, it may find a local model
     found = grue("doctor", "--no-network", cwd=tmp_path, GRUE_API_KEY="", OPENROUTER_API_KEY="")
     assert "ok     agent.py names anthropic/claude-haiku-5.5 at https://openrouter.ai/api/v1" in found.stdout
     assert "mind (mcp_config.json): MCP" in found.stdout
