@@ -54,7 +54,7 @@ _LITELLM = re.compile(r"\b(?:litellm\.)?RateLimitError:?|\bthrottling_error\b")
 
 _MONEY = _words(
     r"insufficient[_ ](?:account[_ ])?(?:quota|credit|fund|balance)|credit balance|credit limit",
-    r"out of credit|spend(?:ing)?[ _-]?limit|budget (?:has been )?exceeded|exceeded budget|budget_exceeded",
+    r"out of credit|spend(?:ing)?[ _-]?limit|budget[ _](?:has been )?exceeded|exceeded ?(?:token)?budget",
     r"(?:no|any|enough|requires? more|available) credits|key limit exceeded|prepa(?:id|yment)|arrear",
     r"credits (?:have been|are) (?:depleted|exhausted|used)|(?:depleted|used up) (?:your|all)",
     r"/ month|per month|monthly|account is in good standing|account (?:is )?suspended",
@@ -625,7 +625,7 @@ def _reply_remedy(fault: Fault) -> str:
 
 def _when(fault: Fault) -> str:
     wait_s = fault.retry_after_s
-    if wait_s is None:
+    if not wait_s:
         return "Try again later"
     if wait_s < 120:
         return f"Try again in {math.ceil(wait_s)} s"

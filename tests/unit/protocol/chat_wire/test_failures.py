@@ -183,6 +183,7 @@ def test_a_429_about_money_is_final_and_says_so() -> None:
         (Fault(kind="invalid_reply", status=200, message=""), "https://x/v1", "usually ends in /v1"),
         (Fault(kind="damaged", status=200, message=""), "https://x/v1", "the proxies and gateways"),
         (Fault(kind="unavailable", status=503, message=""), "https://x/v1", "Try again later"),
+        (Fault(kind="unavailable", status=503, message="", retry_after_s=0), "https://x/v1", "again later"),
     ],
 )
 def test_every_failure_says_what_to_do(fault: Fault, base_url: str, remedy: str) -> None:
