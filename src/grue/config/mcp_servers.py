@@ -67,6 +67,8 @@ from grue.tool_sessions.server_specs import (
 T = TypeVar("T")
 
 DEFAULT_FILE_NAME = "mcp_config.json"
+URL_KEYS_OF_OTHERS = ("serverUrl", "httpUrl")
+"""What Windsurf and Gemini CLI call `url`."""
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
 # Keys that other MCP hosts use, and that need no warning. They say which calls need no approval (in grue,
@@ -307,6 +309,9 @@ class MCPServerConfig(BaseModel):
         values, ignored = _with_auth(_with_tools(values))
         unknown = [key for key in values if key not in cls.model_fields]
         for key in unknown:
+            if key in URL_KEYS_OF_OTHERS and not {"url", "command"} & values.keys():
+                copies = "`grue init --from FILE` copies its servers"
+                raise ValueError(f"has {key!r} for its 'url', as another host's file: {copies}")
             likely = nearest(key, cls.model_fields, similarity=_MISSPELT_FROM)
             if likely is not None and key not in _HARMLESS_KEYS | _UNUSED_KEYS:
                 raise ValueError(f"has the unknown key {key!r}. Did you mean {likely!r}?")

@@ -20,7 +20,13 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from grue.config.mcp_servers import ROOT_KEYS, MCPConfig, MCPServerConfig, with_box_of_file
+from grue.config.mcp_servers import (
+    ROOT_KEYS,
+    URL_KEYS_OF_OTHERS,
+    MCPConfig,
+    MCPServerConfig,
+    with_box_of_file,
+)
 from grue.config.server_auth import SECRETS, auth_of_other_hosts, is_of_another_host
 from grue.errors import MCPConfigError
 from grue.runtime.secrets.secret_forms import looks_secret
@@ -74,7 +80,7 @@ def _as_ours(entry: Mapping[str, Any]) -> dict[str, Any]:
             "args": command.get("args", []),
             "env": command.get("env", {}),
         }
-    for theirs in ("serverUrl", "httpUrl"):
+    for theirs in URL_KEYS_OF_OTHERS:
         if theirs in entry:
             entry.setdefault("url", entry.pop(theirs))
     theirs = "auth" if is_of_another_host(entry.get("auth")) else "oauth"

@@ -241,6 +241,8 @@ def test_the_line_of_a_fault_is_known(tmp_path: Path, text: str, line: int) -> N
         (SERVER | {"arg": ["hunter2"]}, "has the unknown key 'arg'. Did you mean 'args'?"),
         (SERVER | {"Env": {"K": "hunter2"}}, "has the unknown key 'Env'. Did you mean 'env'?"),
         ({"comand": "hunter2"}, "has the unknown key 'comand'. Did you mean 'command'?"),
+        ({"httpUrl": "hunter2"}, "has 'httpUrl' for its 'url'"),
+        ({"serverUrl": "hunter2"}, "`grue init --from FILE` copies its servers"),
     ],
 )
 def test_an_entry_that_cannot_be_used_names_file_server_and_key(
