@@ -6,9 +6,9 @@ texts of models and tools cannot run as code in it.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -31,10 +31,13 @@ from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, latest_results, require_score, require_settings
 from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of, range_of, with_unseen
 from grue.runtime.safe_text import printable, shortened
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_forms import secrets_in
 from grue.tracing.facts import counted
 from grue.tracing.page_file import refuse_foreign, write_page
 
 REPORT = "report.html"
+_Redact: TypeAlias = Callable[[str], str]
 _MOST_CELLS = 12
 _MOST_GROUPS = 200
 _MOST_LABEL = 160
@@ -151,15 +154,16 @@ def _report(
         for number, group in enumerate(groups)
         for episode in group.episodes
     }
-    episodes, cases = _columns(found, axes, names, scale, group_of)
+    redact = Redaction(secrets_in(os.environ)).redact_text
+    episodes, cases = _columns(found, axes, names, scale, group_of, redact)
     return _Report(
         title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
         fleet=printable(str(fleet), _MOST_NAME),
         folder=folder,
         score=printable(scale.score, _MOST_NAME),
         lower_is_better=scale.passing.lower_is_better,
-        cells=[_cell(name, cells[name], scale, axes) for name in names],
-        verdicts=_verdicts(names, cells, scale),
+        cells=[_cell(name, cells[name], scale, axes, redact) for name in names],
+        verdicts=_verdicts(names, cells, scale, redact),
         cases=cases,
         groups=[
             {"what": WORDS[group.kind], "text": printable(group.text, 2 * _MOST_LABEL)}
@@ -171,7 +175,12 @@ def _report(
 
 
 def _columns(
-    found: list[Result], axes: Sequence[str], names: list[str], scale: _Scale, group_of: dict[str, int]
+    found: list[Result],
+    axes: Sequence[str],
+    names: list[str],
+    scale: _Scale,
+    group_of: dict[str, int],
+    redact: _Redact,
 ) -> tuple[dict[str, list[Any]], list[str]]:
     cell_of = {name: number for number, name in enumerate(names)}
     no_case = NO_CASE.union(axes)
@@ -183,7 +192,7 @@ def _columns(
         message = 0 if course is None else course.message
         number = cases.setdefault(case_key(each, no_case), len(cases))
         if number == len(labels):
-            labels.append(_short(_named(case_of(each, no_case))))
+            labels.append(_short(_named(case_of(each, no_case)), redact))
         rows.append(
             {
                 "id": each.id,
@@ -204,7 +213,7 @@ def _columns(
     return {name: [row[name] for row in rows] for name in rows[0]}, labels
 
 
-def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) -> _CellRow:
+def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str], redact: _Redact) -> _CellRow:
     by_case: dict[str, list[float]] = {}
     for each in found:
         value = scale.of(each)
@@ -212,7 +221,7 @@ def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) ->
             by_case.setdefault(case_key(each, NO_CASE.union(axes)), []).append(value)
     means = [mean_of(values) for values in by_case.values()]
     row = _CellRow(
-        name=_short(name) if name else "all episodes",
+        name=_short(name, redact) if name else "all episodes",
         episodes=sum(each.played for each in found),
         failed=sum(each.outcome == "failed" for each in found),
         missing=sum(not each.played for each in found),
@@ -227,7 +236,7 @@ def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) ->
     return replace(row, mean=interval.mean, low=interval.low, high=interval.high)
 
 
-def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -> list[str]:
+def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale, redact: _Redact) -> list[str]:
     """Return a sentence for each cell but the first: whether the cell is better than the first cell."""
     said = []
     lower_is_better = scale.passing.lower_is_better
@@ -248,7 +257,7 @@ def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -
         if found.verdict == "cannot be told":
             verdict = f"cannot be told from {names[0]}"
         said.append(f"{name}: {verdict} in {scale.score}, {between}, over {counted(found.cases, 'case')}")
-    return [printable(each, 2 * _MOST_NAME) for each in said]
+    return [printable(redact(each), 2 * _MOST_NAME) for each in said]
 
 
 def _label(result: Result, axes: Sequence[str]) -> str:
@@ -265,5 +274,5 @@ def _named(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={setting_word(value)}" for name, value in settings.items())
 
 
-def _short(name: str) -> str:
-    return printable(shortened(name, _MOST_LABEL), 2 * _MOST_LABEL)
+def _short(name: str, redact: _Redact) -> str:
+    return printable(shortened(redact(name), _MOST_LABEL), 2 * _MOST_LABEL)

@@ -95,3 +95,17 @@ def test_where_lower_is_better_a_failed_episode_is_no_perfect_one(tmp_path: Path
     with pytest.raises(FleetError, match=r"1 episode has failed\. As lower .* say with --failed-as"):
         write_report(tmp_path, page, lower_is_better=True)
     assert not page.exists()
+
+
+def test_a_secret_in_a_setting_is_not_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "k3y-that-nobody-may-see"
+    monkeypatch.setenv("A_TOKEN", secret)
+    fleet = make_fleet(tmp_path, lambda *_: 1.0, questions=0)
+    for number, prompt in enumerate(("short", secret)):
+        case = {"prompt": prompt, "question": f"Read this. {'word ' * 60}{secret}"}
+        add_episode(fleet.episode(f"{number:024x}"), case, 0, ended(1.0))
+    write_report(tmp_path, tmp_path / "report.html", by=["prompt"])
+    found = data(tmp_path / "report.html")
+    assert {cell["name"] for cell in found["cells"]} == {"prompt=short", "prompt=[redacted:A_TOKEN]"}
+    assert found["cases"][0].endswith("[redacted:A_TOKEN]")
+    assert secret not in (tmp_path / "report.html").read_text()
