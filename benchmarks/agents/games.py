@@ -97,5 +97,5 @@ def main(folder: Path, games: int) -> None:
 if __name__ == "__main__":
     main(
         Path(sys.argv[1] if len(sys.argv) > 1 else "runs/textworld").absolute(),
-        int(sys.argv[2]) if len(sys.argv) > 2 else 50,
+        int(sys.argv[2]) if len(sys.argv) > 2 else 20,
     )
