@@ -417,10 +417,14 @@ class Gate:
         _say(client, 403, f"The box of this program refuses {host}:{port}: {why}.")
 
     def _refuse(self, host: str, port: int, why: str, *, allow: str | None = None) -> None:
-        self.refused.append(Refusal(_entry(host, port), why, _entry(allow or host, port)))
+        entry = _entry(allow or host, port)
+        if _can_be_listed(entry):
+            self.refused.append(Refusal(_entry(host, port), why, entry))
 
     def _see(self, host: str, port: int) -> None:
-        self.seen[_entry(host, port)] = None
+        entry = _entry(host, port)
+        if _can_be_listed(entry):
+            self.seen[entry] = None
 
     def _allows(self, host: str, port: int) -> bool:
         return any(each.covers(host, port) for each in self._hosts)
@@ -438,6 +442,15 @@ class Gate:
 
 def _entry(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _can_be_listed(entry: str) -> bool:
+    # A program may ask for a "host" with quotes, so that whoever copies its entry opens more.
+    try:
+        HostPort.read(entry)
+    except ValueError:
+        return False
+    return True
 
 
 class _Asked(Struct, frozen=True):

@@ -472,6 +472,14 @@ def test_what_is_no_request_gets_an_answer_or_the_end(
     assert said[9:12] == answer
 
 
+def test_what_no_box_can_list_is_refused_without_an_entry_to_copy(open_gate: Gate) -> None:
+    for host in ('a"], "write": ["/', "a\x1b[31m", "a" * 300, "other.example"):
+        with client_of(open_gate) as client:
+            client.sendall(f"CONNECT {host}:80 HTTP/1.1\r\n\r\n".encode())
+            assert client.recv(12) == b"HTTP/1.1 403"
+    assert [refusal.allow for refusal in open_gate.refused] == ["other.example:80"]
+
+
 def test_a_client_that_the_gate_has_not_connected_is_not_served(
     open_gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

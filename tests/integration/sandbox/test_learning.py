@@ -80,6 +80,7 @@ def test_a_call_that_no_box_can_allow_opens_nothing(tmp_path: Path) -> None:
     code = """
 import socket
 with socket.socket(type=socket.SOCK_DGRAM) as s: s.connect(("127.0.0.1", 53))
+with socket.socket() as s: s.connect_ex(("127.0.0.1", 0))
 try: open("")
 except FileNotFoundError as error: print(error.errno)"""
     watch = Watch()
