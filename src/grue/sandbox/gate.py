@@ -400,7 +400,10 @@ class Gate:
             try:
                 remote.settimeout(_CONNECT_S)
                 remote.connect(address)
-                if self._may_be(host, str(remote.getpeername()[0]), port):
+                peer = str(remote.getpeername()[0])
+                if self._may_be(host, peer, port):
+                    if self._record and _needs_its_own_entry(host, peer):
+                        self._see(peer, port)
                     remote.settimeout(None)
                     remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     return remote
@@ -430,14 +433,16 @@ class Gate:
         return any(each.covers(host, port) for each in self._hosts)
 
     def _may_be(self, host: str, address: str, port: int) -> bool:
-        """Return whether a program may connect to `address`, which belongs to the allowed host `host`.
+        """Return whether a program may connect to `address`, which belongs to the allowed host `host`."""
+        return self._record or not _needs_its_own_entry(host, address) or self._allows(address, port)
 
-        A private address must be allowed itself, not only by its host's name, unless it is the loopback
-        address of `localhost`.
-        """
-        if self._record or not _is_private(address):
-            return True
-        return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
+
+def _needs_its_own_entry(host: str, address: str) -> bool:
+    """Return whether a box has to list `address`, not only the name `host`, for which it stands.
+
+    A private address has to be listed, unless it is the loopback address of `localhost`.
+    """
+    return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
 
 
 def _entry(host: str, port: int) -> str:

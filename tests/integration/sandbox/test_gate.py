@@ -141,6 +141,20 @@ def test_a_listed_host_at_a_private_address_is_refused_with_the_address_to_add(
 
 
 @needs_hosts
+def test_a_mirror_at_a_private_address_is_reached_in_the_box_that_was_learned(
+    names: dict[str, list[str]],
+) -> None:
+    names["mirror.example"] = ["127.0.0.1"]
+    watch = Watch()
+    with server(http) as (port, _):
+        url = f"http://mirror.example:{port}/"
+        assert boxes.python(watching(watch), FETCH, url).stdout == "hello\n"
+        learned = watch.proposal(cwd="/")
+        assert learned.network == (f"mirror.example:{port}", f"127.0.0.1:{port}")
+        assert boxes.python(learned, FETCH, url).stdout == "hello\n"
+
+
+@needs_hosts
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
     names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
