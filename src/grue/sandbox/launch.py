@@ -123,7 +123,9 @@ class Boxed:
         if box.file_mb is not None:
             _lower(pid, resource.RLIMIT_FSIZE, box.file_mb * _MIB)
         if box.cpu_s is not None:
-            _lower(pid, resource.RLIMIT_CPU, box.cpu_s)
+            # At the lower limit the kernel sends SIGXCPU, whose name says why the program has ended. At the
+            # higher one it sends SIGKILL.
+            _lower(pid, resource.RLIMIT_CPU, box.cpu_s, box.cpu_s + 1)
         if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
@@ -448,13 +450,15 @@ def _thread_of_the_system() -> str:
         raise SandboxError("A box needs /proc, which is not mounted here.") from error
 
 
-def _lower(pid: int, which: int, value: int) -> None:
+def _lower(pid: int, which: int, soft: int, hard: int | None = None) -> None:
     if sys.platform != "linux":
         return
+    wanted = (soft, soft if hard is None else hard)
     with contextlib.suppress(ProcessLookupError):  # the process has exited already
-        hard = resource.prlimit(pid, which)[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.prlimit(pid, which, (most, most))
+        most = resource.prlimit(pid, which)[1]
+        if most != resource.RLIM_INFINITY:
+            wanted = (min(wanted[0], most), min(wanted[1], most))
+        resource.prlimit(pid, which, wanted)
 
 
 def _tasks_of_user() -> int:
