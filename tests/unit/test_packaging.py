@@ -134,6 +134,8 @@ def test_what_an_index_shows_refers_to_no_file_of_the_repository() -> None:
     shown = module.for_an_index((ROOT / "README.md").read_text(encoding="utf-8"))
     assert "make play" in shown
     assert re.findall(r"\]\((?!https?:)[^)]*\)", shown) == []
+    assert "pip install 'grue[mcp]'" in shown
+    assert not re.search(r"index\s+yet|\./grue", shown)
 
 
 @pytest.fixture(scope="module")
