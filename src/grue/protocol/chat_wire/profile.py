@@ -179,8 +179,6 @@ def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
 
 def changed_fields(before: WireProfile, now: WireProfile) -> dict[str, Any]:
     """Return the fields of `now` that differ from those of `before`, as JSON."""
-    if now is before:
-        return {}
     known = msgspec.to_builtins(now, order="deterministic")
     return {name: known[name] for name in known if getattr(now, name) != getattr(before, name)}
 

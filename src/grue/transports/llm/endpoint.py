@@ -521,7 +521,7 @@ class LlmEndpoint:
             wire=profile.wire,
             sampling={**profile.sampled(settings), **further},
             streams=profile.streams,
-            form=changed_fields(self.first_profile, profile),
+            form={} if profile is self.first_profile else changed_fields(self.first_profile, profile),
         )
 
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
