@@ -107,9 +107,17 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
             sys.stderr.write(f"\r{tally.done:,}/{tally.total:,} scored, {tally.failed:,} failed\x1b[K")
             sys.stderr.flush()
 
-    tally = score_fleet(directory, scoring, again=again, watch=watch)
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+    def clear() -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+
+    try:
+        tally = score_fleet(directory, scoring, again=again, watch=watch)
+    except KeyboardInterrupt:
+        clear()
+        say("Interrupted. The scores so far are kept; the same command computes the others.", err=True)
+        raise
+    clear()
     before = f"; {tally.before:,} had a score" if tally.before else ""
     say(f"{names}: {tally.done:,} of {counted(tally.total, 'episode')} scored{before}.")
     if tally.spent.requests:

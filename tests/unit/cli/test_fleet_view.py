@@ -236,6 +236,20 @@ def test_episodes_without_a_trace_are_not_said_to_have_lost_it(
     assert "2 without a trace: the work has written none, or" in capsys.readouterr().out
 
 
+def test_an_interrupted_run_of_scorers_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fleet(tmp_path, lambda *_: 1.0, questions=1, repetitions=1, trace=b"x")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grue.fleet.scoring._run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        score_episodes(tmp_path, "builtins:len", again=False)
+    assert "the same command computes the others" in capsys.readouterr().err
+
+
 def test_it_is_said_if_no_episode_has_the_default_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
