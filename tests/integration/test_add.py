@@ -235,6 +235,7 @@ def test_a_registry_is_asked_for_the_server_that_was_named(tmp_path: Path) -> No
         at + "3": (302, b""),
         at + "4": (200, b"x" * (1 << 21)),
         at + "5": (200, b"\xff"),
+        at + "7": (200, json.dumps({"server": found}).encode()),
         "/v0.1/servers/a.b%2Fother/versions/latest": (200, json.dumps(found).encode()),
     }
     with registry(answers) as (url, asked):
@@ -249,6 +250,7 @@ def test_a_registry_is_asked_for_the_server_that_was_named(tmp_path: Path) -> No
             ("io.github.me/weather@4", "longer than 1 MiB"),
             ("io.github.me/weather@5", "is not JSON"),
             ("io.github.me/weather@6", "knows no such server"),
+            ("io.github.me/weather@7", "answered with another version than '7'"),
             ("a.b/other", "answered with another server"),
         ]:
             refused = grue("add", name, "--name", "x", "--yes", cwd=tmp_path)

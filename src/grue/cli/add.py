@@ -341,11 +341,11 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
         )
     at = f"/v0.1/servers/{quote(name, safe='')}/versions/{quote(version or 'latest', safe='')}"
     found = _fetched(registry.rstrip("/") + at)
-    _check_answer(found, name)
+    _check_answer(found, name, version)
     return found
 
 
-def _check_answer(answer: object, name: str) -> None:
+def _check_answer(answer: object, name: str, version: str) -> None:
     server = answer.get("server", answer) if isinstance(answer, dict) else {}
     if not isinstance(server, dict) or server.get("name") != name:
         raise MCPConfigError(f"The registry has answered with another server than '{printable(name)}'.")
@@ -356,6 +356,8 @@ def _check_answer(answer: object, name: str) -> None:
         raise MCPConfigError("The registry has deleted this server.")
     if status == "deprecated":
         say("grue: The registry calls this server deprecated.", err=True)
+    if version not in ("", "latest", server.get("version")):
+        raise MCPConfigError(f"The registry has answered with another version than '{printable(version)}'.")
 
 
 def _fetched(url: str) -> object:
