@@ -117,6 +117,7 @@ def test_a_person_is_asked_about_the_real_tool_with_its_arguments() -> None:
         ('{"name": "house.lok"}', "there is no tool 'house.lok'"),
         ('{"arguments": {}}', "call_tool wants"),
         ("{}", "call_tool wants"),
+        ('{"name": "house.look", "at": "door"}', "call_tool wants"),
     ],
 )
 def test_a_call_that_names_no_tool_is_answered_with_what_to_do(arguments: str, words: str) -> None:

@@ -131,9 +131,9 @@ class ToolSearcher:
         return tool_results.success({"tools": [_told(tool) for tool in found]})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a `call_tool` of an unknown tool. The agent sends calls of known tools to their servers."""
+        """Answer a `call_tool` that names no known tool. The agent sends other calls to their servers."""
         name = arguments.get("name")
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or ("arguments" not in arguments and len(arguments) > 1):
             return tool_results.call_failed('call_tool wants {"name": "...", "arguments": {...}}')
         near = ", ".join(tool.name for tool in self._index().find(name, 3))
         meant = f" Did you mean one of these: {near}?" if near else ""

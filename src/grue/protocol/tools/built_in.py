@@ -115,12 +115,18 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 
 
 def named_call(call: m.ToolCall) -> m.ToolCall:
-    """Return the call that a call of `call_tool` asks for, unchecked; return any other call unchanged."""
+    """Return the call that a call of `call_tool` asks for, unchecked; return any other call unchanged.
+
+    Some models write the tool's arguments beside its name. Such a call is not the tool's: without its
+    arguments the tool would run with its defaults.
+    """
     if call.name != CALL_TOOL.name:
         return call
     wrapped = read_arguments(call.arguments)
     name = wrapped.get("name") if isinstance(wrapped, dict) else None
     if not isinstance(wrapped, dict) or not isinstance(name, str) or not name:
+        return call
+    if "arguments" not in wrapped and len(wrapped) > 1:
         return call
     arguments = wrapped.get("arguments", {})
     # Small models write `arguments` as a string that contains JSON.

@@ -55,9 +55,13 @@ def test_a_call_that_names_a_tool_becomes_a_call_of_it(arguments: str, name: str
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "{}", '{"name": 7}', '{"name": ""}', '["a.x"]', '{"name": "a', "\ud800"]
+    "arguments",
+    [
+        *("", "{}", '{"name": 7}', '{"name": ""}', '["a.x"]', '{"name": "a', "\ud800"),
+        '{"name": "a.x", "at": 1}',
+    ],
 )
-def test_a_call_without_a_name_stays_as_it_is(arguments: str) -> None:
+def test_a_call_without_a_name_or_with_its_arguments_elsewhere_stays_as_it_is(arguments: str) -> None:
     call = called(arguments)
     assert named_call(call) is call
 
