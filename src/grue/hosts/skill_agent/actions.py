@@ -35,8 +35,10 @@ class ActionContext(Struct, frozen=True, kw_only=True):
     skills: Skills
 
 
-class McpCall(Struct):
+class McpCall(Struct, forbid_unknown_fields=True):
     """Parameters of `mcp_call`. A reply without `tool_name` is accepted, and its step fails."""
+
+    # An unknown field may be an argument of the tool, which would run with its default without it.
 
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)

@@ -169,6 +169,17 @@ def test_a_call_without_a_name_fails_before_anything_is_called() -> None:
     assert ran.results()[0]["error"] == "mcp_call needs a tool_name."
 
 
+@pytest.mark.parametrize("where", ["args", "at"])
+def test_a_tool_is_not_called_without_arguments_that_were_written_elsewhere(where: str) -> None:
+    cave = FakeToolServer("cave")
+    cave.answers("dig", "a hole")
+    misplaced = ("mcp_call", {"tool_name": "cave.dig", where: {"at": "door"}})
+    replies = [act(misplaced), act(call("cave.dig", at="door")), act(finish())]
+    ran = run(replies, config={"servers": {"cave": cave}})
+    assert f"unknown field `{where}`" in ran.said(1)
+    assert cave.calls == [("dig", {"at": "door"})]
+
+
 def test_an_error_result_is_a_completed_call_and_a_failed_step() -> None:
     ran = run([act(call("fail")), act(finish())], config={"servers": {"cave": cave()}})
     assert ran.events.names[1:-1] == CALLED
