@@ -129,8 +129,14 @@ def test_a_bundle_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["mind.mcpb"]
 
 
+_CONSENT = b"[y/N]: "
+
+
 def refused_at_a_terminal(*args: str, cwd: Path, typed: bytes, **extra: str) -> str:
-    """Run `grue ARGS` at a terminal, in which `typed` is typed at once; return what the terminal shows."""
+    """Run `grue ARGS` at a terminal, in which `typed` is typed at once, and `n` when it asks for a consent.
+
+    Return what the terminal shows.
+    """
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         command(*args),
@@ -146,7 +152,10 @@ def refused_at_a_terminal(*args: str, cwd: Path, typed: bytes, **extra: str) -> 
     shown = b""
     try:
         while piece := os.read(leader, 4096):
+            asked = shown.count(_CONSENT)
             shown += piece
+            if shown.count(_CONSENT) > asked:
+                os.write(leader, b"n\n")
     except OSError:
         pass
     finally:
@@ -169,7 +178,7 @@ def test_enter_takes_the_default_as_it_is(tmp_path: Path) -> None:
     }
     program = {"type": "python", "mcp_config": {"command": sys.executable, "args": args}}
     bundle(tmp_path, server=program, user_config=options)
-    text = refused_at_a_terminal("add", "mind.mcpb", cwd=tmp_path, typed=b"\n\n\nn\n")
+    text = refused_at_a_terminal("add", "mind.mcpb", cwd=tmp_path, typed=b"\n\n\n")
     entry = json.loads(text[text.index("{\r\n") : text.rindex("}") + 1])["Mind"]
     values = ["${userHome}/Documents", "John Doe", "${userHome}/a b", "${userHome}/c"]
     assert entry["args"] == ["${workspaceFolder}/mcp_bundles/Mind/think.py", *values]
@@ -190,7 +199,7 @@ def test_a_terminal_shows_what_would_run_escaped_and_asks(tmp_path: Path) -> Non
     )
     (tmp_path / "server.json").write_text(json.dumps({**written, "description": "\x1b[2JRain"}))
     text = refused_at_a_terminal(
-        "add", "server.json", cwd=tmp_path, typed=b"data\nn\n", A_KEY="hunter2hunter2"
+        "add", "server.json", cwd=tmp_path, typed=b"data\ny\ny\n", A_KEY="hunter2hunter2"
     )
     assert "\\u001b[2JRain" in text
     assert "\x1b]0;" not in text

@@ -35,6 +35,7 @@ from grue.config.documents import parse_json, read_config_text
 from grue.config.mcp_servers import MCPConfig, edit_servers, one_at_a_time
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
+from grue.engine.approval import forget_typed
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
 from grue.runtime.safe_text import printable
@@ -594,6 +595,8 @@ def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
         return
     if not _at_a_terminal():
         raise MCPConfigError(f"{otherwise} If that is what you want, add --yes.")
+    # What was typed before now is no answer: the person had not seen what will run.
+    forget_typed(sys.stdin)
     if not typer.confirm(question, default=False):
         raise MCPConfigError(otherwise)
 
