@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from forked_turns import Box, runner
 from trace_files import TraceFile
 
 from grue import TurnRequest
-from grue.errors import FleetError, MCPError
-from grue.fleet.fork_work import TurnToFork, condition, turns_in
+from grue.errors import ConversationError, FleetError, MCPError
+from grue.fleet.fork_work import TurnToFork, condition, fork_again, turns_in
 from grue.fleet.results import results
-from grue.messages import RunTurn, TurnCompleted
+from grue.messages import RunTurn, TurnCompleted, UserText
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
@@ -91,6 +92,19 @@ def test_turns_are_forked_paired_and_not_forked_twice(
         compared.stdout + compared.stderr
     )
     assert "fork: recorded in A, changed in B" in compared.stdout
+
+
+def test_a_turn_that_cannot_be_forked_fails_in_both_of_its_cases(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    trace = tmp_path / "a.jsonl"
+    episode: Any = SimpleNamespace(trace=tmp_path / "b.jsonl")
+    with runner(server, "chat_completions", trace, servers=Box().servers()) as each:
+        each.run_turn(TurnRequest(user="Go to room 1.", history=[UserText("Hello.")]))
+    for fork in ("recorded", "changed"):
+        case = {"trace": str(trace), "turn": 1, "fork": fork, "base_url": server.base_url}
+        with pytest.raises(ConversationError, match="does not hold what was said before turn 1"):
+            fork_again(case, episode)
 
 
 @pytest.mark.slow

@@ -306,7 +306,7 @@ class ForkedRun(HostTurn[T]):
             where=f"turn {changed.turn} of {run.path}",
             approve=settings.wiring.approval.approve,
         )
-        talk = _said(run, place, changed)
+        talk = said_until(run, place, changed)
         history = talk.history
         rewrites = _new_system(run, changed, history)
         if rewrites and not place.events and changed.history is not None and history.ledger is not None:
@@ -430,7 +430,11 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
     return recorded_spec(run.answer, fallback=run.fallback, told=not run.states_answer)
 
 
-def _said(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
+def said_until(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
+    """Return what a fork at `place` has said before it.
+
+    Raises `TraceError` if a secret was removed from it, and `ConversationError` if the trace lacks a part.
+    """
     until = [each for each in run.envelopes if each.seq <= place.event.seq]
     redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
     if redacted is not None:

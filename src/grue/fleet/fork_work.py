@@ -19,7 +19,7 @@ from msgspec import Struct
 from grue import Runner, TurnOutcome
 from grue import messages as m
 from grue.config.wiring import model_for
-from grue.engine.fork import RecordedRun, read_run
+from grue.engine.fork import RecordedRun, read_run, said_until
 from grue.engine.turn_actors import repeat
 from grue.errors import FleetError, TraceError
 from grue.fleet.folder import EpisodeFolder
@@ -64,13 +64,15 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
     Raises:
         ForkMissed: The model made a tool call whose result is not in the trace.
-        MCPError: `Runner.fork` has raised it.
+        MCPError: `Runner.fork` has raised it, or would raise it since the turn cannot be forked.
     """
     settings = msgspec.convert(case, ForkCase)
     run = read_run(settings.trace, settings.turn, settings.at)
     ends = (each.body for each in reversed(run.envelopes) if isinstance(each.body, m.TurnEnd))
     recorded = next(ends, None)
     if settings.fork == "recorded":
+        # A turn that cannot be forked must not count against the change: let both of its cases fail.
+        said_until(run, run.place(settings.at), run.begun)
         _repeat(run, episode.trace)
         return _scores(recorded, recorded)
     llm = model_for(run.asks(run.place(settings.at)), settings.llm, settings.model, settings.base_url)
