@@ -10,7 +10,7 @@ import boxes
 import pytest
 from typer.testing import CliRunner
 
-from grue import StdioServer
+from grue import ContextPolicy, StdioServer
 from grue.cli.app import app
 from grue.cli.chat import program
 from grue.cli.chat.options import ChatOptions, wire_chat
@@ -82,6 +82,13 @@ def test_with_mcp_switched_off_there_is_no_server(run: CliRunner) -> None:
     Path("pyproject.toml").write_text("[tool.grue.mcp]\nenabled = false\n")
     Path("mcp_config.json").write_text('{"mcpServers": {"mine": {"command": "python"}}}')
     assert wire_chat(ChatOptions(offline=True)).servers == {}
+
+
+def test_a_chat_has_the_context_policy_of_the_project(run: CliRunner) -> None:
+    options = ChatOptions(offline=True, mcp=False)
+    assert wire_chat(options).runner["context"] == ContextPolicy()
+    Path("pyproject.toml").write_text("[tool.grue.context]\nwindow_tokens = 32000\n")
+    assert wire_chat(options).runner["context"] == ContextPolicy(window_tokens=32_000)
 
 
 def test_a_line_without_an_answer_is_told_and_the_next_one_is_answered(run: CliRunner) -> None:

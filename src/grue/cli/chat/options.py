@@ -113,7 +113,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
             tool_lock=lock,
             budget=episode_budget(config),
             start=config.mcp_start,
-            context=ContextPolicy(),
+            context=config.context or ContextPolicy(),
         ),
         notes=notes,
         learned=learned,
