@@ -17,7 +17,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.errors import MCPError
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.results import whole_text, without_middle
+from grue.protocol.tools.results import in_lines, whole_text, without_middle
 
 _BLOCK = 65_536
 """Characters that are searched at once for a line number or a pattern."""
@@ -407,7 +407,7 @@ def _written(value: object) -> str:
     opened = _opened(value)
     if isinstance(opened, str):
         return opened
-    return msgspec.json.format(_compact(value), indent=1)
+    return in_lines(_compact(value))
 
 
 def _compact(value: object) -> str:

@@ -172,6 +172,24 @@ def test_long_values_and_many_values_are_read_on() -> None:
     assert len(read(DATA, 500, json_path="$.*")) < 1_000
 
 
+@pytest.mark.parametrize(
+    ("opened", "closed"),
+    [("[", "]"), ('["]\\"",', "]"), ('{"a":', "}")],
+    ids=["arrays", "in strings", "objects"],
+)
+def test_long_json_that_is_deeply_nested_is_not_indented(opened: str, closed: str) -> None:
+    deep = opened * 400 + "1" + closed * 400
+    text = f"[{','.join([deep] * 100)}]"
+    assert WholeResult(success(text)).text == text
+    assert len(read(text, json_path="$", skip=len(text))) < 100
+
+
+def test_long_json_is_indented_whatever_stands_in_its_strings() -> None:
+    rows = [{"code": 'if (a["b\\"]) { [', "at": [[1, {"x": None}]]}] * 3_000
+    assert json.loads(text := WholeResult(success(json.dumps(rows))).text) == rows
+    assert text.count("\n") == 33_001
+
+
 def test_json_is_laid_out_in_lines_and_errors_and_blocks_are_read_too() -> None:
     assert read({"a": [1, 2]}, first_line=3, last_line=3) == "[lines 3 to 3 of 6]\n  1,"
     one_line = json.dumps({"rows": [[number, "x" * 50] for number in range(100)]})

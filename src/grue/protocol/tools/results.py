@@ -204,6 +204,10 @@ MAX_ERROR_CHARS = 100_000
 """Longest `error_message` of a failed tool; `content` has the complete text."""
 
 _LOOK_CHARS = 1000
+_ALWAYS_INDENTED = 65_536
+_MOST_LEVELS = 40
+_NO_SHAPE = bytes(set(range(256)) - set(b'[]{}"'))
+_STRINGS = re.compile(rb'(?:"[^"]*")+')
 _LONG_LINE = 2000
 """JSON text whose lines are longer than this, on average, is indented before it is read by lines."""
 
@@ -454,10 +458,35 @@ def _laid_out(content: object) -> str:
     )
     if is_text:
         return text
+    return in_lines(text)
+
+
+def in_lines(text: str) -> str:
+    """Return JSON text with a line for each value; unchanged if it is not JSON, or long and deeply nested."""
     try:
-        return msgspec.json.format(text, indent=1)
+        return msgspec.json.format(text, indent=1) if _may_be_indented(text.encode()) else text
     except (msgspec.DecodeError, RecursionError):
         return text
+
+
+def _may_be_indented(text: bytes) -> bool:
+    """Return whether JSON is short, or nested at most about `_MOST_LEVELS` deep.
+
+    The indentation of 1 MB of arrays in arrays could fill 500 MB.
+    """
+    if len(text) <= _ALWAYS_INDENTED:
+        return True
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    shape = text.translate(None, _NO_SHAPE)
+    if 2 * shape.count(b'""') < shape.count(b'"'):  # there are brackets in strings
+        shape = _STRINGS.sub(b"", shape)
+    brackets = shape.translate(None, b'"')
+    if len(brackets) > len(text) // 2:
+        return False
+    for _ in range(_MOST_LEVELS // 2):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # one or two levels
+    return not brackets
 
 
 def _kind_of(content: object) -> str:
