@@ -285,7 +285,7 @@ class Gate:
         if asked.family == socket.AF_UNSPEC:
             return connect(own, raw)  # always allowed: AF_UNSPEC only dissolves the socket's connection
         if asked.family == socket.AF_UNIX and self._unix:
-            return _connect_to_path(own, raw, asked.pid)
+            return _connect_to_path(own, raw, asked.path)
         if asked.place is None:
             return errno.EAFNOSUPPORT
         host, port = asked.place
@@ -477,13 +477,16 @@ class _Asked(Struct, frozen=True):
             return str(address.ipv4_mapped or address), int.from_bytes(raw[2:4])
         return None
 
+    @property
+    def path(self) -> bytes:
+        """The absolute path of a Unix socket; empty for an abstract one."""
+        path = self.address[2:].partition(b"\0")[0]
+        return path if path[:1] in (b"", b"/") else b"/proc/%d/cwd/%s" % (self.pid, path)
 
-def _connect_to_path(own: int, raw: bytes, pid: int) -> int:
-    path = raw[2:].partition(b"\0")[0]
+
+def _connect_to_path(own: int, raw: bytes, path: bytes) -> int:
     if not path:
         return errno.EPERM  # an abstract socket, which Landlock would refuse too
-    if not path.startswith(b"/"):
-        path = b"/proc/%d/cwd/%s" % (pid, path)
     if len(path) > _LONGEST_PATH:
         return errno.ENAMETOOLONG
     return connect(own, raw[:2] + path + b"\0")

@@ -171,7 +171,9 @@ class _WatchingGate(Gate):
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    self._watch.unix = True  # neither IPv4 nor IPv6, so probably a Unix socket
+                    # The C library tries the socket of nscd, usually an absent one, to look up a name or a user.
+                    if asked.family == socket.AF_UNIX and asked.path and os.path.exists(asked.path):  # noqa: PTH110
+                        self._watch.unix = True
             else:
                 self._remember(name, pid, arguments)
         return 0, _CONTINUE

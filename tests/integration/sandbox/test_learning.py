@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,8 +55,6 @@ for line in sys.stdin:
 
 
 def test_the_box_that_was_learned_suffices_and_is_narrow(tmp_path: Path) -> None:
-    import socket
-
     (tmp_path / "out").mkdir()
     (tmp_path / "in").mkdir()
     for name in ("one", "two", "other"):
@@ -81,11 +80,23 @@ def test_a_call_that_no_box_can_allow_opens_nothing(tmp_path: Path) -> None:
 import socket
 with socket.socket(type=socket.SOCK_DGRAM) as s: s.connect(("127.0.0.1", 53))
 with socket.socket() as s: s.connect_ex(("127.0.0.1", 0))
+for absent in ("absent", chr(0) + "absent"):
+    with socket.socket(socket.AF_UNIX) as s: s.connect_ex(absent)
 try: open("")
 except FileNotFoundError as error: print(error.errno)"""
     watch = Watch()
     assert boxes.run(watching(watch), *ISOLATED, code, cwd=tmp_path).stdout == "2\n"
     assert watch.proposal(cwd=str(tmp_path)) == Sandbox()
+
+
+def test_a_unix_socket_that_exists_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "import socket\nwith socket.socket(socket.AF_UNIX) as s: s.connect_ex('s')"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("s")
+        watch = Watch()
+        boxes.run(watching(watch), *ISOLATED, code, cwd=tmp_path)
+    assert watch.proposal(cwd=str(tmp_path)).unix_sockets
 
 
 def test_many_files_become_their_folder_and_a_home_folder_never(
