@@ -209,14 +209,14 @@ class Gate:
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
 
-    def _asked(self, listener: int, key: int, pid: int, fd: int, address: int, length: int) -> "_Asked":
+    def _asked(self, listener: int, key: int, pid: int, fd: int, address: int, length: int) -> "Asked":
         length &= 0xFFFFFFFF
         if not 2 <= length <= _LONGEST_ADDRESS:
             raise OSError(errno.EINVAL, "no address")
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
             memory.seek(address)
             raw = memory.read(length)
-        return _Asked(self._copy_of(listener, key, pid, fd), raw, pid)
+        return Asked(self._copy_of(listener, key, pid, fd), raw, pid)
 
     def _copy_of(self, listener: int, key: int, pid: int, fd: int) -> socket.socket:
         leader = _leader_of(pid)
@@ -246,7 +246,7 @@ class Gate:
             own.listen(backlog)
             return 0
 
-    def _hands_over(self, key: int, asked: "_Asked") -> bool:
+    def _hands_over(self, key: int, asked: "Asked") -> bool:
         """Start a thread that connects, if connecting may block. Return whether it was started."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
@@ -271,7 +271,7 @@ class Gate:
             self._count -= 1
             self._open.discard(of)
 
-    def _wait_for(self, key: int, asked: "_Asked") -> None:
+    def _wait_for(self, key: int, asked: "Asked") -> None:
         try:
             error = self._connect(asked)
         except OSError as failed:
@@ -280,7 +280,7 @@ class Gate:
         asked.socket.close()
         self._reply(key, error)
 
-    def _connect(self, asked: "_Asked") -> int:
+    def _connect(self, asked: "Asked") -> int:
         own, raw = asked.socket.fileno(), asked.address
         if asked.family == socket.AF_UNSPEC:
             return connect(own, raw)  # always allowed: AF_UNSPEC only dissolves the socket's connection
@@ -291,7 +291,7 @@ class Gate:
         host, port = asked.place
         if (host, port) == ("127.0.0.1", self.port):
             return self._connect_to_proxy(own, raw)
-        allowed = self._allows(host, port) or (_is_loopback(host) and self._allows("localhost", port))
+        allowed = self._allows(host, port) or (is_loopback(host) and self._allows("localhost", port))
         if self._record:
             # Record no hosts of UDP sockets, because no entry of `network` could allow datagrams.
             if asked.socket.type == socket.SOCK_STREAM:
@@ -442,7 +442,7 @@ def _needs_its_own_entry(host: str, address: str) -> bool:
 
     A private address has to be listed, unless it is the loopback address of `localhost`.
     """
-    return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
+    return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and is_loopback(address))
 
 
 def _entry(host: str, port: int) -> str:
@@ -458,17 +458,26 @@ def _can_be_listed(entry: str) -> bool:
     return True
 
 
-class _Asked(Struct, frozen=True):
+class Asked(Struct, frozen=True):
+    """A call of `connect` that the program waits for.
+
+    Attributes:
+        socket: A copy of the program's socket.
+        address: The C `sockaddr`.
+    """
+
     socket: socket.socket
     address: bytes
     pid: int
 
     @property
     def family(self) -> int:
+        """The address family, such as `socket.AF_INET`."""
         return int.from_bytes(self.address[:2], sys.byteorder)
 
     @property
     def place(self) -> tuple[str, int] | None:
+        """The IP address and the port; `None` if the address has none."""
         raw = self.address
         if self.family == socket.AF_INET and len(raw) >= 8:
             return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4])
@@ -500,7 +509,8 @@ def _leader_of(pid: int) -> int:
     return pid
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return whether an IP address is one of this machine's loopback addresses."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

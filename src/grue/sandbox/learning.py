@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
-from grue.sandbox.gate import Gate
+from grue.sandbox.gate import Asked, Gate, is_loopback
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
 from grue.sandbox.launch import Boxed, ConfinedThread, Watching
 from grue.sandbox.places import is_too_wide, packages_of, within
@@ -27,6 +27,7 @@ _AT_FDCWD = -100
 _MOST_PATH = 4096
 _MOST_PATHS = 100_000
 _MANY_FILES = 6
+_DNS_PORT = 53
 _OPENS = {"open": 0, "openat": 1, "openat2": 1, "creat": 0}
 _CHANGES = {
     "mkdir": (0,), "mkdirat": (1,), "unlink": (0,), "unlinkat": (1,), "rmdir": (0,), "rename": (0, 1),
@@ -44,6 +45,8 @@ class Watch:
         read: Files that the program opened to read, and that exist.
         written: Files that the program wrote, and folders in which it made or deleted something.
         hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
+        unlisted: What the program did to reach hosts by their names without the proxy: `asks`, `connects`.
+            With both, no list of hosts suffices.
         opened: Rules for the files that any box opens for this program. These files are not proposed.
         homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
@@ -53,6 +56,7 @@ class Watch:
         self.written: dict[str, None] = {}
         self.started: dict[str, None] = {}
         self.hosts: dict[str, None] = {}
+        self.unlisted: set[str] = set()
         self.unix = False
         self.opened: tuple[Rule, ...] = ()
         self.homes: dict[str, None] = {}
@@ -75,7 +79,7 @@ class Watch:
         return Sandbox(
             read=tuple(_shown(path, cwd) for path in self._reduced(self._gathered(read))),
             write=tuple(_shown(path, cwd) for path in written),
-            network=tuple(self.hosts) or None,
+            network=True if len(self.unlisted) > 1 else tuple(self.hosts) or None,
             unix_sockets=self.unix,
         )
 
@@ -166,17 +170,27 @@ class _WatchingGate(Gate):
         with contextlib.suppress(OSError, ValueError, OverflowError):
             if name == "connect":
                 asked = self._asked(listener, key, pid, *arguments[:3])
+                self._note(asked)
                 if self._hands_over(key, asked):
                     return None
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    # The C library tries the socket of nscd, usually an absent one, to look up a name or a user.
+                    # The C library tries the socket of nscd to look up names and users. Mostly it is absent.
                     if asked.family == socket.AF_UNIX and asked.path and os.path.exists(asked.path):  # noqa: PTH110
                         self._watch.unix = True
             else:
                 self._remember(name, pid, arguments)
         return 0, _CONTINUE
+
+    def _note(self, asked: Asked) -> None:
+        if asked.place is None:
+            return
+        host, port = asked.place
+        if asked.socket.type == socket.SOCK_DGRAM and port == _DNS_PORT:
+            self._watch.unlisted.add("asks")
+        elif asked.socket.type == socket.SOCK_STREAM and not is_loopback(host):
+            self._watch.unlisted.add("connects")
 
     def _remember(self, name: str, pid: int, arguments: list[int]) -> None:
         if name in _OPENS:

@@ -392,7 +392,7 @@ def test_without_another_thread_a_gate_goes_on(monkeypatch: pytest.MonkeyPatch) 
         gate._accept()
         assert client.recv(1) == b""
     with socket.socket(socket.AF_UNIX) as own:
-        asked = gates._Asked(own, socket.AF_UNIX.to_bytes(2, sys.byteorder) + b"/nowhere", os.getpid())
+        asked = gates.Asked(own, socket.AF_UNIX.to_bytes(2, sys.byteorder) + b"/nowhere", os.getpid())
         assert not gate._hands_over(1, asked)
     assert (gate._count, gate._open) == (0, set())
     gate.end()

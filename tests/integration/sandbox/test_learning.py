@@ -89,6 +89,15 @@ except FileNotFoundError as error: print(error.errno)"""
     assert watch.proposal(cwd=str(tmp_path)) == Sandbox()
 
 
+def test_a_program_that_looks_up_hosts_itself_needs_the_whole_network(tmp_path: Path) -> None:
+    ask = 'import socket\nwith socket.socket(type=socket.SOCK_DGRAM) as s: s.connect(("127.0.0.1", 53))\n'
+    connect = "with socket.socket() as s: s.setblocking(False); s.connect_ex(('203.0.113.1', 9))\n"
+    for code, network in ((ask + connect, True), (f"import socket\n{connect}", ("203.0.113.1:9",))):
+        watch = Watch()
+        boxes.run(watching(watch), *ISOLATED, code, cwd=tmp_path)
+        assert watch.proposal(cwd=str(tmp_path)).network == network
+
+
 def test_a_unix_socket_that_exists_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "import socket\nwith socket.socket(socket.AF_UNIX) as s: s.connect_ex('s')"
