@@ -126,6 +126,7 @@ def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
         ("[scorer.human]\nregex = 'x'", "the scores that people give have this name"),
         ("[scorer.a]\nregex = 'x'\nversion = '../1'", "use letters, digits"),
         ("[scorer.a]\nschema = { type = 'thing' }", "no JSON Schema"),
+        ("[scorer.a]\nschema = { '$ref' = 'http://127.0.0.1:9/x' }", "retrieving it failed"),
         ("[scorer.a]\nschema = 'none.json'", "cannot read the schema none.json"),
         ("[scorer.a]\nschema = 'sweep.toml'", "JSON is malformed"),
         ("[scorer.a]\nschema = 'number.json'", "no JSON Schema: 5"),

@@ -22,12 +22,13 @@ from msgspec import Meta, Struct
 
 from grue import messages as m
 from grue.config.wiring import llm_settings
-from grue.errors import FleetError, MissingDependencyError
+from grue.errors import FleetError
 from grue.fleet.broker import Amount
 from grue.fleet.host_settings import chosen_endpoint
 from grue.fleet.request_count import RequestCount
 from grue.fleet.work import find_function, finite
 from grue.hosting import GameConfiguration
+from grue.protocol.tools.json_schema import fault_text
 from grue.runtime.files import read_regular, write_whole
 from grue.tracing.marks import HUMAN, require_name
 
@@ -35,6 +36,8 @@ KINDS = ("function", "regex", "schema", "judge")
 _SETTING = re.compile(r"\{([A-Za-z_]\w*)\}")
 _MOST_JUDGED = 20_000
 _MOST_CACHED_BYTES = 2**20
+_OUTSIDE: dict[str, Any] = {}
+"""The schemas that a schema may refer to by a URL: none."""
 
 
 class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -157,22 +160,15 @@ def _schema_text(schema: str | m.JsonObject) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _schema_check(schema: str) -> Any:
-    try:
-        import jsonschema  # type: ignore[import-untyped]  # it ships no types
-        import referencing
-    except ImportError as error:
-        raise MissingDependencyError(
-            "A schema as a scorer needs jsonschema: pip install jsonschema"
-        ) from error
+    import jsonschema_rs  # 6 MB, which only this needs
+
     written = msgspec.json.decode(schema)
     if not isinstance(written, dict | bool):
         raise ValueError(f"it is no JSON Schema: {schema:.60}")
-    kind = jsonschema.validators.validator_for(written, default=jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(written)
-    except jsonschema.SchemaError as error:
+        return jsonschema_rs.validator_for(written, retriever=_OUTSIDE.__getitem__)
+    except jsonschema_rs.ValidationError as error:
         raise ValueError(f"it is no JSON Schema: {error.message}") from error
-    return kind(written, registry=referencing.Registry())  # with an empty registry, no `$ref` is fetched
 
 
 def _fits(schema: str, answer: str) -> Given:
@@ -183,7 +179,7 @@ def _fits(schema: str, answer: str) -> Given:
     fault = next(_schema_check(schema).iter_errors(value), None)
     if fault is None:
         return Given(score=1.0)
-    return Given(score=0.0, reason=f"{fault.json_path}: {fault.message}")
+    return Given(score=0.0, reason=fault_text(fault))
 
 
 class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):

@@ -158,7 +158,7 @@ def _check_of(written: bytes) -> Check:
         try:
             compiled().validate(value)
         except jsonschema_rs.ValidationError as error:
-            return _fault_text(error)
+            return fault_text(error)
         return None
 
     return check
@@ -209,7 +209,8 @@ def _linear() -> Any:
     return jsonschema_rs.RegexOptions(size_limit=_REGEX_BYTES, dfa_size_limit=10 * _REGEX_BYTES)
 
 
-def _fault_text(error: Any) -> str:
+def fault_text(error: Any) -> str:
+    """Return what an error of the validator says and where in the value, as one line."""
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
     said = error.message.replace(_VALUE, _shown(error.instance))
     return printable(f"${steps}: {said}" if steps else said, _FAULT_CHARS)
