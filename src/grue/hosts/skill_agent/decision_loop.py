@@ -191,7 +191,10 @@ class DecisionLoop:
         run, answered = self._run, self._answered
         if answered is not None:
             self._answered = None
-            self._keep(msgspec.convert(answered.answer, ActionReply))
+            self._keep(
+                msgspec.convert(answered.answer, ActionReply),
+                outdated=bool(changed_tools(run.tools, self._shown)),
+            )
             return None
         request = self._conversation.request(
             self._text(), answer=run.registry.answer_spec(run.offered), tools=False
@@ -229,19 +232,23 @@ class DecisionLoop:
         resumed, self._resumed = self._resumed, False
         return next_text(text, changed, resumed=resumed)
 
-    def _keep(self, reply: ActionReply) -> None:
-        """Number the actions of a reply, and record them before the first of them is carried out."""
+    def _keep(self, reply: ActionReply, *, outdated: bool = False) -> None:
+        """Number the actions of a reply, and record them before the first of them is carried out.
+
+        `outdated`: an earlier process got the reply, and the tools have changed since.
+        """
         run = self._run
         run.turn = self._last_turn
         actions = tuple(
             PlannedAction(step=number, type=action.type, params=action.params)
             for number, action in enumerate(reply.actions, len(run.results) + 1)
         )
+        definitions = self._judge.definitions(actions)
         self._plan = facts.ActionsPlanned(
             turn=run.turn,
             thought=reply.thought,
             actions=actions,
-            definitions=self._judge.definitions(actions),
+            definitions=dict.fromkeys(definitions, "") if outdated else definitions,
         )
         run.note(self._plan, run.turn)
         run.turns += 1

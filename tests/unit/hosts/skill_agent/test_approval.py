@@ -186,13 +186,17 @@ def test_a_denial_wins_over_an_approval_of_the_same_action(tmp_path: Path, decid
 
 
 def killed_after(steps: float, folder: Path, config: dict[str, Any]) -> None:
-    """Leave the trace of a run with two calls of `dig`, cut after so many steps; a half: in the next one."""
+    """Leave the trace of a run with two calls of `dig`, cut after so many steps.
+
+    A half: in the next step. 0: before the calls were planned.
+    """
     run([act(call("dig"), call("dig")), act(finish())], folder=folder / "run", config=config)
     trace = folder / "run" / "trace.jsonl"
     lines = trace.read_bytes().splitlines(keepends=True)
     last = b'"skillagent.StepEnded"' if steps == int(steps) else b'"skillagent.StepStarted"'
     ends = [at for at, line in enumerate(lines) if last in line]
-    trace.write_bytes(b"".join(lines[: ends[math.ceil(steps) - 1] + 1]))
+    planned = next(at for at, line in enumerate(lines) if b'"skillagent.ActionsPlanned"' in line)
+    trace.write_bytes(b"".join(lines[: ends[math.ceil(steps) - 1] + 1 if steps else planned]))
 
 
 def test_a_limit_of_calls_counts_over_a_kill(tmp_path: Path) -> None:
@@ -207,7 +211,7 @@ def test_a_limit_of_calls_counts_over_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("steps", "statuses"),
-    [(1, ["completed", "denied"]), (0.5, ["interrupted", "denied"])],
+    [(1, ["completed", "denied"]), (0.5, ["interrupted", "denied"]), (0, ["denied", "denied"])],
 )
 def test_a_planned_call_is_not_made_if_its_tool_has_changed_over_a_kill(
     tmp_path: Path, steps: float, statuses: list[str]
