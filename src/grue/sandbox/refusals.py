@@ -30,7 +30,11 @@ _WRITES = re.compile(r"(?i)\b(mkdir|unlink|rmdir|rename|creat\w*|write|touch|rem
 _OF_FOLDERS = ("mkdir", "unlink", "rmdir", "rename", "remove", "symlink", "link")
 """Those words of `_WRITES` for which the box has to open the folder of the path."""
 
-_CONNECTS = re.compile(r"(?i)connect|\bdial\b|\bsocket\b")
+_CONNECT = "connect"
+_CONNECTS = re.compile(r"(?i)\bconnect|\bdial\b|\bsocket\b")
+_TO_SOCKET = re.compile(r"(?:\bconnect (?:EACCES|EPERM) |\bdial unix |\bunix:)(/[^\s:'\"`,;)]{1,1000})")
+"""The path of a Unix socket as Node.js and Go name it. In other texts, `connect` may stand beside a file."""
+
 _NO_NAMES = re.compile(r"(?i)EAI_AGAIN|EAI_FAIL|name resolution|getaddrinfo|could not resolve|ENETUNREACH")
 _RECORD = re.compile(
     r"(?:type=(?:LANDLOCK_ACCESS|LANDLOCK_DOMAIN|UNKNOWN\[142[34]\]) msg=|[^;]*;audit: type=142[34] )"
@@ -85,13 +89,13 @@ def refusals(
             rest = _QUOTED.sub(" ", line)
             named = (*_QUOTED.findall(line), *_PLAIN.findall(rest))
             rest = _PLAIN.sub(" ", rest)
-            verb = _WRITES.search(rest) or _CONNECTS.search(rest)
+            verb, sockets = _WRITES.search(rest), _TO_SOCKET.findall(line)
             word = "" if verb is None else verb[0].lower()
             without |= network == "none" and not named and _CONNECTS.search(rest) is not None
             for path in named:
                 # Python raises `ValueError` for a path with a NUL or a lone surrogate.
                 if path.isprintable():
-                    paths.setdefault(path.rstrip("."), word)
+                    paths.setdefault(path.rstrip("."), _CONNECT if path in sockets else word)
     for path, word in itertools.islice(paths.items(), _MOST_PATHS):
         said = _about_path(path, opened, broken, word=word, unix_sockets=unix_sockets)
         if said is not None:
@@ -169,12 +173,11 @@ def _about_path(
     path: str, opened: list[tuple[str, int]], broken: Sequence[str], *, word: str, unix_sockets: bool
 ) -> str | None:
     real = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
-    connects = _CONNECTS.match(word) is not None
-    if _is_socket(real) or (connects and _is_absent(real)):
+    if _is_socket(real) or (word == _CONNECT and _is_absent(real)):
         if unix_sockets:
             return None
         return f'Its box does not let it use the Unix socket {path}. To allow it: "unix_sockets": true'
-    word = "" if connects else word
+    word = "" if word == _CONNECT else word
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [access for place, access in opened if within(real, place)]
     if any(each & WRITE_FILE for each in access):

@@ -85,14 +85,22 @@ def test_a_unix_socket_is_not_taken_for_a_file(tmp_path: Path, monkeypatch: pyte
         for text in (
             f"Error: EACCES: permission denied, open '{tmp_path}/s'",
             f"connect EACCES {tmp_path}/absent",
+            f"dial unix {tmp_path}/absent: socket: permission denied",
+            f"permission denied while trying to connect to the socket at unix://{tmp_path}/absent",
             f"permission denied while trying to connect to the socket at unix://{tmp_path}/s",
         ):
             (found,) = refusals(text, RULES, (), network="any")
             assert found.endswith('To allow it: "unix_sockets": true')
             assert refusals(text, RULES, (), network="none", unix_sockets=True) == ()
-    for text in ("cannot connect: Permission denied: '/etc/passwd'", "cat: /srv/socket/x: Permission denied"):
+    for text in (
+        "cannot connect: Permission denied: '/etc/passwd'",
+        "cat: /srv/socket/x: Permission denied",
+        f"Failed to connect: [Errno 13] Permission denied: '{tmp_path}/new.db'",
+        f"[mcp-connector] EACCES: permission denied, open '{tmp_path}/new.log'",
+    ):
         (found,) = refusals(text, RULES, (), network="none")
         assert "Unix socket" not in found
+    assert refusals("disconnected: permission denied", RULES, (), network="none") == ()
 
 
 def test_hostile_text_is_bounded() -> None:
