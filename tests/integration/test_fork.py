@@ -476,6 +476,38 @@ def test_a_tool_that_has_changed_since_the_record_is_not_called(
             assert box.effects == ["everything"]
 
 
+def test_a_fork_of_a_fork_with_other_tools_calls_them(tmp_path: Path, recorded: Path) -> None:
+    box = Box()
+    definition = ToolDefinition(server="box", tool="delete", input_schema={"type": "object"})
+    calls = [tool_calls_reply(("box.delete", {"name": name}), ids=("x1",)) for name in ("all", "more")]
+    with (
+        ScriptedLlmServer([calls[0], "x", calls[1], "y"]) as server,
+        runner(server, WIRE, tmp_path / "b.jsonl", servers=box.servers()) as each,
+        runner(server, WIRE, tmp_path / "c.jsonl", servers=box.servers()) as again,
+    ):
+        each.fork(recorded, misses="call", tools={"box": [definition]})
+        place = seq_of(tmp_path / "b.jsonl", "RequestCompletion")
+        again.fork(tmp_path / "b.jsonl", at=place, misses="call")
+    assert box.effects == ["all", "more"]
+
+
+@pytest.mark.made_up_trace  # its calls name the digests of the whole definitions, so it does not replay
+def test_a_tool_whose_recorded_definition_lacks_a_secret_can_be_called(tmp_path: Path) -> None:
+    def look(at: str) -> str:
+        """Look in xyzzy-plugh-42."""
+        return f"{at}: dust"
+
+    servers = {"box": FunctionTools([look])}
+    first, other = (tool_calls_reply(("box.look", {"at": at}), ids=("c1",)) for at in ("lamp", "door"))
+    with ScriptedLlmServer([first, "x", other, "y"]) as server:
+        with runner(server, WIRE, tmp_path / "a.jsonl", servers=servers) as each:
+            each.recorder.hide("word", "xyzzy-plugh-42")
+            each.run_turn("Look.")
+        with runner(server, WIRE, tmp_path / "b.jsonl", servers=servers) as each:
+            each.fork(tmp_path / "a.jsonl", misses="call")
+        assert server.requests[-1].messages[-1]["content"] == "door: dust"
+
+
 def here() -> str:
     return "a lamp"
 

@@ -106,6 +106,7 @@ class TurnRecord:
         self._after = after
         self._listings = listings
         self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
+        self._inexact = {*listings}  # servers that need not have listed the tools that are recorded
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._sent: dict[m.ServerName, RecordedCall] = {}
         self._begun: set[m.ServerName] = set()  # servers that have a batch of which no call was sent yet
@@ -149,9 +150,9 @@ class TurnRecord:
             return listing
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
-    def is_replaced(self, server: m.ServerName) -> bool:
-        """Return whether the fork was given the tools of a server."""
-        return server in self._listings
+    def is_inexact(self, server: m.ServerName) -> bool:
+        """Return whether a fork was given the tools of a server, or their record lacks a secret."""
+        return server in self._inexact
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
         """Return the state in which each server that the recorded turn disabled begins in the fork.
@@ -245,6 +246,8 @@ class TurnRecord:
         return any(hints_of(each.annotations).read_only for each in definitions if each.tool == tool)
 
     def _see(self, envelope: Envelope[Any]) -> None:
+        if envelope.redacted and isinstance(envelope.body, m.SessionOpened | m.ToolsChanged):
+            self._inexact.add(envelope.body.server)
         match envelope.body:
             case m.RunTurn(resumed=m.Resumption(decisions=decisions)):
                 self._decide(decisions)
@@ -259,6 +262,7 @@ class TurnRecord:
                     self._starts(opened.server)
             case m.TurnForked(listings=listings):
                 for server, tools in listings.items():
+                    self._inexact.add(server)
                     self._offer(server, tools, envelope.seq)
             case m.OpenSession(server=server) if not self._started:
                 self._starting.add(server)
@@ -549,11 +553,12 @@ class RecordedConnection:
     def _is_as_told(self, tool: str) -> bool:
         """Return whether the server lists the tool as the model was told.
 
-        If the fork was given other definitions (`Runner.fork(tools=)`), the server need only list the tool.
+        If a fork was given other definitions (`Runner.fork(tools=)`), or the recorded ones lack a secret,
+        the server need only list the tool.
         """
         listed = self._live_listing
         live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)
-        if self._fork.record.is_replaced(self._server):
+        if self._fork.record.is_inexact(self._server):
             return listed.serves_unlisted or bool(live)
         told = next((each for each in self._tools if each.tool == tool), unlisted_tool(self._server, tool))
         call = m.ServerCall(call_id=m.CallId(""), tool=tool, arguments={}, definition=definition_digest(told))
