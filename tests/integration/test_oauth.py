@@ -376,6 +376,18 @@ def test_nobody_logs_in_at_another_server_than_the_configured_issuer(
     assert guarded.issuer.registered == 0
 
 
+@pytest.mark.parametrize("client_id", [None, "registered-there"])
+def test_a_server_without_metadata_is_not_taken_for_the_configured_issuer(
+    guarded: Guarded, client_id: str | None
+) -> None:
+    places = ("oauth-authorization-server", "openid-configuration", "oauth-protected-resource/mcp")
+    guarded.issuer.statuses |= {f"/.well-known/{place}": 404 for place in places}
+    with pytest.raises(LoginRefused, match="not the issuer set"):
+        log_in(guarded.spec(issuer="https://elsewhere.example", client_id=client_id), press_yes)
+    assert guarded.issuer.registered == 0
+    log_in(guarded.spec(issuer=guarded.url.removesuffix("/mcp")), press_yes)
+
+
 def test_of_several_authorization_servers_the_configured_one_is_used(guarded: Guarded) -> None:
     bare = guarded.url.removesuffix("/mcp")
     guarded.issuer.rewrite = rewriting(authorization_servers=["https://elsewhere.example", f"{bare}/"])

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 import httpx2
@@ -143,8 +143,7 @@ def adapted(
     if isinstance(said.get("issuer"), str):
         changes["issuer"] = as_known(said["issuer"], issuers)
         if configured is not None and "token_endpoint" in said and changes["issuer"] != configured:
-            other = plain_text(changes["issuer"])
-            raise authorization_failed(f"the server wants a login at {other}, which is not the issuer set")
+            raise _other_issuer(changes["issuer"])
     if isinstance(said.get("authorization_servers"), list):
         named = [
             as_known(each, issuers) if isinstance(each, str) else each
@@ -159,6 +158,11 @@ def adapted(
         return _with_body(answer, msgspec.json.encode(said | changes))
     except (OverflowError, ValueError):  # another member is a huge number, or is not valid Unicode
         return answer
+
+
+def _other_issuer(issuer: str) -> AuthorizationRefused:
+    said = f"the server wants a login at {plain_text(issuer)}, which is not the issuer set"
+    return authorization_failed(said)
 
 
 def as_known(issuer: str, issuers: Sequence[str]) -> str:
@@ -503,6 +507,7 @@ class Authorizer:
                 asked = await anext(flow)
                 for _ in range(_MAX_REQUESTS):
                     if asked is not request:
+                        self._require_issuer(provider, asked)
                         said = await self._exchange(asked)
                         answer = adapted(said, self._issuers(provider), self._auth.issuer)
                     elif refusal is not None:
@@ -521,6 +526,18 @@ class Authorizer:
                 raise authorization_failed(beginning(words, _ERROR_CHARS)) from None
             finally:
                 await flow.aclose()
+
+    def _require_issuer(self, provider: httpx2.Auth, asked: httpx2.Request) -> None:
+        """Raise `AuthorizationRefused` if the request registers or logs in elsewhere than at the issuer.
+
+        Without metadata the SDK does so at the MCP server's own origin.
+        """
+        context, issuer = getattr(provider, "context", None), self._auth.issuer
+        if not issuer or asked.method != "POST" or context is None or context.oauth_metadata is not None:
+            return
+        own = urlsplit(self._server.url)._replace(path="", query="", fragment="").geturl()
+        if issuer.rstrip("/") != own:
+            raise _other_issuer(own)
 
     def _issuers(self, provider: httpx2.Auth) -> list[str]:
         """Return the known issuers: the configured one first, then the one that the server names."""
