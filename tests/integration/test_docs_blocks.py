@@ -200,6 +200,7 @@ def test_the_quick_start_works_command_by_command(
     tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only pip, and the endpoint in agent.py, are left out."""
+    monkeypatch.setenv("GRUE_API_KEY", "k-0123456789abcdef")  # without a key, init may find a local model
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda _: True)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
