@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import httpx
 import pytest
 from faulty_http_server import faulty_http_server
 from http_servers import real_http_server
@@ -299,6 +300,17 @@ def test_a_redirect_to_another_host_gets_no_token(guarded: Guarded, tmp_path: Pa
 def test_a_server_that_wants_no_login_says_so(guarded: Guarded) -> None:
     with faulty_http_server() as url, pytest.raises(LoginRefused, match="does not ask for a login"):
         log_in(HttpServer(name="far", url=url, auth=OAuth()), press_yes)
+
+
+def test_a_person_who_declines_or_does_nothing_is_no_fault_of_the_configuration(guarded: Guarded) -> None:
+    def press_no(address: str) -> None:
+        back = parse_qs(urlsplit(address).query)["redirect_uri"][0]
+        httpx.get(f"{back}?error=access_denied", trust_env=False)
+
+    with pytest.raises(LoginRefused, match="The login to 'far' was declined in the browser"):
+        log_in(guarded.spec(), press_no)
+    with pytest.raises(LoginRefused, match="Nobody finished the login to 'far' within 0 s"):
+        log_in(guarded.spec(), lambda _: None, timeout_s=0)
 
 
 def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

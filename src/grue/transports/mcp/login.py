@@ -155,7 +155,9 @@ def log_in(
     def returned() -> AuthorizationCodeResult:
         came = loopback.wait(timeout_s)
         if came is None:
-            raise OAuthFlowError(f"nobody finished the login within {timeout_s:g} s")
+            raise LoginRefused(f"Nobody finished the login to '{server.name}' within {timeout_s:g} s.")
+        if came.get("error") == "access_denied":
+            raise LoginRefused(f"The login to '{server.name}' was declined in the browser.")
         if came.get("error"):
             raise OAuthFlowError(came.get("error_description") or came["error"])
         return AuthorizationCodeResult(
