@@ -362,8 +362,8 @@ class Runner(AsyncToolAccess, Closing):
     ) -> TurnOutcome[T]:
         """Go on with a turn that was parked, in this process or another one, and return its outcome.
 
-        The servers are started and listed again. A question whose tool has another definition by now is asked
-        again. Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the
+        The servers start as in any turn. A question whose tool has another definition by now is asked again.
+        Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the
         turn was parked does not count. The turn's recorded limits hold, and the runner's budget. The trace is
         continued, and locked until the runner is closed.
 

@@ -145,7 +145,7 @@ def remedy_for(
 
     Source: R14.1, R14.5
     """
-    program = PurePath(command).name
+    program = PurePath(command).name or command
     if phase in ("call", "close"):
         if wrote:
             return "Its last lines on stderr may say why; if not, run the command in a terminal."
