@@ -166,7 +166,7 @@ def _schema_check(schema: str) -> Any:
     if not isinstance(written, dict | bool):
         raise ValueError(f"it is no JSON Schema: {schema:.60}")
     try:
-        return jsonschema_rs.validator_for(written, retriever=_OUTSIDE.__getitem__)
+        return jsonschema_rs.validator_for(written, validate_formats=False, retriever=_OUTSIDE.__getitem__)
     except jsonschema_rs.ValidationError as error:
         raise ValueError(f"it is no JSON Schema: {error.message}") from error
 
