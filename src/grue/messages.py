@@ -1549,6 +1549,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never.
         waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
+        binds_arguments: Set in all new turns with `tool_search`: a call of `call_tool` that has the tool's
+            arguments beside its name does not call the tool, which would run with its defaults.
 
     Old traces lack many of these fields. Their turns are replayed with the defaults.
     """
@@ -1584,6 +1586,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     when_called: tuple[PresumedListing, ...] = ()
     tool_search: ToolSearch | None = None
     waits: bool = False
+    binds_arguments: bool = False
 
     @property
     def conversation(self) -> ConversationId:

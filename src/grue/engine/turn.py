@@ -704,7 +704,8 @@ class HostTurn(Generic[T]):
             sorts_tools=True,
             references=self._references(),
             waits=self.waits,
-            tool_search=request.tool_search or settings.tool_search,
+            tool_search=(search := request.tool_search or settings.tool_search),
+            binds_arguments=search is not None,
         )
 
     def _references(self) -> Literal["never", "later", "now"]:

@@ -114,11 +114,11 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
     return any(is_built_in(each) and each.tool == tool.tool for each in tools)
 
 
-def named_call(call: m.ToolCall) -> m.ToolCall:
+def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that a call of `call_tool` asks for, unchecked; return any other call unchanged.
 
-    Some models write the tool's arguments beside its name. Such a call is not the tool's: without its
-    arguments the tool would run with its defaults.
+    Some models write the tool's arguments beside its name. With `bind`, such a call is not the tool's:
+    without its arguments the tool would run with its defaults.
     """
     if call.name != CALL_TOOL.name:
         return call
@@ -126,7 +126,7 @@ def named_call(call: m.ToolCall) -> m.ToolCall:
     name = wrapped.get("name") if isinstance(wrapped, dict) else None
     if not isinstance(wrapped, dict) or not isinstance(name, str) or not name:
         return call
-    if "arguments" not in wrapped and len(wrapped) > 1:
+    if bind and "arguments" not in wrapped and len(wrapped) > 1:
         return call
     arguments = wrapped.get("arguments", {})
     # Small models write `arguments` as a string that contains JSON.

@@ -322,5 +322,5 @@ def _drop(turn: Turn, reason: str) -> m.DropCompletion:
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in turn.callable}
-    name = named_call(call).name if turn.searching else call.name
+    name = named_call(call, bind=turn.run.binds_arguments).name if turn.searching else call.name
     return before.get(name) == tool_of(name, now, turn.unlisted)

@@ -156,7 +156,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:
         """Return the call that `call` makes through `call_tool`; `call` itself if there is no such tool."""
-        named = named_call(call) if self.searching else call
+        named = named_call(call, bind=self.run.binds_arguments) if self.searching else call
         if named is call:
             return call
         listed = {tool.name: tool for tool in self.tools}

@@ -70,6 +70,13 @@ def test_a_call_is_made_of_the_tool_that_it_names_and_recorded_as_that() -> None
     assert offers(walk) == [TWO, None]
 
 
+@pytest.mark.parametrize(("bound", "server"), [(True, SERVER), (False, "a")])
+def test_arguments_beside_the_name_call_the_tool_in_an_old_trace_only(bound: bool, server: str) -> None:
+    elsewhere = asked(("call_tool", '{"name": "a.look", "at": 1}'))
+    walk = Walk(searching("a", binds_arguments=bound), opened("a"), elsewhere)
+    assert [each.server for each in walk.of(m.CallTools)] == [server]
+
+
 def test_a_tool_may_be_called_by_its_own_name_too() -> None:
     walk = Walk(searching("a"), opened("a"), asked(("a.look", "{}")))
     assert sent(walk) == [("a", ["look"])]
