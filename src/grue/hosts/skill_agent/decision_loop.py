@@ -76,7 +76,10 @@ class StepRunner:
 
     def _call_tool(self, action: PlannedAction, tool: m.ToolDefinition | None) -> StepExecutionResult:
         run = self._run
-        call: McpCall = run.registry.params(MCP_CALL, action.params)
+        try:
+            call: McpCall = run.registry.params(MCP_CALL, action.params)
+        except ValueError as error:  # an earlier version, which accepted more, has planned the call
+            return action.ended("failed", error=self.cut(str(error)))
         about: dict[str, Any] = {
             "turn": run.turn,
             "number": action.step,

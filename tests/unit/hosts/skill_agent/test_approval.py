@@ -229,6 +229,18 @@ def test_a_planned_call_is_not_made_if_its_tool_has_changed_over_a_kill(
     assert len(cave.calls) == 1
 
 
+def test_a_planned_call_that_is_not_accepted_any_more_fails_its_step(tmp_path: Path) -> None:
+    """Earlier versions accepted an unknown field beside the tool's name."""
+    killed_after(1, tmp_path, settings(tmp_path, rules=()))
+    trace = tmp_path / "run" / "trace.jsonl"
+    trace.write_bytes(trace.read_bytes().replace(b'"params":{', b'"params":{"why":"to dig",'))
+    with scripted(act(finish("went on"))) as (_, llm):
+        config = AgentConfig(llm=llm, **settings(tmp_path, rules=()))
+        result = Orchestrator(config, folder=tmp_path / "run").resume()
+    assert [step.status for step in result.steps] == ["completed", "failed", "completed"]
+    assert "unknown field `why`" in result.steps[1].error
+
+
 @pytest.mark.parametrize("verdict", ["reject", "Deny", "", None, "change"])
 def test_a_malformed_verdict_is_a_denial(tmp_path: Path, verdict: Any) -> None:
     done = ran(tmp_path, WRITE, approve=lambda asked: [replace(asked[0].approve(), verdict=verdict)])
