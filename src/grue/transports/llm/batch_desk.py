@@ -2,12 +2,13 @@
 
 A file of requests goes through these states:
 
-    on file ─▶ sending ─▶ sent ─▶ settled
+    unsent  ─▶ sending ─▶ sent ─▶ settled
                   │ the process was killed, or the provider did not reply:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-So no batch is sent twice: a record is written before a batch is sent, and gets the batch's id from the
-provider's reply. A process that finds a record without an id first looks for the batch at the provider.
+No file is sent twice, because a record is stored before the file is sent. The provider's reply gives the
+batch's id, which is added to the record. A process that finds a record without an id first looks for the
+batch at the provider.
 """
 
 import codecs
@@ -54,7 +55,7 @@ _BOUNDARY = b"grue-batch-file"
 
 
 class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
-    """The provider refuses a batch, or cannot be reached. The requests stay on file and can be sent later."""
+    """The provider refuses a batch, or cannot be reached. The requests stay in their folder."""
 
     def __init__(self, failure: m.LlmFailure) -> None:
         super().__init__(failure.message)
@@ -64,7 +65,7 @@ class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
 class BatchDesk:
     """Sends the requests that wait in a folder, and fetches the replies.
 
-    The caller must enter `endpoint` with `async with`.
+    The caller must enter the `LlmEndpoint` with `async with` first.
     """
 
     def __init__(
@@ -117,9 +118,9 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        With `unsure`, first look whether the provider has made a batch of this file already. If a batch that
-        still runs may be made of it, return `record` unchanged: only the batch's results will show whether it
-        is. The next `look` checks again. Raises `BatchRefused`.
+        `unsure`: the file may have been sent already, so first look for its batch at the provider. If a batch
+        still runs, and only its results can show whether it is the file's batch, return `record` unchanged:
+        the next `look` checks again. Raises `BatchRefused`.
         """
         patience = self._patience()
         while True:
@@ -150,9 +151,9 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=upload)
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Find the provider's batch that was made from a file of requests; `None`: there is none.
+        """Return the provider's batch that was made from a file of requests, or `None`.
 
-        Raises `_NotEnded` if a batch that still runs may have been made from it.
+        Raises `_NotEnded` if a batch that still runs may have been made from the file.
         """
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False
@@ -327,7 +328,7 @@ class BatchDesk:
             await patience.after(fault)
 
     def _refuse_overdue(self, batch: BatchState, record: Submission) -> None:
-        """Raise `BatchRefused` if a batch still runs `Batching.batch_timeout_s` after it was made."""
+        """Raise `BatchRefused` if a batch has been running for more than `Batching.batch_timeout_s`."""
         limit_s = self._batching.batch_timeout_s
         if time.time() <= _made_at(batch, record.begun_at) + limit_s:
             return
@@ -368,7 +369,7 @@ class _Patience:
         retry, asked_s = self._endpoint.settings.retry, fault.retry_after_s
         wait_s = backoff(retry, self._tries)
         if asked_s is not None and asked_s <= retry.max_asked_delay_s:
-            wait_s = max(wait_s, asked_s)  # even if the provider asks for 0 s, so that it gets no burst
+            wait_s = max(wait_s, asked_s)  # never shorter than the backoff: the provider may ask for 0 s
         await self._sleep(wait_s)
 
 
@@ -385,7 +386,7 @@ def _fault(answer: Answered | Fault) -> Fault:
 
 
 class _NotEnded(Exception):  # noqa: N818 - never leaves this module
-    """A batch that still runs may be the one that is looked for. Only its results will show whether it is."""
+    """A batch that still runs may have been made from the file. Only the batch's results can show that."""
 
 
 def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:

@@ -1,4 +1,4 @@
-"""The files of requests that wait for batches, and of their replies: the only record of what was asked.
+"""A folder of requests that wait for batches, and of the replies. It is the only record of both.
 
     DIR/batch.json               which model the requests are for
     DIR/lock                     held by the one process that works here
@@ -7,8 +7,9 @@
     DIR/submissions/0001.json    the state of requests/0001.jsonl: written before it is sent, then updated
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
-A request's id is made of the run, the turn, its number in the turn, a digest of its body, and the number of
-the attempt at the turn. So a process finds a request that an earlier one has made, and sends nothing again.
+A request's id consists of the folder's `run`, the number of the turn, the request's number in the turn, a
+digest of its body, and the number of the attempt at the turn. By this id a process finds a request that an
+earlier process has stored, so that nothing is sent again.
 """
 
 import fcntl
@@ -39,7 +40,7 @@ FORMAT = 1
 class BatchManifest(Struct, frozen=True, kw_only=True):
     """The content of `batch.json`: the model that a folder's requests are for.
 
-    `run` is a part of each request's id, so that no other folder has the same ids.
+    `run` is a random text in each request's id, so that no two folders have the same ids.
     """
 
     format: int = FORMAT
@@ -80,8 +81,8 @@ class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
     A folder that does not exist is created. A batch has at most `most_items` requests; `None`: as many as the
-    provider takes. All methods may raise `BatchFolderError`; the constructor does so if another process uses
-    the folder, or if the folder holds requests to another model.
+    provider takes. All methods may raise `BatchFolderError`; the constructor raises it if another process
+    uses the folder, or if the folder holds requests to another model.
     """
 
     def __init__(
@@ -101,8 +102,9 @@ class BatchFolder(Closing):
         try:
             with self.using():
                 path.parent.mkdir(parents=True, exist_ok=True)
+                # Not with `parents=True`, which would create `path` without this mode.
                 for name in ("", "turns", "requests", "submissions", "replies"):
-                    (path / name).mkdir(mode=0o700, exist_ok=True)  # `parents=True` ignores the mode
+                    (path / name).mkdir(mode=0o700, exist_ok=True)
                 self._take_lock()
                 self.manifest = self._known(manifest)
                 self._read()
@@ -139,8 +141,8 @@ class BatchFolder(Closing):
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # No usable request has this body. But a request with this number and another body may have got a
-        # reply in an earlier process. Use that reply, because a new request would have to be paid, too.
+        # There is no request with this body, or it failed in an earlier attempt. But a request with this
+        # number and another body may have got a reply. Use that reply: a new request has to be paid, too.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id
@@ -169,7 +171,7 @@ class BatchFolder(Closing):
         return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
 
     def is_wanted(self, item: str) -> bool:
-        """Return whether `want` has stored a request in the folder."""
+        """Return whether `want` has stored the request with this id."""
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:

@@ -1,10 +1,10 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
-it closes them. Each event loop has its own connections.
+An endpoint outlives turns, and several turns may enter it with `async with` at once. When the last of them
+leaves it, its connections are closed. Each event loop has its own connections.
 
 The API key is chosen from the environment here, by the same rule for programs, configuration files and the
-command line. In a turn whose replies come from a batch, a `ReplyRoom` takes the place of the network.
+command line. If a turn's replies come from a batch, its requests go to a `ReplyRoom`, and not to the network.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
 def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> str:
     """Return the name of the setting that the key came from: an environment variable, or `api_key`.
 
-    The advice about a refused key names this setting. Empty: there was no key.
+    The advice about a refused key has this name. If there is no key, the name is empty.
     """
     if key is None:
         return ""
@@ -263,11 +263,11 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-msgspec.json.Decoder(LlmSettings)  # now, at import: if two threads did it first at once, msgspec would crash
+msgspec.json.Decoder(LlmSettings)  # at import: msgspec crashes if two threads make the first one at once
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
-    """The request is stored under the id `item`, and its reply is read by a later process."""
+    """The request is stored under the id `item`. A later process reads its reply."""
 
     def __init__(self, item: str) -> None:
         super().__init__(f"the request waits for a batch as {item}")
@@ -291,7 +291,7 @@ _of_process: list[ReplyRoom] = []
 
 
 def set_process_room(room: ReplyRoom | None) -> None:
-    """Set the `ReplyRoom` for turns without a `reply_room`; `None`: their requests are sent at once."""
+    """Set the `ReplyRoom` for turns that set none in `reply_room`; `None`: they send requests at once."""
     _of_process[:] = [] if room is None else [room]
 
 
@@ -319,8 +319,8 @@ class LlmEndpoint:
 
     Args:
         settings: The endpoint's settings.
-        transport: Replaces the network, for tests and scripted models. It is closed when the last user leaves
-            the endpoint.
+        transport: Replaces the network, for tests and scripted models. It is closed at the end of the last
+            `async with` of the endpoint.
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
@@ -329,7 +329,7 @@ class LlmEndpoint:
         first_profile: The value of `profile` before the first request.
         left_out: Settings that the profile does not support. Each was reported once, by `SettingsLeftOut`.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
-        breaker: How often this endpoint has failed in a row, and until when another one is asked first.
+        breaker: How often this endpoint has failed in a row, and until when another endpoint is asked first.
         judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model has
             called one, or `ToolsUnseen` was reported.
 
@@ -534,7 +534,7 @@ class LlmEndpoint:
         return self.after((), now_s, tools=tools) or self
 
     def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:
-        """Return the first of this endpoint and its fallbacks that has the model of `asked`, else `self`."""
+        """Return the endpoint of the chain that has the model and address of `asked`, or else `self`."""
         wanted = None if asked is None else (asked.model, asked.address)
         same = (
             each
@@ -544,7 +544,7 @@ class LlmEndpoint:
         return next(same, self)
 
     def after(self, tried: Sequence[LlmEndpoint], now_s: float, *, tools: bool) -> LlmEndpoint | None:
-        """Return the fallback endpoint to ask after those in `tried`; `None`: no endpoint is left.
+        """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
@@ -565,10 +565,10 @@ class LlmEndpoint:
         return price.in_batches if price is not None and current_room() is not None else price
 
     def uncounted(self, now_s: float) -> LlmEndpoint | None:
-        """Return an endpoint of the chain whose cost is not known, or not yet; `None`: all costs are known.
+        """Return an endpoint of the chain whose replies may have no known cost; `None`: all costs are known.
 
-        One that never reports the cost comes first, then the one that is asked now. `now_s` is on the event
-        loop's clock.
+        An endpoint that never reports a cost is preferred, then the endpoint that is asked now. `now_s` is on
+        the event loop's clock.
         """
         first = self.first(now_s, tools=False)
         return min(
@@ -633,9 +633,10 @@ class LlmEndpoint:
             self.profile = learned
 
     def recall_form(self, asked: m.ModelAsked) -> None:
-        """Use the form of requests that another process has learned, unless this process has learned one.
+        """Use what another process has learned about the form of requests, unless this one has learned any.
 
-        Do so only for the model of `asked`, in the same wire format, and if the settings have no profile.
+        Do so only if `asked` has this endpoint's address, model and wire format, and if the settings have no
+        profile.
         """
         learned = with_fields(self.first_profile, asked.form)
         settings = self.settings
@@ -770,7 +771,7 @@ def _has_infinity(value: object) -> bool:
     try:
         json.dumps(value, default=repr, skipkeys=True, check_circular=False, allow_nan=False)
     except RecursionError:
-        return False  # not known, but the runner refuses a value that is nested so deeply
+        return False  # nested too deeply to tell; the runner refuses such a value
     except ValueError:
         return True
     return False

@@ -2,8 +2,8 @@
 
 This module must not retry and must not interpret a reply.
 
-It uses httpx's transport, not `httpx.AsyncClient`, which would add cookies, and redirects, which would send
-the key elsewhere. It speaks HTTP/1.1 only: the rules for kept connections here are those of HTTP/1.1.
+It uses httpx's transport and not `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which
+would send the key elsewhere. It speaks HTTP/1.1 only, whose rules decide here which connections are kept.
 
 Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. With
 limits for single reads, a reply that arrives byte by byte could last for ever. An exchange that ends early
@@ -297,10 +297,10 @@ class _Connecting:
 
     async def _trace(self, event: str, info: dict[str, Any]) -> None:
         if event == "http11.send_request_headers.started":
-            if info["request"].method != b"CONNECT":  # not to a proxy: the connect is over
+            if info["request"].method != b"CONNECT":  # the request itself, so the connect is over
                 self.scope.deadline, self.opened = math.inf, None
                 if self._on_sent is None:
-                    self._extensions.pop("trace", None)  # only `_on_sent` would need later events
+                    self._extensions.pop("trace", None)  # later events are only for `_on_sent`
         elif event == "connection.connect_tcp.complete":
             self.opened = info["return_value"]
         elif event == "http11.receive_response_headers.started" and self._on_sent is not None:
@@ -317,7 +317,7 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
-        # The proxy is of an unknown kind or needs a package (SOCKS), or the certificates cannot be read.
+        # Raised for a proxy that httpx does not know or lacks a package for, and for unreadable certificates.
         # The text of an `InvalidURL` may quote a part of the proxy's password.
         why = "the URL of a proxy is invalid" if isinstance(error, httpx.InvalidURL) else str(error)
         return _Unusable(f"what the environment sets for proxies or certificates cannot be used: {why}")
@@ -422,7 +422,7 @@ def timeouts_of(patience: RetryPolicy) -> dict[str, float]:
 
 
 def proxy_for(url: httpx.URL) -> str | None:
-    """Return the URL of the proxy that the environment names for requests to `url`; `None`: none."""
+    """Return the URL of the proxy that the environment names for requests to `url`, or `None`."""
     proxies = urllib.request.getproxies()
     named = proxies.get(url.scheme) or proxies.get("all")
     if not named or urllib.request.proxy_bypass(url.netloc.decode("ascii")):
@@ -620,7 +620,7 @@ async def _received(
     first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
-    # A stream may bring nothing but an error, for which providers bill nothing.
+    # Count no text if the stream brought nothing but an error: providers do not bill for that.
     held = streamed.assembler.held if streamed is not None and streamed.assembler.begun else 0
     return _answered(reply, body, first_chunk_s, held)
 

@@ -146,7 +146,8 @@ class McpClient:
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list all pages of the tools.
 
-        `timeout_s` limits entering the client, handshake and listing together, without the import of the SDK.
+        `timeout_s` is for entering the client, the handshake and the listing together. The time for importing
+        the SDK does not count.
 
         Raises:
             ServerFailed: With the phase `initialize` or `list`.
@@ -208,7 +209,7 @@ class McpClient:
 
         A call that the tool's input schema refuses is not sent, unless the server's options say otherwise. A
         result that does not match the output schema becomes an error. If the server makes an MCP task of the
-        call, this method waits for the task's result. A cancellation is sent to the server too.
+        call, this method waits for the task's result. If the caller is cancelled, the server is told so.
 
         `timeout_s` holds even if the server has stopped reading. A smaller limit in the server's options
         takes precedence.
@@ -232,7 +233,7 @@ class McpClient:
         return result, await _off_loop(content_blocks, answer)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Wait for the result of an MCP task that an interrupted turn has left. Raises as `call` does."""
+        """Wait for the result of an MCP task that an interrupted turn has started. Raises as `call` does."""
         with self._limited(tool, timeout_s):
             return await self._read(tool, await self._follow(task, at_once=True))
 
@@ -349,9 +350,9 @@ class McpClient:
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools if the server has announced a change; `None`: no change, or listing failed.
 
-        A failed listing only gives a notice: if the connection is broken, the next call reports the cause.
-        The next call of this method tries again after a refusal, but not after a timeout, because then each
-        batch of tool calls would wait that long.
+        A failed listing only gives a notice: if the connection is broken, the next tool call reports it.
+        If the server has refused the listing, this method tries again when it is called again. After a
+        timeout it does not, because each batch of tool calls would wait as long.
         """
         from grue.transports.mcp import sdk
 
@@ -406,7 +407,7 @@ class McpClient:
         return replace(said, tools=self._select(await self._list(link)))
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the listed tools that the server's options and the tool lock allow. Report drifted tools."""
+        """Return the listed tools that the server's options and the tool lock allow. Report changed tools."""
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:

@@ -29,8 +29,8 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         on_notice: Called with each notice, in the event loop; must not block or raise.
         pinning: Which tool definitions are approved; `None`: all are accepted.
-        before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: the SDK is
-            imported at once. Has no effect if the SDK is imported already.
+        before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
+            once, in the event loop's thread. Has no effect if the SDK is imported already.
         on_secret: Called with the name and the value of each token obtained, before the token is used.
         on_listed: Called with each listing, before the server's options and the tool lock leave out any tool.
         spoken: Called before the first request; returns the MCP revision that the server spoke when it was

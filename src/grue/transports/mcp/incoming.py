@@ -76,7 +76,7 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 def refusal_of(value: object) -> types.JSONRPCError | None:
     """Return the error to deliver in place of an unusable answer; `None`: `value` is not an answer.
 
-    For a batch, an array of messages, this is an error for the first answer in it.
+    For a JSON-RPC batch (an array of messages), this is an error for the first answer in it.
     """
     if isinstance(value, list):
         answers = (each for each in value if isinstance(each, dict) and "method" not in each)
@@ -250,7 +250,7 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # First try to read a single text: `values_in` also counts the commas in it, and so counts too many.
+        # The block may be one long text with many commas, which `values_in` has counted as values.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

@@ -1,4 +1,4 @@
-"""Find the program that npx or uvx starts, without running either of them, and say why it did not start.
+"""Find the program that npx or uvx starts, without running npx or uvx, and say why a start has failed.
 
 Nothing is downloaded, and only files that exist are named. `grue doctor` prints the command line that starts
 the program without the launcher.
@@ -70,7 +70,7 @@ def _is_complete(folder: Path) -> bool:
 def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
     """Yield the packages that npx installs: each `--package`, or else the first argument.
 
-    Options do not count as arguments, and neither do `words`, such as the subcommand.
+    Options and the given `words`, such as a subcommand, do not count as arguments.
     """
     rest = iter(args)
     named = False
@@ -153,7 +153,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
 
 
 class _Npx(Struct, frozen=True):
-    """A parsed npx command line. `program` is one of the package's programs (`bin`); empty: the only one."""
+    """A parsed npx command line. `program` is one of the package's programs (`bin`); empty: its only one."""
 
     package: str
     program: str
@@ -209,7 +209,7 @@ def _project_folders(server: StdioServer) -> Iterator[Path]:
 
 
 def _global(server: StdioServer) -> Iterator[Path]:
-    """Yield all folders in which npm may keep global packages. npm uses only some of them."""
+    """Yield every folder in which npm may keep global packages; its settings decide which one it uses."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
     prefixes += [_npmrc_prefix(expanded(environment.get("HOME", "~")) / ".npmrc"), "/usr/local"]
@@ -272,7 +272,7 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        # An installed program of this name may have another version, or come from another package.
+        # uvx is asked for a version, or for another package. The installed program may not be the right one.
         return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool

@@ -53,7 +53,7 @@ class ListedTools(Struct, frozen=True):
     Attributes:
         as_tasks: The bare names of the tools that have to be called as tasks (MCP revision 2025-11-25).
         ttl_s: For how many seconds the server says that the listing is valid; `None`: it does not say.
-        private: Whether the listing is only for the user who is logged in. `False` without `ttl_s`.
+        private: Whether the listing is only for the user who is logged in. `False` if `ttl_s` is `None`.
     """
 
     tools: tuple[m.ToolDefinition, ...] = ()
@@ -70,8 +70,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    The errors of `ask` are not caught. A `bad_tool` notice reports what is left out, except a last page that
-    names itself as the next page and brings no new tools the second time.
+    Errors of `ask` are not caught. A `bad_tool` notice reports what is left out. There is none if the last
+    page names itself as the next one, and has no new tools when it is read again.
 
     Raises:
         ValueError: A page has no list of tools at all.
@@ -287,7 +287,7 @@ class ListingCache:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache."""
+    """Return the folder of the stored tool listings."""
     named = os.environ.get("GRUE_CACHE")
     if named:
         return expanded(named) / "listings"
@@ -306,7 +306,7 @@ def _identity(server: McpServer) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a file that only this user can have written; raises `OSError`, `ValueError`."""
+    """Return a file's content; raises `OSError`, and `ValueError` if another user can have written it."""
     # Do not follow a link: it could lead to a file that somebody else may write. Do not wait on a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:

@@ -25,9 +25,9 @@ class MessageStream(ABC):
 
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
-        tools_changed: Whether the server has announced changed tools since a reader last set this to `False`.
-            Set when the announcement is read. The SDK handles it in another task, possibly after the next
-            call was sent.
+        tools_changed: Whether the server has announced changed tools since this was last set to `False`. Set
+            as soon as the announcement is read: the SDK handles announcements in another task, possibly after
+            the next call was sent.
         last_request_id: The id of the last tool call that was sent; the client empties it before a call.
     """
 

@@ -130,8 +130,8 @@ def adapted(
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
     an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
-    the first, so the `configured` one is moved there; the metadata of any other raise
-    `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
+    the first, so the `configured` one is moved to the front. If `answer` has the metadata of another one,
+    `AuthorizationRefused` is raised. A huge lifetime is limited, because the SDK cannot compute with it.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -156,7 +156,7 @@ def adapted(
         return answer
     try:
         return _with_body(answer, msgspec.json.encode(said | changes))
-    except (OverflowError, ValueError):  # another member is a huge number, or is not valid Unicode
+    except (OverflowError, ValueError):  # `said` has a huge number, or a text that is not valid Unicode
         return answer
 
 
@@ -251,7 +251,7 @@ class Authorizer:
         self._loaded = False
         self._lock = anyio.Lock()
         self._last_status: int | None = None  # the status of the last answer to a POST
-        self._last_error = False  # whether that answer has an error code (RFC 6749, section 5.2)
+        self._last_error = False  # whether the last answer to a POST has an error code (RFC 6749)
         self._redaction = Redaction()
 
     async def token(self) -> str:
@@ -361,8 +361,8 @@ class Authorizer:
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
         """Return a refreshed token, or an empty text if the refresh token is refused.
 
-        `needed` is false if the present token still works. Then the text is empty, too, if the authorization
-        server is unavailable; otherwise this raises `AuthorizationRefused`.
+        With `needed`, `AuthorizationRefused` is raised if the exchange fails, for example if the server
+        is unavailable. Without it, the text is empty in this case too: the present token still works.
         """
         provider = self._provider(stored, None, None)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
@@ -528,9 +528,9 @@ class Authorizer:
                 await flow.aclose()
 
     def _require_issuer(self, provider: httpx2.Auth, asked: httpx2.Request) -> None:
-        """Raise `AuthorizationRefused` if the request registers or logs in elsewhere than at the issuer.
+        """Raise `AuthorizationRefused` if the request would go to another server than the configured issuer.
 
-        Without metadata the SDK does so at the MCP server's own origin.
+        If the SDK finds no metadata, it sends its requests to the MCP server's own origin.
         """
         context, issuer = getattr(provider, "context", None), self._auth.issuer
         if not issuer or asked.method != "POST" or context is None or context.oauth_metadata is not None:
@@ -625,7 +625,7 @@ class _Storage:
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         """Return the OAuth client that the user has configured, or else the one that grue has registered.
 
-        `None`: there is neither, or the registered one has another redirect address.
+        `None`: there is neither, or this login's redirect address is not registered.
         """
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]

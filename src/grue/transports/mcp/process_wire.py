@@ -27,7 +27,7 @@ _AWAIT_EXIT_S = 0.5
 
 
 class ProcessWire:
-    """The wire to a server that runs as our child process. Leaving it ends all processes of the server."""
+    """The wire to a server that runs as a child process. `__aexit__` ends all processes of the server."""
 
     modules = ("grue.transports.mcp.line_stream",)
     """The modules that `stream` imports. They import the SDK."""
@@ -57,7 +57,7 @@ class ProcessWire:
         """Removes this server's secrets from texts.
 
         Secrets of the host's environment are removed even if the server has not inherited them, because the
-        server may know them all the same.
+        server may know them from elsewhere.
         """
         return Redactor(os.environ, self._server.named_values())
 

@@ -252,7 +252,7 @@ class Link:
                     raise
                 await self._session.discover()
             except RuntimeError as unusable:
-                # Raise any error but this one: the answer names the newest revision, which has no handshake.
+                # The SDK also raises this if the server names the newest revision, which has no handshake.
                 if not str(unusable).endswith(_NEWEST):
                     raise
                 await self._session.discover()
@@ -300,9 +300,9 @@ class Link:
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the raw result, which the SDK's typed methods would change.
 
-        If a server asks for input that the host offers, the request is sent again with this input. A
-        cancellation is sent to the server. `subscriptions/listen` opens a stream, and
-        `notifications/cancelled` ends it.
+        If the server asks for input that the host can give, the request is sent again with this input. If the
+        caller is cancelled, the server is told so. The method `subscriptions/listen` opens a stream of change
+        notices, and `notifications/cancelled` ends one.
 
         Raises:
             SdkError: The server answered with an error, asks for input that the host does not offer, or the
@@ -455,10 +455,10 @@ class Subscriptions:
         await self._tasks.__aexit__(exc_type, exc, tb)
 
     async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a stream, wait for the server's acknowledgement, and return what the server has agreed to.
+        """Open a stream, wait for the server's acknowledgement, and return the acknowledgement.
 
-        `params` are those of the specification. The result has `subscriptionId` and `notifications`, what the
-        server agreed to. Cancelling this call ends the stream.
+        `params` are those of the specification. The result has `subscriptionId`, and in `notifications` the
+        kinds of notices that the server has agreed to send. Cancelling this call ends the stream.
 
         Raises:
             SdkError: The server refused, the session has too many streams or too old a revision, `params` are
@@ -529,7 +529,7 @@ class Subscriptions:
 
 
 class _Stream:
-    """A stream of change notices. `settled` is set once the server has accepted it or it has ended."""
+    """A stream of change notices. `settled` is set when the server accepts it, or when it ends."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()

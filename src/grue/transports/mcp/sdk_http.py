@@ -94,7 +94,7 @@ def refusal_in(error: Exception) -> types.JSONRPCError | None:
     """
     if not isinstance(error, pydantic.ValidationError):
         return None
-    # An array is a batch only if it is the whole message, and not a part of one.
+    # An array is a JSON-RPC batch only if it is the whole message; `loc` has one item then.
     values = (
         each["input"] for each in error.errors() if len(each["loc"]) == 1 or isinstance(each["input"], dict)
     )
@@ -186,7 +186,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
-        """Keep a large answer, and return a small event in its place. `None`: return a comment instead."""
+        """Keep a large answer, and return a small event for it. If `answer` is `None`, return a comment."""
         if answer is None:
             self._notify("noise", "a large event that is not a message")
             return b": left out\n\n"
@@ -241,7 +241,7 @@ class HttpStream(MessageStream):
         remedy: What the user can do about the broken stream, if the fault says so.
         large: Answers too large for the SDK, by the id of the small message that stands in for each.
         sessionless: Whether requests leave out the session's id, although the server has given one.
-        cancelled: The requests that were cancelled. Their answers are not asked for again.
+        cancelled: The requests that were cancelled. A broken stream with such an answer is not resumed.
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 
@@ -427,7 +427,7 @@ _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client for one server. It raises no transport error, but returns a response in its place.
+    """An HTTP client for one server. Instead of raising a transport error, it returns a response.
 
     Its own timeout is for connecting and for notifications. A request has the time limit of its caller.
     """
@@ -581,7 +581,7 @@ async def _head(request: httpx2.Request) -> _Head:
 
 
 def _resumed(request: httpx2.Request) -> int | str | None:
-    """Return the request whose broken stream of events a GET resumes; `None`: it resumes none."""
+    """Return the id of the request whose broken stream of events a GET resumes; `None`: it resumes none."""
     return _answering.get() if _LAST_EVENT_ID in request.headers else None
 
 
@@ -601,7 +601,7 @@ def _empty_success(request: httpx2.Request) -> httpx2.Response:
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
-    """Return whether a caller waits for the answer to `request`, with a time limit of its own."""
+    """Return whether a caller waits for the answer to `request`. The caller then limits the time."""
     return head.is_request or request.method == "GET"
 
 
@@ -638,7 +638,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body. If it is longer than `limit`: `None` for a success, its beginning for an error."""
     if _is_compressed(response):
-        return b""  # only errors get here, and their status is enough: a compressed success was refused
+        return b""  # a compressed error, whose status is enough; a compressed success was refused before
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk

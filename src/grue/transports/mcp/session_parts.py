@@ -14,14 +14,14 @@ A task is a tool call that the server has accepted and answers later. Its states
 |                   | time limit, cancellation                 | `notifications/cancelled`: no task id yet |
 | working           | `tasks/get` every `poll_s`: a new state  | a `progress` notice                       |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
-|                   | the same, `MAX_POLL_ERRORS` in a row     | `tasks/cancel`; the call is refused       |
+|                   | this, `MAX_POLL_ERRORS` times in a row   | `tasks/cancel`; the call is refused       |
 | input_required    | the host answers, or declines            | working                                   |
 |                   | the server asks for input not offered    | `tasks/cancel`; the call is refused       |
 | completed         |                                          | the result                                |
 | failed, cancelled |                                          | the call is refused, with the reason      |
-| unknown (expired, | the server answers "no such task"        | the call is refused, with `LOST`          |
+| unknown (expired, | the server answers "no such task"        | the call is refused: the task is lost     |
 | the server died)  |                                          |                                           |
-| any after created | time limit, cancellation                 | `tasks/cancel`, which gets `_CANCEL_S`    |
+| any after created | time limit, cancellation                 | `tasks/cancel`; its answer has 1 s        |
 |                   | the connection breaks, the server dies   | `ServerFailed`, as in any call            |
 """
 
