@@ -58,7 +58,7 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """The number of each value's line, from 1, by the value's path. Some values have none."""
+        """The number of each value's line, from 1, by the value's path. Some values are missing."""
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:
@@ -77,7 +77,7 @@ class Document:
         return self.errors([MCPConfigError.Problem(keys, problem)])
 
     def errors(self, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return one error for several wrong values, at least one."""
+        """Return a single error that names all `problems`; there must be at least one."""
         said = "\n".join(f"{self.place(problem.keys)}{problem.text}" for problem in problems)
         return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
 
@@ -125,7 +125,7 @@ def dotted(keys: KeyPath) -> str:
 def file_error(
     path: Path, what: str, *, line: int | None = None, column: int | None = None
 ) -> MCPConfigError:
-    """Return an error whose text is the file's path, followed by `what` is wrong with the file."""
+    """Return an error with the path and then `what` as its text, such as `a.toml is not valid TOML.`."""
     return MCPConfigError(f"{path} {what}", path=str(path), line=line, column=column)
 
 
@@ -205,7 +205,8 @@ def _position(message: str, text: str) -> tuple[int, int]:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-# Not `(...)*+`: before Python 3.11.5, a possessive group ends early at a lookahead in it.
+# Strings in three quotes are matched by `(?>(...)*)` and not by `(...)*+`: before Python 3.11.5 a possessive
+# group ends early at a lookahead in it.
 _TOML = re.compile(
     r"""\"{3}(?>(?:[^"\\]|\\.|"{1,2}(?!"))*)"{3,5}|'{3}(?>(?:[^']|'{1,2}(?!'))*)'{3,5}|"""
     r""""(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|\#[^\n]*+|[^\s"'\#\[\]{}=]++|[\[\]{}=\n]""",
@@ -318,7 +319,7 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 
 
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
-    """Return, as a value of the type `kind`, the content of a file that grue itself has written.
+    """Return the content of a file that grue itself has written, converted to the type `kind`.
 
     Raises:
         MCPConfigError: The document does not fit `kind`. The text is "FILE is not WHAT: ... Restore it, or
@@ -327,7 +328,7 @@ def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
     try:
         return msgspec.convert(document.value, kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
-        # A key with half a surrogate pair raises UnicodeError.
+        # UnicodeError is raised for a key with half of a surrogate pair.
         then = f"Restore it, or remove it and {remedy}"
         raise file_error(document.path, f"is not {what}: {error}. {then}") from error
 

@@ -76,7 +76,7 @@ ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts, which grue does not use. They only look like misspellings of grue's keys.
+# Keys of other hosts that grue does not use. They resemble grue's keys, but are not reported as misspellings.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 
@@ -138,7 +138,7 @@ def _seconds(value: float) -> float:
 
 
 def _sandbox(value: Any) -> Any:
-    sandbox_of(value)  # only a check: `${...}` is expanded later
+    sandbox_of(value)  # raises if the value is invalid; `${...}` is expanded later
     return value
 
 
@@ -248,8 +248,9 @@ class MCPServerConfig(BaseModel):
         check_arguments: Whether grue checks a call's arguments against the tool's input schema, and answers a
             call that does not fit with an error, without sending it.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
-        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: that
-            of the file; if it has none, the program may write only to a scratch folder, and has no network.
+        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: the
+            `sandbox` beside `servers` applies; if there is none, the program may write only to a scratch
+            folder, and has no network.
         start: When the server starts: `before`, `beside`, `beside_if_locked` or `when_called`; `None`: as
             `mcp_start` of the runner's settings says.
 
@@ -523,9 +524,9 @@ class MCPConfig(BaseModel):
 
 
 def with_box_of_file(servers: Any, box: Any) -> Any:
-    """Return the entries of a file with the `sandbox` that VS Code's files have beside `servers`.
+    """Return the entries of a file. `box` is the `sandbox` that VS Code's files have beside `servers`.
 
-    It applies to the entries with `"sandboxEnabled": true` that have no `sandbox` of their own.
+    An entry with `"sandboxEnabled": true` that has no `sandbox` of its own gets `box`.
     """
     if box is None or not isinstance(servers, Mapping):
         return servers
@@ -670,7 +671,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return which of `ROOT_KEYS` the file has; empty: none of them."""
+    """Return the one of `ROOT_KEYS` that the file has, or an empty text."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")
@@ -700,7 +701,7 @@ _WITH_VARIABLES = ("command", "cwd", "envFile", "args", "env", "sandbox", "url",
 
 def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConfig:
     def at(key: str, value: Any) -> Any:
-        # `key` is the name of the value in errors.
+        # Errors name the value by `key`, such as `env.TOKEN`.
         match value:
             case str():
                 return expand(value, scope, f"MCP server {name!r}: {key}")

@@ -196,7 +196,7 @@ class _Copy:
 
 
 def _is_token(part: str) -> bool:
-    # A secret looks random. The name of a package, whose version is cut off here, does not.
+    # A secret looks random. A package's name does not, once a version such as `@1.2` is cut off.
     plain = part.rpartition("@")[0] or part
     return (
         _TOKEN.fullmatch(plain) is not None

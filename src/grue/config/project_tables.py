@@ -22,7 +22,7 @@ class ProjectTables(Struct, frozen=True):
 
     Attributes:
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
-        roots: `tool.grue` or `tool.zorkgpt` for each setting in the file, by the setting's table and key.
+        roots: Whether a setting is below `tool.grue` or `tool.zorkgpt`, by the setting's table and key.
     """
 
     document: Document
@@ -32,7 +32,7 @@ class ProjectTables(Struct, frozen=True):
     def place(self, table: str, key: str = "") -> str:
         """Return a table's full name in the file, such as `tool.zorkgpt.mcp` for the table `mcp`.
 
-        If the file has both tables, return the name of the one that contains `key`.
+        If the table is below both `tool.grue` and `tool.zorkgpt`, return the name of the one with `key`.
         """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"

@@ -74,7 +74,7 @@ class Described(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The server's name in `mcp_config.json`.
         title: The description's text about the server.
-        entry: The value under the name.
+        entry: The value under this name.
         variables: Variables that have to be set in the environment.
         optional: Environment variables that the server could use too. They are not set.
         paths: Files and folders that the user gave to the server.
@@ -614,7 +614,7 @@ class _Fill:
 def _converted(value: object, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.convert(value, kind)
-    # A key with half a surrogate pair raises UnicodeError.
+    # UnicodeError is raised for a key with half of a surrogate pair.
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise MCPConfigError(f"This is not {what}: {printable(str(error), 300)}.") from error
 

@@ -169,9 +169,9 @@ class BudgetSettings(_Table):
     """Limits on requests, tokens and cost, for a turn and for an episode. `None`, the default: no limit.
 
     Tokens are input and output tokens together. The cost of a request is what the endpoint reports, or else
-    is computed from `prices`; without both it counts as 0. `prices` has the prices of a million tokens in
-    USD, by model name or pattern: `input`, `output`, and `cached` for input tokens read from the provider's
-    cache.
+    is computed from `prices`; if neither is known, it counts as 0. `prices` has the prices of a million
+    tokens in USD, by model name or pattern: `input`, `output`, and `cached` for input tokens read from the
+    provider's cache.
     """
 
     turn_requests: _Count | None = None
@@ -189,8 +189,8 @@ class NextModel(_Table):
 
     The keys are those of `[tool.grue.llm]`. The API key comes from the environment, from the variable of the
     provider to which the model's URL belongs. Sampling parameters, retries and prices are those of the first
-    model. Without a URL, the endpoint is that of the first model: its URL and, unless the table has its own,
-    its wire format and headers.
+    model. Without `client_base_url`, the URL of the first model is used, and also its wire format and headers
+    if the table does not set them.
     """
 
     agent_model: _Text
