@@ -74,7 +74,7 @@ class Described(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The server's name in `mcp_config.json`.
         title: The description's text about the server.
-        entry: The value under this name.
+        entry: The server's entry for that file.
         variables: Variables that have to be set in the environment.
         optional: Environment variables that the server could use too. They are not set.
         paths: Files and folders that the user gave to the server.

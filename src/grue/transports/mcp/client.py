@@ -146,7 +146,7 @@ class McpClient:
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list all pages of the tools.
 
-        `timeout_s` is for entering the client, the handshake and the listing together. The time for importing
+        `timeout_s` is the time for entering the client, the handshake and the listing together. The import of
         the SDK does not count.
 
         Raises:

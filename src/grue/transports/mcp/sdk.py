@@ -252,7 +252,7 @@ class Link:
                     raise
                 await self._session.discover()
             except RuntimeError as unusable:
-                # The SDK also raises this if the server names the newest revision, which has no handshake.
+                # An error that ends with the newest revision only means that this revision has no handshake.
                 if not str(unusable).endswith(_NEWEST):
                     raise
                 await self._session.discover()
