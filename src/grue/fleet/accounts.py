@@ -50,7 +50,7 @@ class Reservation(Struct, frozen=True):
 class Accounts:
     """Decides when requests and server processes may start, and charges the requests. Not thread-safe.
 
-    `broker` has the limits, and what was reserved and spent. `places` has the server processes by machine.
+    `broker` has the limits and the amounts reserved and spent; `places`, each machine's server processes.
 
     Raises:
         FleetError: The ledger cannot be read or written.
@@ -84,8 +84,7 @@ class Accounts:
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
         """Wait until a request may start. Return its reservation, or why the request is refused.
 
-        Requests start in the order of the calls: small requests cannot overtake a large one for ever, and
-        only the first request in the queue uses CPU time.
+        Requests start in the order of the calls. Otherwise small requests could delay a large one for ever.
         """
         async with self._first:
             return await self._admitted(wanted)
@@ -155,8 +154,8 @@ class Accounts:
 class Claims:
     """The requests and server processes that one worker runs or has asked for.
 
-    A question is whether a request or a server process may start. The worker gives each question a number. It
-    sends the number again when the request or process has ended, or when it no longer waits for the answer.
+    The worker asks whether a request or a server process may start, and numbers these questions. It sends the
+    number again when the request or process has ended, or to withdraw the question.
     """
 
     def __init__(self, accounts: Accounts, worker: str, machine: str = "") -> None:
@@ -177,8 +176,8 @@ class Claims:
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
         """Wait until the request `wanted` may start. If it is `None`, wait until a server process may start.
 
-        Return an empty text, or the reason for a refusal. If the worker withdraws the question meanwhile,
-        the permission is given back.
+        Return an empty text, or the reason for a refusal. If the worker withdraws its question meanwhile,
+        the request or process counts as never started.
         """
         given: Reservation | str | None = GONE
         with scope:
@@ -190,12 +189,12 @@ class Claims:
         if isinstance(given, str):
             return given
         self._given[id_] = given
-        if withdrawn:  # the worker withdrew its question when the permission had been granted already
+        if withdrawn:  # the worker withdrew its question just when it was granted
             self.give_back(id_, RequestOutcome(sent=False))
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw a waiting question; if it was granted, charge the request or free the server's place."""
+        """Withdraw a question. If it was granted already, charge the request or free the server's place."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()
@@ -216,7 +215,7 @@ class Claims:
 
 
 def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
-    """Record what an attempt has cost, in a run without limits, whose requests `Accounts` does not count.
+    """Add the cost of an attempt to the ledger. For runs without limits, in which `Accounts` counts nothing.
 
     If the ledger cannot be written, nothing is raised.
     """

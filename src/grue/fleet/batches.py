@@ -100,7 +100,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether this attempt has not made the request to which the newest stored reply belongs."""
+        """Whether the newest stored reply belongs to a request that this attempt has not made."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
@@ -135,7 +135,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # The cost is known only hours later. Without a cost, the broker charges the most that the
+                # The cost is known only hours later. Report none: then the broker charges the most that the
                 # request can cost.
                 permit.settle(RequestOutcome())
         self.waits = True
@@ -212,8 +212,8 @@ class FleetBatches:
     def step(self, *, send: bool) -> list[str]:
         """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
 
-        Nothing is asked or sent until the next poll is due. With `send`, the waiting requests are sent too:
-        the driver does this only when it has nothing else to do, so that each batch is as large as possible.
+        A provider is asked only when its next poll is due. With `send`, the poll also sends the waiting
+        requests: the driver wants this only when it has nothing else to do, so that batches get large.
         Blocks for a moment only: the next call continues the polls that have not ended.
 
         Raises:
@@ -250,7 +250,7 @@ class FleetBatches:
             each.files.close()
 
     def drop(self) -> None:
-        """Delete a model's folder if every episode with requests in this folder has a result.
+        """Delete each folder `DIR/batches/MODEL` if all episodes with requests in it have results.
 
         Call `drop` after `close`. The other folders stay, because their replies may still be needed.
         """
@@ -267,7 +267,8 @@ class FleetBatches:
         timer.cancel()
 
     def _poll_ended(self, poll: asyncio.Task[list[str]]) -> None:
-        # Not at the end of each poll: a poll that is due often and ends at once would leave others no time.
+        # Stop the loop if this poll has news or is the last one. If each poll stopped the loop, one that is
+        # due often and ends at once would leave the others no time.
         told = poll.cancelled() or poll.exception() or poll.result()
         if told or all(each.poll is None or each.poll.done() for each in self._models.values()):
             self._runner.get_loop().stop()

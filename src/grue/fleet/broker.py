@@ -151,7 +151,7 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """The request has to wait until another one has ended, at most `after_s` seconds; `None`: no limit."""
+    """The request has to wait: ask again when another one has ended, or, if set, after `after_s` seconds."""
 
     after_s: float | None
 
@@ -214,14 +214,14 @@ class Broker(Struct):
         cost = self._cost(reserved, outcome, model)
         self.spent += cost
         self.under_way -= 1
-        # With no request under way, set it to 0: a rounding error that stayed reserved could block a request.
+        # With no request under way, nothing is reserved. A rounding error that remains could block a request.
         self.reserved = self.reserved - reserved if self.under_way else Amount()
         self._allowance += reserved.tokens - cost.tokens
         if outcome.status in _OVERLOADED:
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Grow the window only if it was full lately. Otherwise success says nothing about a larger one.
+            # Grow the window only if it was full lately: otherwise nobody knows if the endpoint takes more.
             if self._short:
                 self.window += step
         return cost

@@ -40,10 +40,10 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
-        """Ask the broker, and wait until a request or a server process may start.
+        """Wait until the broker lets the request `wanted` start; `None`: a server process.
 
-        `wanted` is the request; `None`: a server process. Return the permission, or the reason for a refusal.
-        A cancellation tells the broker that the answer is no longer wanted.
+        Return the permission, or the reason for a refusal. If this call is cancelled, the broker is told that
+        the answer is no longer wanted.
         """
         id_, answer = next(self._ids), Future[str]()
         with self._lock:
@@ -58,7 +58,7 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(id_, None)
             if unanswered is not None:
-                # The thread that waits in `answer.result` cannot be cancelled: a result makes it end.
+                # The thread in `answer.result` cannot be cancelled. Give it a result, so that it ends.
                 unanswered.set_result("the wait was given up")
             claim.leave()
             raise

@@ -192,8 +192,8 @@ class Side(Struct, frozen=True, kw_only=True):
         fleet: The fleet's folder; empty if the episodes were given without a folder.
         failed: Number of compared episodes that have failed.
         missing: Number of episodes that are not compared, by reason. `unscored`: the episode lacks the score.
-            `earlier`: only an earlier sweep has the episode, and the latest sweep has other episodes of this
-            side. Any other key is the outcome of an episode without a result, such as `unpaid`.
+            `earlier`: the episode is not in the latest sweep, which has other episodes of this side. Any
+            other key is the outcome of an episode without a result, such as `unpaid`.
         unpaired: Number of cases that the other side has not played.
     """
 
@@ -386,7 +386,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings in which the cases differ (all if none does), those with the most values first."""
+    """Return the settings that differ between cases, or all if none does; those with most values first."""
     values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))
@@ -397,7 +397,7 @@ def _words(case: CaseChange, names: Sequence[str]) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the only entry of a list with one entry, such as `["go"]`; return any other value unchanged."""
+    """Return `x` for a list with one entry, `[x]`; return any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 

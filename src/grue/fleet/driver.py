@@ -175,8 +175,8 @@ class Driver:
         self._stop: Finished | None = None
         self._batches = None if plan.batching is None else FleetBatches(folder.path, plan.batching)
         self._waiting: dict[str, Task] = {}
-        # Why the budget refuses requests; used only with batches. The requests in a batch are paid for,
-        # so the run ends only after the episodes that wait for them.
+        # Why the budget refuses requests; used only with batches. A batch that was sent is paid for, so the
+        # run ends only after the episodes that wait for its replies.
         self._refused = ""
 
     def run(self) -> Finished:
@@ -248,7 +248,8 @@ class Driver:
         # sweep even while it runs, or after it was killed.
         ids = self._ids(digests)
         self._folder.write_latest(ids if self._plan.whole else None)
-        self._folder.write_named(ids)  # if a case's file has changed, reports use the episode named last
+        # If a case's file was changed between two runs, reports use the episode that comes last in this list.
+        self._folder.write_named(ids)
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
                 self._require_space()
@@ -347,7 +348,7 @@ class Driver:
         end = self._end_without_commit(folder, ended) if commit is None else commit.end
         if end is None:
             if self._refused and (job.folder / REQUESTS).exists():
-                self._again.append(job)  # the attempt did not begin, and its batch's replies are paid for
+                self._again.append(job)  # play it although the budget is used up: its batch is paid for
             return
         try:
             if self._batches is not None and end.outcome == "waiting":
@@ -359,7 +360,8 @@ class Driver:
         except (FleetError, TraceError) as error:  # the work has damaged the episode's files
             self._give_up(id_, str(error))
             return
-        # With batches, add only the committed attempt: it has read and counted the replies of all attempts.
+        # With batches, add the cost of the committed attempt only: it reads and counts the replies to all
+        # attempts.
         if not self._plan.limited and end.spent.requests and (commit is not None or self._batches is None):
             add_to_ledger(self._folder, id_, end.spent)
         self._last.append((end.kind, end.endpoint))
@@ -378,7 +380,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an uncommitted attempt ended; `None`: it was cancelled. Commit a timed-out attempt."""
+        """Return how an attempt without a commit ended; `None`: cancelled. After a timeout, commit the failure."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

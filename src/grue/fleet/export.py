@@ -142,7 +142,7 @@ class Samples:
             case m.RequestCompletion():
                 self._asked[envelope.seq] = self._request(envelope, body, talks.talks.get(body.conversation))
             case m.DropCompletion():
-                # The agent no longer waits for the reply to this request, so the request gives no sample.
+                # The agent has given up waiting for the reply to a request, which therefore gives no sample.
                 self._asked = {
                     seq: each
                     for seq, each in self._asked.items()
@@ -407,7 +407,7 @@ class Exported(Struct, kw_only=True):
 
     @contextlib.contextmanager
     def counted_damage(self) -> Iterator[None]:
-        """Count the trace as damaged if the block raises a `TraceError`, which ends the block only."""
+        """If the block raises a `TraceError`, count a damaged trace, and suppress the error."""
         try:
             yield
         except TraceError as error:

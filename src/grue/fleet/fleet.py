@@ -225,7 +225,8 @@ class Fleet:
         without numpy and scipy, there is no interval, and the sign test decides whether B is better. Nothing
         is played. If the latest `sweep` has episodes with these settings, episodes of earlier sweeps are left
         out, and their number is shown. If `map` was called last, episodes of other versions of the work are
-        left out, and so are episodes played before a file that the case names was changed.
+        left out. So are old episodes whose case was played again because the content of one of its files
+        had changed.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.

@@ -252,7 +252,7 @@ class FleetFolder:
         raise FleetError(f"There {what} in {self.path} whose id begins with {beginning!r}.")
 
     def read_manifest(self) -> Manifest:
-        """Return the manifest; one without any values if the folder has none."""
+        """Return the manifest; if the folder has no file `fleet.json`, an empty one."""
         return _read(self.path / MANIFEST, Manifest) or Manifest()
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -281,8 +281,8 @@ class FleetFolder:
     def write_named(self, ids: bytes) -> None:
         """Move the ids of these episodes, given as in `write_latest`, to the end of `named.txt`.
 
-        The file says which episodes a run has named last, even in a copy of the folder with other
-        modification times. Nothing is raised if the file cannot be written.
+        Reports take the order of runs from this file, because modification times differ in a copy of the
+        folder. Nothing is raised if the file cannot be written.
         """
         ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
         before = [each for each in self.named() if each not in ours]

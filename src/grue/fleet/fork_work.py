@@ -64,14 +64,14 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
     Raises:
         ForkMissed: The model made a tool call whose result is not in the trace.
-        MCPError: `Runner.fork` has raised it, or would raise it since the turn cannot be forked.
+        MCPError: The turn cannot be forked (this is checked for `recorded`, too), or the fork has failed.
     """
     settings = msgspec.convert(case, ForkCase)
     run = read_run(settings.trace, settings.turn, settings.at)
     ends = (each.body for each in reversed(run.envelopes) if isinstance(each.body, m.TurnEnd))
     recorded = next(ends, None)
     if settings.fork == "recorded":
-        # A turn that cannot be forked must not count against the change: let both of its cases fail.
+        # Raise if the turn cannot be forked. Then both of its cases fail, and not only the changed one.
         said_until(run, run.place(settings.at), run.begun)
         _repeat(run, episode.trace)
         return _scores(recorded, recorded)
@@ -219,7 +219,7 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 
 
 def _is_of_a_fork(trace: Path) -> bool:
-    """Return whether a fleet that forks turns has written the trace, which then has no original turn.
+    """Return whether a fleet that forks turns has written the trace, so that none of its turns is original.
 
     Such a fleet may be inside the folder that is searched for turns.
     """
@@ -235,7 +235,8 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
     # Each resumption of a parked turn records another `RunTurn`. `parts` maps the number of each `RunTurn` to
     # the number of the first `RunTurn` of the same turn.
     parts: dict[int, int] = {}
-    last: dict[int, int] = {}  # for each turn number, the number of the first message of its last turn
+    # By turn number: the number of the first message of the last turn that has this turn number.
+    last: dict[int, int] = {}
     forks: set[int] = set()
     goes_on: set[int] = set()  # turns that continue a conversation
     reader = open_episode(path)
@@ -248,7 +249,7 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
                 and isinstance(forked, m.TurnForked)
                 and forked.episode != reader.header.episode
             ):
-                forks |= found.keys()  # the turns before the fork are copied from the other trace
+                forks |= found.keys()  # the turns so far are copies from the trace that was forked
         if line.tag not in ("RunTurn", "TurnCompleted", "TurnFailed", "TurnParked"):
             continue
         body, number, seq = line.envelope().body, line.line.turn, line.line.seq

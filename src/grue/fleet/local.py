@@ -1,9 +1,9 @@
 """The local engine: worker processes on this machine, each of which plays one episode after another.
 
-One thread starts the workers, gives them jobs and reads their reports, without waiting for a whole report.
-Each worker has a channel of its own, so that it can damage no other's. A worker is killed, with its process
-group, if it dies, takes too long, sends an invalid report, or reports that the work has changed its process
-(`worker.py`). An episode runs on the main thread of its process, so that signals work there.
+One thread starts the workers, gives them jobs and reads their reports. It never waits for the rest of a
+report. Each worker has its own channel, so that it cannot damage another one's. The engine kills a worker's
+process group if the worker dies, takes too long, sends an invalid report, or reports that the work has
+changed the process (`worker.py`). An episode runs on the main thread of its process, so that signals work.
 """
 
 import contextlib
@@ -189,7 +189,7 @@ class LocalEngine:
             self._start_at = now + _START_AGAIN_S
             if self._workers:
                 return
-            # If no worker is left, the fleet will close no descriptor, so trying again would not help.
+            # After EMFILE, trying again would not help: no worker is left whose end would free descriptors.
             if getattr(error, "errno", None) == errno.EMFILE or now - self._failing_since > _START_S:
                 self._fail(f"No worker process can be started: {error}.")
 
@@ -204,13 +204,13 @@ class LocalEngine:
         if self._woken in multiprocessing.connection.wait([self._woken, *channels, *ends], wait_s):
             self._woken.recv_bytes()
         for worker in list(self._workers):
-            if worker in self._workers:  # dropping an earlier worker in this loop may have ended all workers
+            if worker in self._workers:  # `_look_at` of an earlier worker may have ended all workers
                 self._look_at(worker)
 
     def _look_at(self, worker: "_Worker") -> None:
         alive = worker.process.is_alive()
         try:
-            self._hear(worker)  # this also reads the last report of a dead worker
+            self._hear(worker)  # a worker may have reported before it died
         except (ValueError, RecursionError) as error:
             self._drop(worker, Lost("died", f"its worker process has said nonsense: {error}"))
             return
@@ -324,7 +324,8 @@ def _need_descriptors() -> None:
 def place_sockets() -> str:
     """Return the folder for multiprocessing's sockets, which multiprocessing makes once.
 
-    Its path is short, because a socket's path must be. A guard process removes it if this one is killed.
+    The path of a socket must be short, so this path is, too. If this process is killed, the guard process
+    removes the folder.
     """
     usual = tempfile.tempdir
     tempfile.tempdir = folder_for_sockets()

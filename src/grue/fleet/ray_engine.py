@@ -124,7 +124,7 @@ class RayEngine:
         self.ended.put((job, self._failed))
 
     def withdraw(self) -> None:
-        """Do nothing: an attempt that waits for a core cannot be told from one that has just begun."""
+        """Do nothing: the driver cannot know whether an attempt still waits for a core or has just begun."""
 
     def cancel(self) -> None:
         """End all attempts."""

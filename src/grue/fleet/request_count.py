@@ -35,14 +35,14 @@ class RequestCount:
         self.refused = ""
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Let the gate `inner` decide; return a permit whose `settle` counts the cost, or why it refuses."""
+        """Ask the gate `inner`; return a permit whose `settle` counts the cost, or the refusal's reason."""
         permit = await self.admit_only(wanted)
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
         """Return the permit or the refusal of the gate `inner`, without counting the cost.
 
-        `None`: `inner` is `None`. The caller has to count the cost with `add` after the request.
+        Return `None` if there is no gate. The caller has to count the cost with `add` after the request.
         """
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):

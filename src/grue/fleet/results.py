@@ -144,7 +144,7 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
-    If `Fleet.map` was called last, the latest sweep is all episodes of the version of the work that it named.
+    If `Fleet.map` was called last, the latest sweep is all episodes of the work's version that was played.
     Of episodes that differ only in the content of a file, it has the newest. If none of `found` belongs to
     the latest sweep, all are returned: the caller has chosen earlier episodes on purpose.
     """
@@ -176,7 +176,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
     """Leave out an episode if a newer one has the same settings, but other content of a file."""
     newest: dict[bytes, Result] = {}
     for each in found:
-        case = [each.settings, each.repetition] if each.work else each.id  # no work: `case.json` is damaged
+        case = [each.settings, each.repetition] if each.work else each.id  # `case.json` is damaged
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
         if before is not each and named.get(each.id, -1) > named.get(before.id, -1):

@@ -128,14 +128,14 @@ def _descriptors() -> set[tuple[int, int, int]]:
     except FileNotFoundError:  # /proc is not mounted
         numbers = list(range(_FIRST_DESCRIPTORS))
     for number in numbers:
-        with contextlib.suppress(OSError):  # the descriptor that listed `/dev/fd` is closed by now
+        with contextlib.suppress(OSError):  # the descriptor with which `/dev/fd` was listed is closed by now
             status = os.fstat(number)
             found.add((number, status.st_dev, status.st_ino))
     return found
 
 
 def _holds(before: _Marks, now: _Marks) -> bool:
-    """Return whether the process's state is still that of `before`, apart from descriptors left open."""
+    """Return whether the process's state has not changed, apart from additional open descriptors."""
     return before.plain == now.plain and before.descriptors <= now.descriptors
 
 
@@ -146,7 +146,7 @@ def _begin(place: Place) -> None:
     from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
-    # The fork server keeps the environment of the program's first fleet, which may have changed since.
+    # This process has the environment variables of the fork server's start. Set those of the driver now.
     os.environ.clear()
     os.environ.update(place.environment)
     os.chdir(place.folder)
@@ -156,7 +156,7 @@ def _begin(place: Place) -> None:
         link = BrokerLink(place.address, on_loss=_leave)
     except (ConnectionRefusedError, FileNotFoundError):
         _leave()  # the driver was killed while this process was starting
-    # A link that neither gate gets is kept alive by its own thread.
+    # Even if neither gate is set, the link's thread runs on, and ends this process with the driver.
     set_request_gate(link if place.limits.on_requests else None)
     set_server_gate(link if place.limits.servers.at_once is not None else None)
 

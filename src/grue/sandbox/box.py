@@ -104,7 +104,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         memory_mb: Memory that each process of the program may allocate, in MiB; `None`: no limit.
         processes: How many processes and threads this user may have in addition to those that run when the
             program starts; `None`: no limit.
-        open_files: How many files each process may have open; `None`: the host's limit.
+        open_files: How many files each process may have open; `None`: as many as grue's own process.
         file_mb: Size to which a file that the program writes may grow, in MiB; `None`: no limit.
         cpu_s: Seconds of processor time of each process; `None`: no limit.
         required: `True`: a program is not started if this machine cannot enforce all of its box. `False`:

@@ -137,7 +137,7 @@ class Gate:
     def disown(self) -> None:
         """In a forked child, close this copy's descriptors. The parent's gate goes on."""
         if not self._ended:
-            # Ask for no lock: a thread of the parent may have held it during the fork.
+            # Do not take the lock: a thread of the parent may have held it during the fork.
             self._ended = True
             for each in (self._server, *self._open):
                 each.close()
@@ -231,7 +231,7 @@ class Gate:
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
-            # `socket.socket` has changed the blocking mode, which the program's socket shares.
+            # Undo what `socket.socket` does to the blocking mode, which the program's socket shares.
             os.set_blocking(own, blocks)
             return found
         except OSError:
@@ -241,7 +241,7 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                # Refuse it: `listen` without `bind` gets a port too, but Landlock checks only `bind`.
+                # Refuse `listen` for TCP: without `bind` it gets a port too, and Landlock checks only `bind`.
                 return errno.EACCES
             own.listen(backlog)
             return 0
@@ -293,7 +293,7 @@ class Gate:
             return self._connect_to_proxy(own, raw)
         allowed = self._allows(host, port) or (is_loopback(host) and self._allows("localhost", port))
         if self._record:
-            # Record no hosts of UDP sockets, because no entry of `network` could allow datagrams.
+            # Do not record UDP, which no entry of `network` could allow.
             if asked.socket.type == socket.SOCK_STREAM:
                 self._see(host, port)
         elif not allowed:
@@ -316,7 +316,7 @@ class Gate:
             client, (_, port) = self._server.accept()
         except OSError as failed:
             if failed.errno in _EXHAUSTED:
-                time.sleep(_PAUSE_S)  # the connection stays in the queue, so `accept` is called again at once
+                time.sleep(_PAUSE_S)  # otherwise `accept` would fail again at once, for the same connection
             return
         client.setblocking(True)
         if not self._starts(client, "grue-proxy", lambda: self._serve(client, port)):
@@ -438,7 +438,7 @@ class Gate:
 
 
 def _needs_its_own_entry(host: str, address: str) -> bool:
-    """Return whether a box has to list `address`, not only the name `host`, for which it stands.
+    """Return whether a box has to list the IP address `address`, even if it lists the name `host`.
 
     A private address has to be listed, unless it is the loopback address of `localhost`.
     """
@@ -450,7 +450,7 @@ def _entry(host: str, port: int) -> str:
 
 
 def _can_be_listed(entry: str) -> bool:
-    # A program may ask for a "host" with quotes, so that whoever copies its entry opens more.
+    # The program chose this text. With quotes in it, it could open more than one host where it is pasted.
     try:
         HostPort.read(entry)
     except ValueError:
@@ -566,7 +566,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 def _relay(one: socket.socket, other: socket.socket) -> None:
     """Pass on what each socket sends, until both have ended or a limit is reached.
 
-    What a side writes is passed on even while this side does not read: it may read only after it has written.
+    A side that does not read can still write: many programs read the reply only after they have written all.
     """
     poll, left = select.poll(), _MOST_BYTES
     peers = {one.fileno(): (one, other), other.fileno(): (other, one)}

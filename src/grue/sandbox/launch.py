@@ -189,7 +189,7 @@ def scratch_path() -> str:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, even if folders in it are locked, or nested so deeply that no path reaches them.
+    """Remove a folder, even if folders in it are locked, or nested so deeply that their paths are too long.
 
     The content of an inner folder is moved up to `folder` before the inner folder is removed.
     """
@@ -244,7 +244,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does. `boxed` calls `start`."""
+    """A box that limits nothing and records what the program does. `boxed` returns what `start` makes."""
 
     start: Callable[..., Boxed]
 
@@ -260,7 +260,7 @@ def boxed(
 ) -> Boxed:
     """Prepare a start in a box.
 
-    `program` is an absolute path. `cwd` is the program's working directory; `None`: the host's. `scratch` is
+    `program` is an absolute path. `cwd` is the program's working directory; `None`: grue's own. `scratch` is
     the path of the scratch folder, which is made here; `None`: a new path.
 
     Raises:
@@ -424,7 +424,7 @@ class ConfinedThread(Generic[Started]):
     def _confine_and_start(self) -> None:
         try:
             if _thread_of_the_system() == self._asked_in:
-                # With gevent, this code runs in the host's own thread, which would stay confined.
+                # With gevent, this code runs in the caller's thread, which would stay confined.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
             listener = self._confined()
             self._listener.put(listener)
@@ -438,7 +438,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # If making a ruleset in advance fails, the next start makes it itself, and raises the error.
+        # If preparing the next start fails, that start does it again, and raises the error.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

@@ -45,8 +45,8 @@ class Watch:
         read: Files that the program opened to read, and that exist.
         written: Files that the program wrote, and folders in which it made or deleted something.
         hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
-        unlisted: What the program did to reach hosts by their names without the proxy: `asks`, `connects`.
-            With both, no list of hosts suffices.
+        unlisted: What the program did without the proxy. `asks`: it sent DNS queries. `connects`: it
+            connected to other machines. If it did both, the proposal allows any network.
         opened: Rules for the files that any box opens for this program. These files are not proposed.
         homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
@@ -143,8 +143,8 @@ class Watched(Boxed):
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
         thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)
         self._thread = thread
-        # Before Python 3.11.4, `vfork` holds the GIL until `execve`, which the gate's thread could not answer
-        # then. Python's documentation names this attribute.
+        # Do not use `vfork`. Before Python 3.11.4 it holds the GIL until `execve`, so that the gate's thread
+        # could not answer calls before that. Python's documentation names this attribute.
         subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
         return thread.call(self._watching.serve)
 
@@ -176,7 +176,7 @@ class _WatchingGate(Gate):
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    # The C library tries the socket of nscd to look up names and users. Mostly it is absent.
+                    # Record no missing socket: the C library tries nscd's, which is mostly absent.
                     if asked.family == socket.AF_UNIX and asked.path and os.path.exists(asked.path):  # noqa: PTH110
                         self._watch.unix = True
             else:
@@ -201,7 +201,7 @@ class _WatchingGate(Gate):
         elif name in _CHANGES:
             for at in _CHANGES[name]:
                 path = _path(pid, arguments, at, is_at=name.endswith(("at", "at2")))
-                # `mkdir` of a folder that exists fails, and needs no permission.
+                # Do not record `mkdir` of a folder that exists: it fails, and needs no permission.
                 if not (name.startswith("mkdir") and os.path.lexists(path)):
                     self._changed_in(path)
         else:

@@ -149,7 +149,7 @@ def home() -> str:
 
 @functools.cache
 def real_once(path: str) -> str:
-    """Return `real_path` of a folder, cached. Use it for folders that do not move while the host runs."""
+    """Return `real_path` of a folder, cached. Use it for folders that do not move while grue runs."""
     return real_path(path)
 
 
@@ -360,7 +360,7 @@ def _programs(
 
 
 def _workspace(cwd: str) -> str:
-    # Unlike `is_too_wide`, this allows the temporary folder as a workspace, if it is not `/tmp` itself.
+    # Do not use `is_too_wide`: a workspace may be the temporary folder, if that is not `/tmp` itself.
     if _is_wide_workspace(cwd):
         raise SandboxError(
             f"The preset 'files' would open {cwd}, with everything that is in it.",
@@ -394,10 +394,10 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
-            # Allow this link, as a virtual environment has one to `python`: an interpreter holds no secrets.
+            # Allow this link: virtual environments link to `python`, and an interpreter holds no secrets.
             continue
         for folder, base in bases:
-            # `folder` itself may be a link: the program can replace what is in it, but not the folder.
+            # Compare with the target of `folder`, which may be a link that the program cannot replace.
             if path != folder and within(path, folder) and not within(real, base):
                 raise SandboxError(
                     f"The box opens {path}, which is a link to {real}, and the program may write there.",

@@ -193,7 +193,7 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
-        # On another architecture, a number stands for another system call than here.
+        # Kill a program that makes calls of another architecture, where numbers stand for other calls.
         _jump(_EQUAL, here.audit, 1, 0),
         _stmt(_RETURN, _KILL),
         _stmt(_LOAD, _NR),
@@ -243,8 +243,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # In a new user namespace a program has all capabilities, and can use most functions of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # By the value of this limit, which children inherit, grue finds processes that a server has left
-        # running (runtime/processes/descendants.py).
+        # Refuse to change RTTIME: by its value, which children inherit, grue finds processes that a server
+        # has left running (runtime/processes/descendants.py).
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
         # These calls can change other processes of this user. The id 0 is the calling thread.
@@ -262,8 +262,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
     if wanted.network == "tcp":
         # `listen` without `bind` opens a port that the kernel chooses, and Landlock only checks `bind`.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
-        # With a device or a list of hops, packets go to another machine than the gate has checked: those for
-        # 127.0.0.1 leave this one, and nobody answers, so that the gate would wait for minutes.
+        # With a device or a list of hops, even packets for 127.0.0.1 leave this machine, and so get past the
+        # gate's check. And nobody answers them: the gate would wait for minutes.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
         # A program could watch which files are used in any folder, and Landlock cannot refuse that.
