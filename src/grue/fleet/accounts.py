@@ -30,7 +30,8 @@ _TOO_MANY_S = 30.0
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
-    """A line of the ledger. `kind` is `reserved` or `settled`; `id` is the `number` of the reservation."""
+    """A line of the ledger. `kind`: `reserved` or `settled`. `id`: the `number` of a `Reservation`, or in a run
+    without limits the id of an episode."""
 
     kind: str
     id: str
@@ -40,7 +41,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Reservation(Struct, frozen=True):
-    """The permission for a request: its `number` in the ledger, the `most` that it can cost, its `model`."""
+    """The permission to send a request to `model`; `number` is its id in the ledger. It costs at most `most`."""
 
     number: str
     most: Amount
@@ -116,7 +117,7 @@ class Accounts:
         self._changed = None
 
     async def placed(self, machine: str, worker: str) -> str:
-        """Wait until a worker may start a server process. Return an empty text; if refused, the reason."""
+        """Wait until a worker may start a server process. Return "", or the reason for a refusal."""
         places = self.places.setdefault(machine, ServerPlaces(self._servers))
         refused_at = anyio.current_time() + _TOO_MANY_S
         while not places.take(worker):

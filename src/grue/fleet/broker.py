@@ -116,7 +116,7 @@ class Limits(Struct, frozen=True):
 
 
 class Amount(Struct, frozen=True):
-    """Requests, tokens and US dollars."""
+    """A number of requests, their tokens, and their cost in US dollars."""
 
     requests: int = 0
     tokens: int = 0

@@ -206,7 +206,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The counts, in words."""
+        """The numbers of episodes and cases, in words."""
         said = [counted(self.episodes, "episode")]
         if self.failed:
             said.append(f"{self.failed:,} of them failed")
@@ -575,7 +575,7 @@ def _no_interval(count: int, options: Options) -> str:
     try:
         require_libraries()
     except MissingDependencyError as error:
-        if options.margin is not None:  # only an interval shows whether a loss is within the margin
+        if options.margin is not None:  # an answer about the margin needs the interval
             raise
         return str(error)
     return ""

@@ -159,7 +159,7 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces between a line's numbers, ids and quoted texts. Texts of one group share them."""
+    """Return the pieces between a line's numbers, ids and quoted texts: equal for all texts of a group."""
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:

@@ -345,7 +345,7 @@ def _preloaded(limits: Limits) -> list[str]:
             names.append(name)
     if limits.servers.at_once is not None:
         with contextlib.suppress(MissingDependencyError):
-            require_mcp()  # checks that `mcp` is installed without importing it
+            require_mcp()  # looks whether `mcp` is installed, but does not import it
             names += _PRELOADED_FOR_SERVERS
     return names
 

@@ -134,7 +134,7 @@ class RayEngine:
             self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
-        """End the attempts, the broker, and the cluster if it was started here."""
+        """End the attempts and the broker. End the cluster too if this engine has started it."""
         self.cancel()
         self._closed.set()
         self._thread.join()

@@ -286,13 +286,13 @@ def _read_index(path: Path) -> dict[str, _IndexLine]:
 
 
 def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
-    # Leave out lines that are too long to be read: they would be added again by each reader.
+    # Do not write lines that are too long to be read: each reader would add them again.
     whole = (each for each in map(msgspec.json.encode, lines) if len(each) < _MOST_LINE)
     # Begin with a newline, in case a kill has cut the last line of the file short.
     written = b"".join(b"\n" + each + b"\n" for each in whole)
     if not written:
         return
-    # If the folder is read-only or the disk is full, readers do without the index.
+    # Ignore a read-only folder or a full disk: readers do without the index then.
     with contextlib.suppress(OSError):
         descriptor = os.open(fleet / INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:

@@ -459,7 +459,7 @@ def _can_be_listed(entry: str) -> bool:
 
 
 class Asked(Struct, frozen=True):
-    """A call of `connect` that the program waits for.
+    """A program's call of `connect`, which the gate has to answer.
 
     Attributes:
         socket: A copy of the program's socket.

@@ -87,7 +87,7 @@ class Boxed:
         return Gate(hosts, unix=self._box.unix_sockets) if hosts else None
 
     def run(self, start: Callable[[], Started]) -> Started:
-        """Call `start` in a thread that is confined to the box, and return what it returns.
+        """Call `start` in a thread that is confined to the box, and return the result of `start`.
 
         Raises:
             SandboxError: The kernel refused the box.

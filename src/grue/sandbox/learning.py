@@ -237,7 +237,7 @@ def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
             raw += chunk
     text = os.fsdecode(raw.partition(b"\0")[0])
     if not text:
-        raise FileNotFoundError  # the call will fail too, so the box need not open the working directory
+        raise FileNotFoundError  # as the call itself will: its path is empty
     folder = (arguments[at - 1] & 0xFFFFFFFF) if is_at else _AT_FDCWD & 0xFFFFFFFF
     if text.startswith("/"):
         return os.path.realpath(text.replace("/proc/self/", f"/proc/{pid}/", 1))

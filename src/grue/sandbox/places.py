@@ -455,7 +455,7 @@ def _head(path: str, most: int = 256) -> bytes:
         return b""
     try:
         return os.read(descriptor, most)
-    except OSError:  # a folder, which cannot be read
+    except OSError:  # `path` is a folder, for example
         return b""
     finally:
         os.close(descriptor)

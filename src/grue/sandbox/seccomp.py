@@ -305,7 +305,7 @@ def _pairs(wanted: Wanted) -> list[bytes]:
 
 
 def _routes() -> list[bytes]:
-    """Return the check of `setsockopt(socket, level, option)`: it refuses `_ROUTES`."""
+    """Return BPF code that refuses `setsockopt(socket, level, option)` for the options in `_ROUTES`."""
     code = []
     for level, option in _ROUTES:
         code += [_stmt(_LOAD, _low(1)), _jump(_EQUAL, level, 0, 3)]
@@ -338,7 +338,7 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Return a check of `prlimit64(pid, limit, new, old)`: refuse other processes, and a new RTTIME limit."""
+    """Return BPF code for `prlimit64(pid, limit, new, old)`: refuse another `pid`, and a new limit RTTIME."""
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),
