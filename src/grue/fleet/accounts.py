@@ -30,8 +30,10 @@ _TOO_MANY_S = 30.0
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
-    """A line of the ledger. `kind`: `reserved` or `settled`. `id`: the `number` of a `Reservation`, or in a run
-    without limits the id of an episode."""
+    """A line of the ledger; `kind` is `reserved` or `settled`.
+
+    `id` is the `number` of a `Reservation`; in a run without limits, it is the id of an episode.
+    """
 
     kind: str
     id: str
@@ -41,7 +43,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Reservation(Struct, frozen=True):
-    """The permission to send a request to `model`; `number` is its id in the ledger. It costs at most `most`."""
+    """The permission to send a request to `model` that costs at most `most`; `number` is its id."""
 
     number: str
     most: Amount

@@ -236,7 +236,7 @@ class CaseChange(Struct, frozen=True, kw_only=True):
 
     @property
     def difference(self) -> float:
-        """B minus A."""
+        """The mean score in B minus the mean score in A."""
         return difference_of(self.a, self.b)
 
 

@@ -248,7 +248,7 @@ class Driver:
         # sweep even while it runs, or after it was killed.
         ids = self._ids(digests)
         self._folder.write_latest(ids if self._plan.whole else None)
-        # If a case's file was changed between two runs, reports use the episode that comes last in this list.
+        # If a case's file was changed between two runs, reports use the episode that is last in `named.txt`.
         self._folder.write_named(ids)
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
@@ -360,8 +360,8 @@ class Driver:
         except (FleetError, TraceError) as error:  # the work has damaged the episode's files
             self._give_up(id_, str(error))
             return
-        # With batches, add the cost of the committed attempt only: it reads and counts the replies to all
-        # attempts.
+        # With batches, add the cost of the committed attempt only: it has read and counted all replies to its
+        # episode.
         if not self._plan.limited and end.spent.requests and (commit is not None or self._batches is None):
             add_to_ledger(self._folder, id_, end.spent)
         self._last.append((end.kind, end.endpoint))

@@ -607,7 +607,7 @@ def _folder(target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
 
 
-# --- Training ---
+# --- Training data ---
 
 
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:

@@ -225,8 +225,7 @@ class Fleet:
         without numpy and scipy, there is no interval, and the sign test decides whether B is better. Nothing
         is played. If the latest `sweep` has episodes with these settings, episodes of earlier sweeps are left
         out, and their number is shown. If `map` was called last, episodes of other versions of the work are
-        left out. So are old episodes whose case was played again because the content of one of its files
-        had changed.
+        left out, and so are old episodes whose case was played again after one of its files had changed.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.

@@ -114,7 +114,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     """The result of an episode; `commit.json`.
 
     Attributes:
-        attempt: Number of the attempt that counts.
+        attempt: Number of the committed attempt.
         trace_bytes: Size of the attempt's trace; `None`: the attempt has no trace.
     """
 

@@ -105,7 +105,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return FleetFolder(Path(fleet)).episode(self.id).path
 
     def run(self, fleet: str | os.PathLike[str]) -> Path:
-        """Return the folder of the attempt that counts, such as `attempt-1`. It need not exist."""
+        """Return the folder of attempt number `attempt`, such as `attempt-1`. It need not exist."""
         return self.folder(fleet) / f"attempt-{self.attempt}"
 
 
@@ -130,7 +130,7 @@ def results(fleet: Path) -> Iterator[Result]:
     for episode in FleetFolder(fleet).episodes():
         stamp = _stamp(episode.path)
         line = known.pop(episode.id, None)
-        # Read the files again if the line was written by an older grue, whose results had no version.
+        # Do not use an index line that an older grue has written: its result has no version.
         if line is not None and line.stamp == stamp and line.result.version:
             yield line.result
             continue
@@ -176,7 +176,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
     """Leave out an episode if a newer one has the same settings, but other content of a file."""
     newest: dict[bytes, Result] = {}
     for each in found:
-        case = [each.settings, each.repetition] if each.work else each.id  # `case.json` is damaged
+        case = [each.settings, each.repetition] if each.work else each.id  # id: `case.json` is damaged
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
         if before is not each and named.get(each.id, -1) > named.get(before.id, -1):

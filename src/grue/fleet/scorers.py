@@ -160,7 +160,7 @@ def _schema_text(schema: str | m.JsonObject) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _schema_check(schema: str) -> Any:
-    import jsonschema_rs  # 6 MB, which only this needs
+    import jsonschema_rs  # takes 6 MB, and only this function needs it
 
     written = msgspec.json.decode(schema)
     if not isinstance(written, dict | bool):

@@ -250,7 +250,7 @@ def _imported(module: str, name: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    # Two folders may each have a file with this name.
+    # Use a hash of the path: two folders may each have a file with this name.
     place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
     module_name = f"{WORK_MODULE}{path.stem}_{place}"
     if module_name in sys.modules:

@@ -3,7 +3,7 @@
 The seccomp filter stops each `connect` of the program and asks the gate. The gate makes an allowed connection
 itself, on a copy of the program's socket. If it let the program's own call continue, another thread of the
 program could change the address after the check. Allowed are connections to this gate's proxy, to a listed
-port of this machine (`localhost:5432`), to a listed IP address, and to a path if the box opens Unix sockets.
+port of this machine (`localhost:5432`), to a listed IP address, and to Unix sockets if the box allows them.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
 the address that it has checked. It serves only connections that the gate has made, so that no other program
@@ -450,7 +450,7 @@ def _entry(host: str, port: int) -> str:
 
 
 def _can_be_listed(entry: str) -> bool:
-    # The program chose this text. With quotes in it, it could open more than one host where it is pasted.
+    # The program chose this text, which users paste into a box. Quotes in it could open more hosts there.
     try:
         HostPort.read(entry)
     except ValueError:

@@ -60,7 +60,7 @@ class Boxed:
         scratch: str | None = None,
     ) -> None:
         self._box = box
-        # Without a listener, no connection can be checked, so a box with a list of hosts allows all of them.
+        # Without a listener, connections cannot be checked. Then a box with a list of hosts allows any host.
         self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
         self.gate: Gate | None = None
         self._thread: ConfinedThread[Any] | None = None

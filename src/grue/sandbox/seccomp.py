@@ -1,7 +1,7 @@
 """The system calls that a boxed program may not make, and the BPF program that refuses them.
 
-Landlock limits files, TCP and a few other things. A filter sees the numbers in a call's registers but no
-memory, so it can compare flags and protocols, but not paths and addresses.
+Landlock limits files, TCP and a few other things; this program limits the rest. It sees the numbers in a
+call's registers but no memory, so it can compare flags and protocols, but not paths and addresses.
 """
 
 import functools
@@ -266,7 +266,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # gate's check. And nobody answers them: the gate would wait for minutes.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
-        # A program could watch which files are used in any folder, and Landlock cannot refuse that.
+        # Refuse inotify: it shows which files are used in any folder, and Landlock does not limit it.
         found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
     return dict(found)
 
