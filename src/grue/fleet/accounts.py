@@ -218,7 +218,7 @@ class Claims:
 
 
 def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
-    """Add the cost of an attempt to the ledger. For runs without limits, in which `Accounts` counts nothing.
+    """Add an attempt's cost to the ledger, in a run without limits: there, `Accounts` counts no requests.
 
     If the ledger cannot be written, nothing is raised.
     """

@@ -80,8 +80,8 @@ class LocalEngine:
         self._place = Place(self._broker.address, limits, list(sys.path), *here)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_preloaded(limits))
-        # Start the resource tracker before the fork server: signals are blocked during the start of the server,
-        # and the start of the tracker unblocks them.
+        # Start the resource tracker before the fork server: signals are blocked while the server starts, and the
+        # start of the tracker would unblock them.
         multiprocessing.resource_tracker.ensure_running()
         self._stack.callback(guard.release, place_sockets())
         with born_without_interrupts():
@@ -313,7 +313,7 @@ class _Worker:
 def _need_descriptors() -> None:
     """Raise `OSError` if there are too few free descriptors to start a worker.
 
-    Without this check, multiprocessing would leak descriptors, and its fork server end with a traceback.
+    Otherwise multiprocessing would leak descriptors, and its fork server would end with a traceback.
     """
     with contextlib.ExitStack() as held:
         for _ in range(_PIPES_OF_A_START):

@@ -208,7 +208,7 @@ def require_score(found: Iterable[Result], score: str) -> str:
 
 
 def note_result(fleet: Path, episode: Path) -> None:
-    """Add a committed episode to the index, if the episode can be read and the index be written."""
+    """Add a committed episode to the index, if the episode can be read and the index can be written."""
     stamp = _stamp(episode)
     if stamp is not None:
         result = _read_result(EpisodeFolder(episode))
@@ -300,7 +300,7 @@ def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
 
 
 def _in_order(version: str) -> list[tuple[int, str]]:
-    """Return a sort key for versions, with which version 10 comes after version 9."""
+    """Return a sort key for versions: version 10 comes after version 9."""
     return [
         (int(part[:18]), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", version)
     ]

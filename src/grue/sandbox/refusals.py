@@ -220,7 +220,7 @@ def _is_absent(real: str) -> bool:
         os.lstat(real)
     except FileNotFoundError:
         return True
-    except OSError:  # this user may not look into its folder
+    except OSError:  # this user may not look into the folder of `real`
         return False
     return False
 
