@@ -380,7 +380,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return the end of an attempt without a commit (`None`: cancelled); if it timed out, commit that end."""
+        """Return how an attempt without a commit ended; `None`: cancelled. Commit the end at a timeout."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

@@ -80,8 +80,8 @@ class LocalEngine:
         self._place = Place(self._broker.address, limits, list(sys.path), *here)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_preloaded(limits))
-        # Start the resource tracker before the fork server: signals are blocked while the server starts, and the
-        # start of the tracker would unblock them.
+        # Start the resource tracker before the fork server: signals are blocked while the server starts, and
+        # the start of the tracker would unblock them.
         multiprocessing.resource_tracker.ensure_running()
         self._stack.callback(guard.release, place_sockets())
         with born_without_interrupts():

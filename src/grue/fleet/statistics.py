@@ -230,7 +230,7 @@ def times_more(interval: Interval, difference: float) -> float:
 def pass_at(passed: int, played: int, tries: int) -> float:
     """Return pass@k: the estimated chance that at least one of `tries` episodes passes.
 
-    Of all ways to draw `tries` of the `played` episodes, this is the share that draws one that has passed.
+    Of all ways to draw `tries` of the `played` episodes, it is the share with a passed episode in it.
     """
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 

@@ -119,7 +119,7 @@ class Gate:
         self._thread = thread
 
     def end(self) -> None:
-        """Close the proxy and all its connections. Repeatable."""
+        """Close the proxy and all its connections. A second call has no effect."""
         with self._changed:
             if self._ended:
                 return

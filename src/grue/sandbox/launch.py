@@ -170,7 +170,7 @@ class Boxed:
     def end(self) -> None:
         """Remove the scratch folder and close the gate. Call it when no process of the program is alive.
 
-        Repeatable.
+        A second call has no effect.
         """
         if self.gate is not None:
             self.gate.end()
@@ -410,7 +410,7 @@ class ConfinedThread(Generic[Started]):
         self._goes_on.put(None)
 
     def end(self) -> None:
-        """Wait for the end of the thread. Repeatable."""
+        """Wait for the end of the thread."""
         self.go_on()
         with self._runs:
             pass

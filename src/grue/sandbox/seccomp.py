@@ -1,6 +1,6 @@
 """The system calls that a boxed program may not make, and the BPF program that refuses them.
 
-Landlock limits files, TCP and a few other things; this program limits the rest. It sees the numbers in a
+Landlock limits files, TCP and a few other things; this filter limits the rest. It sees the numbers in a
 call's registers but no memory, so it can compare flags and protocols, but not paths and addresses.
 """
 
@@ -106,7 +106,7 @@ MACHINES = {
 
 
 def machine() -> Machine | None:
-    """Return the system call numbers of this machine's processor; `None`: it is not known."""
+    """Return the system call numbers of this machine's processor; `None`: grue does not know the processor."""
     return MACHINES.get(platform.machine())
 
 
@@ -217,7 +217,7 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
     """Return BPF code that finds the last row whose number is at most the system call's, and runs its code.
 
-    The search is binary, because the kernel runs the filter for each possible call when it is installed.
+    The search is binary, because the kernel runs a new filter once for each possible call.
     """
     if len(rows) == 1:
         return rows[0][1]
