@@ -93,7 +93,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def coverage() -> Coverage:
-    """Find out what this machine can enforce. The first call takes about 0.1 ms; later calls use its result."""
+    """Find out what this machine can enforce. The first call takes about 0.1 ms; its result is cached."""
     about = os.uname()
     system = f"{about.sysname} {about.release} on {about.machine}"
     if sys.platform != "linux" or machine() is None:

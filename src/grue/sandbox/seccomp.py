@@ -106,7 +106,7 @@ MACHINES = {
 
 
 def machine() -> Machine | None:
-    """Return the system call numbers of this machine's processor; `None`: grue does not know the processor."""
+    """Return the system call numbers of this machine's processor; `None`: an unknown processor."""
     return MACHINES.get(platform.machine())
 
 
