@@ -55,10 +55,10 @@ _START_S = 120.0
 _START_AGAIN_S = 0.2
 
 _PIPES_OF_A_START = 4
-"""A worker's start needs seven descriptors at the same time."""
+"""A worker's start needs seven descriptors at the same time; four pipes have eight."""
 
 _MOST_BROKEN = 5
-"""How many workers in a row may end before they are ready. The next one would end too."""
+"""If so many workers in a row end before they are ready, no more are started: they would end too."""
 
 _DEATH_S = 10.0
 _MOST_SAID_BYTES = 16 * 2**20

@@ -30,7 +30,7 @@ EPISODES_A_WORKER = 200
 """How many episodes a worker plays before it is replaced, so that leaks of the work do not add up."""
 
 _FIRST_DESCRIPTORS = 256
-"""The descriptors that are compared where the system does not list the open ones."""
+"""Descriptors below this number are compared where the system does not list the open ones."""
 
 READY = b"\n"
 """The first line that a worker writes. Each later one is a `WorkerSaid` as JSON."""

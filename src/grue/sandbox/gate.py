@@ -51,7 +51,7 @@ _MOST_REFUSALS = 20
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-"""IPv6 ranges whose last 32 bits are an IPv4 address, to which a translator forwards."""
+"""IPv6 ranges in which an address ends with an IPv4 address, to which a translator forwards."""
 
 
 class Refusal(Struct, frozen=True):
