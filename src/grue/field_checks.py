@@ -178,7 +178,7 @@ def _number_fault(value: object, declared: Any, above_0: bool | None) -> str:
 
 
 def fault_of(error: Exception) -> str:
-    """Return msgspec's words with the field first, such as ``max_steps: Expected `int`, got `str```."""
+    """Return the text of msgspec's error, field first, such as ``max_steps: Expected `int`, got `str```."""
     words, _, place = str(error).partition(" - at `$")
     field = place.rstrip("`").lstrip(".")
     return f"{field}: {words}" if field else words

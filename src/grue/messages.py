@@ -152,7 +152,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         description: The server's text for the model; untrusted.
         input_schema: JSON Schema of the arguments, an object schema.
         output_schema: JSON Schema of the structured result, if the server declares one.
-        full_name: The canonical name, if it is not `{server}.{tool}`, as for some connections of a host.
+        full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools.
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: it makes none.
         trusted: The annotations can be trusted: the tool lock holds this definition. Never set by a server.
         boxed: The tool's server runs in a box, and this machine enforces every limit of the box. Never set by
@@ -1796,7 +1796,7 @@ class WaitEnded(Message, frozen=True, kw_only=True):
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 
 
-# --- Unions of the messages that each actor takes. mypy reports a `match` that lacks a member.
+# --- Unions of the messages that each actor receives. mypy reports a `match` that lacks a member.
 
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
 Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied

@@ -230,7 +230,7 @@ class _Reader:
         raise first_error or ValueError("it contains no JSON object")
 
     def _has_only_defaults(self, found: object, made: object) -> bool:
-        # If `made` is more than defaults, the host's validator has read members that the schema lacks.
+        # A host's validator may read members that the schema lacks. Then `made` is more than defaults.
         try:
             return isinstance(found, dict) and self._is_foreign(found) and bool(made == self._convert({}))
         except ValueError:
@@ -341,7 +341,7 @@ def _new_reader(type_: Any) -> _Reader:
 
 
 def _of_json(validate: Callable[[str], Any]) -> Callable[[object], Any]:
-    """Return a function that validates a value as JSON, in which a strict model accepts dates and enums."""
+    """Return a function that validates a value as JSON text: there a strict model accepts dates and enums."""
     return lambda found: validate(json.dumps(found))
 
 

@@ -143,7 +143,7 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`. If turns can be parked, it wraps each connection in a `DurableConnection`."""
+        """Return `connect`; if turns can be parked, with each connection wrapped in a `DurableConnection`."""
         del server
         parking = self.parking
         if parking is None:
@@ -222,7 +222,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-        # Also return a decision about a call without a question: the turn records it as ignored.
+        # Also return a decision about a call that nobody asked about: the turn records it as ignored.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)

@@ -70,7 +70,7 @@ class CompletedTurns:
     """The completed turns of an earlier run. `recall` finds one by its number and its request.
 
     A turn is run again if a secret in its request or outcome was redacted, because the trace does not have
-    the original text. A turn of a conversation is found even if the conversation contains the turn already.
+    the original text. A turn is found even if its conversation has the turn's entries already.
 
     `path` is the trace of the earlier run, or runs. Raises `TraceError` if it cannot be read.
     """
@@ -132,7 +132,7 @@ class CompletedTurns:
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
         """Return the outcome of the earlier turn, and its messages that add to the turn's conversation.
 
-        There are no messages if the conversation has the turn already. `None`: no earlier turn fits.
+        There are no messages if the conversation has these entries already. `None`: no earlier turn fits.
         `command` is the message that would start the turn now. `answer` has to accept the earlier answer.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
@@ -158,7 +158,7 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
     """Return a reference to a conversation's entries at the end of a turn; `past` refers to those before it.
 
-    `None`: the turn rewrote earlier entries. `past` has only their digest, so the new one cannot be computed.
+    `None`: the turn rewrote earlier entries. Only their digest is known, so no new digest can be computed.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
@@ -186,7 +186,7 @@ def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """Settings of `Runner.map`: `concurrency` turns run in parallel, in the `Episode` of `begin`."""
+    """Settings of `Runner.map`: `concurrency` turns run in parallel in the `Episode` that `begin` returns."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings

@@ -153,7 +153,8 @@ class Episode:
         """Return whether a further turn will need sessions of `pool`.
 
         If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
-        with prewarmed sessions will serve one of them, so `pool` is needed only if more turns than that wait.
+        with prewarmed sessions serves one of them, so `pool` is needed only if more turns wait than there are
+        such pools.
         """
         if self.expects_turns:
             return True
@@ -227,7 +228,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`; what it leaves open is taken from `when`, the value in the configuration file.
+    """Return `start`, with `when` (from the configuration file) for what `start` leaves open.
 
     Raises `MCPConfigError` if the two exclude each other.
     """
@@ -271,7 +272,7 @@ class CurrentEpisode:
     def _make_lock(self) -> None:
         # Reentrant: a signal handler may close the runner in a thread that holds the lock.
         self._lock = threading.RLock()
-        # Work that runs outside an episode's loop. A forked child does not run its parent's work.
+        # Work that runs outside an episode's loop. Empty in a forked child: the work is its parent's.
         self._alone: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 
     def run(self, work: Work[T]) -> T:

@@ -147,7 +147,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return begun
 
     def listings(self, after: int) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-        """Return the listings that a fork in this turn gave to servers after the message `after`."""
+        """Return the listings, by server, that `TurnForked` messages after message number `after` set."""
         forks = (each.body for each in self.envelopes if each.seq > after)
         listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         for forked in forks:
@@ -161,14 +161,14 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     def asks(self, place: _Place) -> m.ModelAsked | None:
-        """Return the model that a fork at `place` asks, unless it changes the model; `None`: not known."""
+        """Return the model that a fork at `place` asks, unless the fork sets another; `None`: not known."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
             before = each.seq <= place.event.seq
             match each.body:
                 case m.RunTurn(asks=told) | m.TurnForked(asks=told) if told is not None:
                     if not before and asks and (asks.model, asks.address) == (told.model, told.address):
-                        # When this fork began, more was known of the model than at `place`.
+                        # `told` has also what grue learned about the model after `place`: leave that out.
                         kept = {name: asks.sampling[name] for name in _refused(told) if name in asks.sampling}
                         sampling = kept | told.sampling
                         told = replace(told, form=asks.form, wire=asks.wire, sampling=sampling)
@@ -256,7 +256,7 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     past = run.begun.history
     if past is None or not past.length:
         return run
-    # A fork in an old trace does not say where its copies begin: take all messages before it.
+    # A fork in an old trace does not say where its copied messages begin: take all messages before it.
     old = own is not None and own.first == first
     earlier = (
         line.envelope()
@@ -431,7 +431,7 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
 
 
 def said_until(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
-    """Return what a fork at `place` has said before it.
+    """Return the conversation up to the fork at `place`.
 
     Raises `TraceError` if a secret was removed from it, and `ConversationError` if the trace lacks a part.
     """

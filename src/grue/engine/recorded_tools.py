@@ -1,7 +1,7 @@
 """Answer a fork's tool calls and approval questions with the answers that the original turn got.
 
-`ForkSettings.misses` says what happens to a call without a recorded result. By default it ends the fork,
-because a real call may have effects.
+`ForkSettings.misses` says what happens to a call without a recorded result. By default such a
+call ends the fork, because making it may have effects.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class _Relisting(Struct, frozen=True):
 
     Attributes:
         call: The last call that had been sent to the server; `None`: there was none.
-        again: The turn got the list at the beginning of the batch after `call`, and not with its result.
+        again: The turn got the list when the batch after `call` began, not with the result of `call`.
     """
 
     seq: int
@@ -106,10 +106,10 @@ class TurnRecord:
         self._after = after
         self._listings = listings
         self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
-        self._inexact = {*listings}  # servers that need not have listed the tools that are recorded
+        self._inexact = {*listings}  # servers that may have listed other tools than the recorded ones
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._sent: dict[m.ServerName, RecordedCall] = {}
-        self._begun: set[m.ServerName] = set()  # servers that have a batch of which no call was sent yet
+        self._begun: set[m.ServerName] = set()  # servers that got a batch, but no call of it yet
         self._relistings: dict[m.ServerName, list[_Relisting]] = {}
         self._questions: dict[str, _Question] = {}
         self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
@@ -117,7 +117,7 @@ class TurnRecord:
         self._disabled: dict[m.ServerName, m.McpDisabled] = {}
         self._failures: dict[m.ServerName, deque[m.ConnectFailed]] = {}
         self._starting: set[m.ServerName] = set()
-        self._started: dict[m.ServerName, anyio.Event] = {}  # in the order of the recorded starts
+        self._started: dict[m.ServerName, anyio.Event] = {}  # in the order in which the servers started
         for envelope in envelopes:
             self._see(envelope)
         self._left: dict[_Key, deque[RecordedCall]] = {}
@@ -151,11 +151,11 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def is_inexact(self, server: m.ServerName) -> bool:
-        """Return whether a fork was given the tools of a server, or their record lacks a secret."""
+        """Return whether the recorded tools of a server were set by a fork, or had a secret redacted."""
         return server in self._inexact
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the state in which each server that the recorded turn disabled begins in the fork.
+        """Return the servers that the recorded turn disabled, each with its state at the start of the fork.
 
         `policy` is the policy of the recorded turn.
         """
@@ -174,7 +174,7 @@ class TurnRecord:
         return server in self._disabled and bool(self._failures.get(server))
 
     async def start(self, server: m.ServerName, *, in_order: bool) -> None:
-        """Start a server as in the recorded turn: raise `ServerFailed` if it did not start there.
+        """Start a server as in the recorded turn: raise `ServerFailed` if it failed in that turn.
 
         With `in_order`, first wait for the servers that started before this one in the recorded turn.
         """
@@ -190,10 +190,10 @@ class TurnRecord:
     def relisted(
         self, server: m.ServerName, call: RecordedCall | None
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
-        """Return the tools that the server lists with the result of `call`, and when the next batch begins.
+        """Return the tools listed with the result of `call`, and the tools listed when the next batch begins.
 
-        `call` is the last one that was answered; `None`: the fork has just opened the session. `None` stands
-        for tools that have not changed. Each changed list is returned once.
+        Either is `None` if the tools have not changed since the last list. `call` is the last call that was
+        answered; `None`: the fork has just opened the session. Each changed list is returned once.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
         left = [] if server in self._listings else self._relistings.pop(server, [])
@@ -290,7 +290,7 @@ class TurnRecord:
                 self._settle(envelope)
 
     def _starts(self, server: m.ServerName) -> None:
-        # Let no server wait for one that was started at its first call: the fork may not call it.
+        # Let no server wait for one that was started at its first call: the fork may never call that one.
         if server in self._starting:
             self._started.setdefault(server, anyio.Event())
 
@@ -508,7 +508,7 @@ class RecordedConnection:
         return tools
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return a context manager. Other users of the live server's session wait until it is left."""
+        """Return a context manager that keeps other users out of the live server's session."""
         return exclusive(self._live)
 
     @property
@@ -551,7 +551,7 @@ class RecordedConnection:
         return await self._live.call(tool, arguments, timeout_s)
 
     def _is_as_told(self, tool: str) -> bool:
-        """Return whether the server lists the tool as the model was told.
+        """Return whether the server lists the tool with the definition that the model was sent.
 
         If a fork was given other definitions (`Runner.fork(tools=)`), or the recorded ones lack a secret,
         the server need only list the tool.

@@ -72,7 +72,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the definitions that `lock` approves for `server`, and the `policy` for all others."""
+    """Return the definitions that `lock` approves for `server`, with the `policy` for other definitions."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 
@@ -126,7 +126,10 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import the modules that sessions of these servers need. For a stdio server, start the guard process."""
+    """Import the modules that sessions of these servers need.
+
+    If one is a stdio server, also start the guard process, which ends servers if this process is killed.
+    """
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):
@@ -212,7 +215,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(server: object) -> str:
-    """Return what to write instead of `server`; empty: it may be a tool server."""
+    """Return what to write instead of `server`; empty: `server` has a valid form."""
     if isinstance(server, str):
         return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):
@@ -278,7 +281,7 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
 def servers_for(
     tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
 ) -> tuple[m.ServerName, ...]:
-    """Return the servers that a turn opens for `tools`: all tools (`True`), none, or patterns of their names.
+    """Return the servers that a turn opens for `tools`: all tools, none (`False`), or patterns of names.
 
     Only MCP servers can be left out, because other servers' tools may have any names.
     """
@@ -368,7 +371,7 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that takes a server's listing for the cache; `None`: it may not be cached."""
+        """Return a function that saves a server's listing for the cache; `None`: it must not be cached."""
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})
@@ -429,10 +432,10 @@ class PresumedListings:
         return m.PresumedListing(server=name, tools=tools, source=source)
 
     def _approved(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
-        """Return the locked listing if it takes precedence for a server that starts when it is called.
+        """Return the locked listing if a server that starts when called must use it and no older listing.
 
-        If the policy refuses tools that are not as in the lock, a listing from before the lock was changed
-        would lack these tools. Nothing would correct it, because a tool that is not offered is not called.
+        If the policy refuses tools that differ from the lock, those of an older listing would not be offered.
+        So the model would not call them, and the server would never start and send a new listing.
         """
         if policy.on_tool_drift != "refuse" or name in self._last or name not in self._locked:
             return None

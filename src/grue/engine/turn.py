@@ -440,7 +440,7 @@ class EpisodeMemory:
             return self.turn
 
     def skip(self, number: int) -> None:
-        """Do not give a number up to `number` to a later turn: the trace has turns with these numbers."""
+        """Let later turns have numbers above `number`: the trace has turns with the numbers up to it."""
         with self._lock:
             self._highest = max(self._highest, number)
 
@@ -472,7 +472,7 @@ class Spending:
 
 
 class RestOfTurn(Spending):
-    """Adds what a resumed or forked turn spends to the runner's spending (`whole`).
+    """Counts what a resumed or forked turn spends, and adds it to the runner's spending (`whole`).
 
     `before` is what the turn had spent before it was resumed or forked. `counted` is the part of `before`
     that is not added: the runner has counted it already, or a fork repeats it from the trace without paying

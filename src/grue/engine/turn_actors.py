@@ -131,7 +131,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on.
 
     Attributes:
-        noted: The note that is recorded after the recorded messages.
+        noted: The message that is recorded after the copied messages.
         begun: The last recorded `RunTurn`; `None`: the fork runs the turn from its beginning.
         events: The events that the recorded agent got, from `begun` on.
         copied: The recorded messages that the fork's trace repeats, in order.
@@ -209,7 +209,7 @@ class TurnActors:
 
     @property
     def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: it did not."""
+        """How the agent ended the turn; `None`: the agent reported no end."""
         end = None if self._agent is None else self._agent.end
         return end if isinstance(end, m.TurnEnd) else None
 
@@ -521,7 +521,7 @@ class TurnActors:
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:
     """Record messages again. Return a mapping from their old sequence numbers to the new ones.
 
-    Messages whose old number is not in `own` are marked as copied.
+    All messages are marked as copied, except those whose old number is in `own`.
     """
     numbers: dict[int, int] = {}
     for each in copied:

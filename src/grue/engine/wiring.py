@@ -125,8 +125,8 @@ class Wiring(Struct, frozen=True, kw_only=True):
     ) -> Wiring:
         """Return a wiring whose LLM actors continue the conversation `name`.
 
-        `tools` are those that its last request offered. `first` is a recorded request, which the LLM actor
-        handles before any other.
+        `tools`: those that its last request offered. `first`: a recorded request, which the LLM actor handles
+        before any other.
         """
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
@@ -321,7 +321,7 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
         )
     with contextlib.suppress(OSError):  # the writer reports why the file cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
-    # A file `trace.jsonl` is most likely in a run folder.
+    # A file `trace.jsonl` is most likely in a run folder, and the folder's name is the episode's name.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
     writer = TraceWriter(path, episode=well_formed(episode), options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():

@@ -38,8 +38,8 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
     Attributes:
-        length: How many entries the conversation had when the header was written. A `Rewritten`, which
-            replaces entries, counts as one more entry; the replaced entries stay counted.
+        length: How many entries the conversation had when the header was written. Entries that
+            a `Rewritten` has replaced stay counted, and the `Rewritten` counts as one more entry.
         digest: The digest of these entries.
         entries: How many entries were written with the header and follow it. `length` and `digest` include
             them.
@@ -178,7 +178,7 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
-                # A reply in an earlier line was an entry already when the history was rewritten: add it now.
+                # `line` counts the last reply as an entry, but `History` adds the reply only at a `say`.
                 history.say(())
                 history.rewrite(line)
             case Dropped():
@@ -239,7 +239,7 @@ class ConversationFile:
             raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
-        """Append `lines`. An empty one stands for a `Dropped`."""
+        """Append `lines`. For an empty line, write a `Dropped`."""
         try:
             if self._owner != os.getpid():
                 raise TraceError(
@@ -320,7 +320,7 @@ def _first_history(header: FileHeader) -> History:
     ledger = Ledger()
     ledger.length, ledger.digest = header.length, header.digest
     history = History(ledger, {*header.call_ids})
-    history.plain = True  # until `KeptConversation.turn` sets what the next turn asks for
+    history.plain = True  # `KeptConversation.turn` sets this anew for each turn
     return history
 
 

@@ -9,7 +9,7 @@ which is also written to the conversation's file, says whether the open turn is 
 | parked | `turn(resumed=True)` | the turn goes on from its last reply, whose calls have no results yet |
 | parked | `abandon` | the calls of the turn's last reply are answered "not called" |
 | parked | `branch` | the same, but only in the branch |
-| running again | the turn cannot begin, or its servers do not start | the turn is parked again |
+| resumed | the turn cannot begin, or its servers do not start | the turn is parked again |
 | running | the host is killed; then a new turn | the open turn's calls are answered "interrupted" |
 | running | the host is killed; then `catch_up` | the turn's entries are read from the trace; it is parked |
 """
@@ -69,8 +69,8 @@ _TAG = "ToolReturned"
 class EarlierResults:
     """Finds whole results of earlier turns, for the built-in tool `read_result`. Thread-safe.
 
-    Of a turn with a trace only the path is kept in memory. `turns` names each such turn, oldest first. Of
-    other turns the newest results are kept, up to `KEPT_BYTES`.
+    For a turn that has a trace, only the trace's path is kept in memory (`turns`). For other turns, the
+    newest results are kept, up to `KEPT_BYTES`.
     """
 
     def __init__(self, turns: Iterable[TurnRecorded] = ()) -> None:
@@ -89,7 +89,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Prepare for a turn that begins now. Return what was added to `turns`; `None`: nothing."""
+        """Prepare for a turn that begins now. Return what this adds to `turns`; `None`: nothing."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self._turns[-1:]:
@@ -128,7 +128,7 @@ class EarlierResults:
         for trace, ours in turns.items():
             try:
                 found = _in_trace(Path(trace), ours, call_id)
-            except TraceError as error:  # an older trace may hold the result
+            except TraceError as error:  # go on, because an older trace may hold the result
                 damaged = damaged or error
                 continue
             if found is not None:
@@ -178,7 +178,7 @@ def _in_trace(
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether `body` may contain the call id `written`; `True` if it only refers to another file."""
+    """Return whether `body` may contain the call id `written`; `True` if `body` is only a link to a file."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -322,7 +322,7 @@ class KeptConversation:
 
     @property
     def ledger(self) -> Ledger:
-        """What counts and digests the entries of the history."""
+        """The object that counts and digests the entries of the history."""
         assert self.history.ledger is not None, "a kept conversation has a ledger"
         return self.history.ledger
 
@@ -385,8 +385,8 @@ class KeptConversation:
                 yield past
             except BaseException as error:
                 self._close_turn(lent, past.actors, parked)
-                # The exception of `_require_saved` would replace `error`, but an exception that cancels the
-                # turn must reach the caller.
+                # `_require_saved` may raise another error in place of `error`. Do not call it for a
+                # cancellation, because that must reach the caller.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise
@@ -438,7 +438,7 @@ class KeptConversation:
     def catch_up(
         self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
     ) -> None:
-        """Add the entries of a turn in which the host was killed, so that it is resumed like a parked one.
+        """Add the entries of a turn whose host was killed. Then the turn can be resumed like a parked one.
 
         The entries come from the turn's trace: `replay` adds them to a history. `began` refers to the entries
         before the turn. `parked`, which is made from the trace too, says how far the turn had come.
@@ -586,7 +586,7 @@ class KeptConversation:
         self._append(mark or (before and TurnMark(turn=before.turn, trace="", began="", state="over")))
 
     def _append(self, line: Line | None) -> None:
-        """Let the next write append `line` to the conversation's file, if it has one."""
+        """Queue `line` for the next write, if the conversation has a file."""
         if line is not None and self._file is not None:
             self._unwritten.append(msgspec.json.encode(line))
 
@@ -643,7 +643,7 @@ class KeptConversation:
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
         """Keep the turn's entries. `parked` is the `TurnMark` that a resumed turn had while it was parked.
 
-        If the LLM actor was cancelled before it took the agent's last request, this adds the request's texts.
+        If the LLM actor was cancelled before it read the agent's last request, this adds the request's texts.
         The trace has that request already, and a conversation that is read from the trace has to have the
         same entries.
         """
@@ -715,7 +715,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether `end` is the failure of a server, after which a resumed turn stays parked."""
+    """Return whether a server has failed; then a resumed turn stays parked."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

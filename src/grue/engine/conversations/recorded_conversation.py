@@ -157,7 +157,7 @@ def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
             found.append(ForkPlace(min(body.first or seq, begun.get(turn, seq)), seq, turn))
     forks: deque[ForkPlace] = deque()
     for fork in reversed(found):
-        # Skip a `TurnForked` within a later fork: a fork of a fork repeats the message of the first fork.
+        # A fork of a fork repeats the `TurnForked` of the first fork. Skip this copy.
         if not forks or fork.forked < forks[0].first:
             forks.appendleft(fork)
     return tuple(forks)
@@ -168,7 +168,7 @@ def with_forks(
 ) -> Iterator[tuple[RecordedLine[EpisodeBody], ForkPlace | None]]:
     """Yield each line of a trace, with the fork out of `forks` that recorded the line; `None`: no fork did.
 
-    A fork repeats messages of other turns, with the turn numbers and the conversation id of these turns.
+    Turn numbers do not show this: a fork repeats messages of other turns, and keeps their turn numbers.
     """
     left = deque(forks)
     now: ForkPlace | None = None
@@ -495,8 +495,8 @@ class RecordedTurn:
     def waiting(self, path: str | PathLike[str]) -> tuple[History, m.RequestCompletion | None] | None:
         """Return the history before the request whose reply the turn waits for, and this request.
 
-        In place of a request that the trace holds, and that is in `asked`, the pair has `None`. If the turn
-        waits for no reply, or a secret was redacted, `None` is returned in place of the pair.
+        If the trace holds the request, it is in `asked`, and `None` is returned in its place. If the turn
+        waits for no reply, or a secret was redacted, the whole result is `None`.
         """
         if self.end is not None or self.redacted:
             return None
@@ -522,14 +522,14 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Remove what follows the last request in `said`: changes that the resumed turn makes again."""
+        """Remove the changes of the history since the last request: the resumed turn makes them again."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
             del self.said[at + 1 :]
 
     def replay(self, history: History) -> None:
-        """Add the turn's entries to a history that ends before it; `ValueError` if they do not fit."""
+        """Add the turn's entries to `history`, the entries before the turn. `ValueError`: they do not fit."""
         for each in (self.run, *self.said):
             take_step(history, each)
 
@@ -566,7 +566,7 @@ class RecordedTurn:
         if asks_again(resumed):
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
-            # Old versions of grue recorded the texts of a request again when they sent it again. Remove the
+            # When old versions of grue repeated a request, they recorded its texts a second time. Remove the
             # first copy.
             at = len(self.said) - 1
             while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):

@@ -111,9 +111,9 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
-    `counted`: if `writer` has written that the turn was parked, the runner's spending already includes what
-    the turn spent before that. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the runner
-    raised an exception.
+    `counted`: what the turn spent before it was parked is in the runner's spending already, if `writer` has
+    recorded the parking. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the runner raised an
+    exception.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
@@ -199,7 +199,7 @@ def _going_on(
         conversation=kept,
     )
     if kept is None:
-        # The turn belongs to no `Conversation`. Its trace holds its entries, so no other file is written.
+        # The turn belongs to no `Conversation`, so its entries are written to the trace only.
         wiring = settings.wiring.lending(command.conversation, history, part.tools)
         settings = replace(settings, wiring=wiring)
     turn: HostTurn[Any] = HostTurn(request, settings, memory)
@@ -210,7 +210,7 @@ def _going_on(
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Raise `MCPError` if the runner lacks the turn's servers or an LLM, or `answer` has another schema."""
+    """Raise `MCPError` if the runner lacks an LLM or a server of the turn, or `answer` has another schema."""
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
         raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")
