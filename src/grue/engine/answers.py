@@ -341,7 +341,10 @@ def _new_reader(type_: Any) -> _Reader:
 
 
 def _of_json(validate: Callable[[str], Any]) -> Callable[[object], Any]:
-    """Return a function that validates a value as JSON text: there a strict model accepts dates and enums."""
+    """Return a function that validates a value as JSON text.
+
+    A strict model refuses a date or an enum that is a Python string, but accepts it from JSON.
+    """
     return lambda found: validate(json.dumps(found))
 
 

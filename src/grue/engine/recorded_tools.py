@@ -290,7 +290,7 @@ class TurnRecord:
                 self._settle(envelope)
 
     def _starts(self, server: m.ServerName) -> None:
-        # Let no server wait for one that was started at its first call: the fork may never call that one.
+        # Others wait only for these servers: one that starts at its first call may never start in the fork.
         if server in self._starting:
             self._started.setdefault(server, anyio.Event())
 
@@ -299,8 +299,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # Ignore a skipped call, because the tool gave no result: another call had timed out, or a server had
-        # died. Only the server's refusal of a call counts as a result.
+        # These have a result: each call that was sent, and each call that its server refused. A call that was
+        # skipped for another reason, such as the timeout of another call, has none.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 

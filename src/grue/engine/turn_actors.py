@@ -436,7 +436,7 @@ class TurnActors:
         def save() -> None:
             for server, seen in unsaved:
                 written = msgspec.json.encode(seen)
-                # A listing with a secret is not stored: a server may put a secret into a description.
+                # Store only a listing without secrets: a server may put a secret into a description.
                 if self._wiring.recorder.redacted(written) == written:
                     ListingCache().save(server, seen)
 

@@ -404,7 +404,7 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        # After `BudgetSpent` the turn still waits, and keeps the part of the budget that it has reserved.
+        # Free what the turn has reserved of the budget. After `BudgetSpent` it keeps that: it still waits.
         if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)

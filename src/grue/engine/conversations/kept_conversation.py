@@ -385,8 +385,8 @@ class KeptConversation:
                 yield past
             except BaseException as error:
                 self._close_turn(lent, past.actors, parked)
-                # `_require_saved` may raise another error in place of `error`. Do not call it for a
-                # cancellation, because that must reach the caller.
+                # `_require_saved` may raise another error in place of `error`. So call it for an `MCPError`
+                # only: a cancellation must reach the caller.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise
@@ -715,7 +715,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a server has failed; then a resumed turn stays parked."""
+    """Return whether `end` reports a failed server; then a resumed turn stays parked."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

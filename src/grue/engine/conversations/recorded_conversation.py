@@ -157,7 +157,7 @@ def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
             found.append(ForkPlace(min(body.first or seq, begun.get(turn, seq)), seq, turn))
     forks: deque[ForkPlace] = deque()
     for fork in reversed(found):
-        # A fork of a fork repeats the `TurnForked` of the first fork. Skip this copy.
+        # Take no copy: a fork of a fork repeats the `TurnForked` of the first fork.
         if not forks or fork.forked < forks[0].first:
             forks.appendleft(fork)
     return tuple(forks)
