@@ -357,7 +357,7 @@ def _has_meta(type_: Any, seen: list[object]) -> bool:
     seen.append(type_)
     parts = [*get_args(type_)]
     if isinstance(type_, type) and (is_dataclass(type_) or is_typeddict(type_)):
-        with suppress(NameError, TypeError):  # an annotation that cannot be resolved here
+        with suppress(NameError, TypeError):  # an annotation may contain a name that is not defined here
             parts += get_type_hints(type_, include_extras=True).values()
     return any(_has_meta(part, seen) for part in parts)
 

@@ -256,7 +256,7 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     if isinstance(started, BatchItem):
         return started
-    started.join()  # a Ctrl-C here ends all turns
+    started.join()  # a Ctrl-C during this wait ends all turns
     try:
         return BatchItem(index=index, outcome=started.result())
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others

@@ -131,7 +131,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
             if isinstance(envelope.body, m.TurnCompleted):
                 last_end = envelope
             if past is None and isinstance(envelope.body, EpisodeStarted):
-                begun: Any = envelope.body  # `isinstance(past.started, started)`, below, checks its class.
+                begun: Any = envelope.body  # its class is checked below
                 past = cls(started=begun, conditions=begun.conditions)
             elif past is not None:
                 unended = past.take(envelope, unended)

@@ -91,7 +91,7 @@ class TurnRecord:
     is left, the last result is used again, but only for a read-only tool: a call of any other tool may change
     what the next call returns.
 
-    `after` is the number of the last message before the fork; results before it are not used. `listings`
+    `after` is the number of the last message before the fork; results before it count as used. `listings`
     replace the recorded tools of their servers. `replaced` has the ids of calls whose results the fork
     replaces. Any other call with a redacted result counts as not recorded.
     """

@@ -271,8 +271,8 @@ class OwnedSession:
         try:
             await self._run()
         except BaseException as error:
-            # Keep any other error for `call`, which raises it in the task that uses the session. Raised here, a
-            # KeyboardInterrupt from the host's own code would stop the whole event loop.
+            # Keep any other error for `call`, which raises it in the task that uses the session. Raised here,
+            # a KeyboardInterrupt from the host's own code would stop the whole event loop.
             if ends_the_task(error):
                 raise
             self.fault = error
