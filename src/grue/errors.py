@@ -163,7 +163,7 @@ class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it re
 
 
 class ToolCallTimedOut(MCPToolCallError, TimeoutError):  # noqa: N818 - named as the event it reports
-    """The tool did not answer in time. It may have had an effect."""
+    """The tool did not answer in time. The call may have had an effect."""
 
 
 class ToolServerDied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages

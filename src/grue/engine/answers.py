@@ -302,7 +302,7 @@ def _members(schema: object, definitions: object, depth: int = 5) -> Iterator[st
 def _reader(type_: Any) -> _Reader:
     try:
         hash(type_)
-    except TypeError:  # the metadata of an `Annotated` can be a list or a dictionary
+    except TypeError:  # the metadata of an `Annotated` can be unhashable, for example a list
         return _new_reader(type_)
     return _known_reader(type_)
 
@@ -312,8 +312,8 @@ def _new_reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # Pydantic would accept a function, as a validator of its arguments, and would ignore the constraints of
-    # `msgspec.Meta`. So msgspec reads these types, and Structs.
+    # Do not ask pydantic about these: it would accept a function, as a validator of its arguments, and would
+    # ignore the constraints of `msgspec.Meta`. Structs belong to msgspec anyway.
     has_meta = _has_meta(type_, [])
     if not (
         has_meta or isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))

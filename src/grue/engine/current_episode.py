@@ -128,7 +128,7 @@ class Episode:
             raise
 
     def submit(self, work: Work[T]) -> Call[T]:
-        """Submit a turn and return at once. It starts when a slot is free."""
+        """Submit a turn and return at once. The turn starts when a slot is free."""
         return self.loop.submit(lambda: self._in_turn(work))
 
     def beside(self, work: Work[T]) -> T:
@@ -278,7 +278,7 @@ class CurrentEpisode:
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking.
 
-        In an episode's loop, a turn waits for those that were submitted earlier.
+        In an episode's loop, a turn waits for the turns that were submitted earlier.
         """
         if not self.lasting and self._episode is None:
             return _run_alone(self._until_closed(work), "Runner.run_turn_async")

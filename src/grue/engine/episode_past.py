@@ -156,8 +156,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Read an envelope that may hold a fact of the host; override this method, which does nothing.
 
-        It gets every envelope after the start, in order. If the fact shows that the host has used the last
-        turn's result, set `self.end` to `None`.
+        It is called with each envelope after the start, in order. If the fact shows that the host has used
+        the last turn's result, set `self.end` to `None`.
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:

@@ -339,7 +339,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 class ProgressSource:
     """Reports what a turn is doing, even before its actors exist and after they are gone.
 
-    It is apart from the turn, so that the handle of an ended turn does not keep the runner in memory.
+    A handle refers to this object and not to the turn, so an ended turn does not keep the runner in memory.
     """
 
     def __init__(self) -> None:
@@ -445,7 +445,7 @@ class EpisodeMemory:
             self._highest = max(self._highest, number)
 
     def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
-        """Replace the connection states of these servers."""
+        """Store the new connection states of these servers."""
         with self._lock:
             self.connections = {**self.connections, **connections}
 
@@ -492,7 +492,7 @@ class RestOfTurn(Spending):
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
         """Return the budget for the whole turn; what the turn has spent before counts against it.
 
-        It is the turn's recorded budget, but at most what the other turns have left of `episode`. Raises
+        The result is the turn's recorded budget, at most what the other turns have left of `episode`. Raises
         `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
         """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)

@@ -412,7 +412,7 @@ class TurnActors:
     def _presumed(self) -> m.ToolsPresumed | None:
         """Return the tools that the turn may offer to the model before its servers have started.
 
-        `None`: there are none, or the host brings its own LLM actor, which could not drop the reply if a
+        `None`: none are known, or the host brings its own LLM actor, which could not drop the reply if a
         server then listed other tools.
         """
         presumed = self._wiring.presumed

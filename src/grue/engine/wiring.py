@@ -102,7 +102,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         llm: Makes the LLM actor of a turn.
         endpoint: The endpoint that the LLM actors ask; `None`: the host passed its own factory as `llm`.
         approval: Gets a person's decisions about tool calls.
-        presumed: Earlier listings, which turns may use before the servers have started; `None`: they may not.
+        presumed: Earlier listings, which turns may use before the servers have started; `None`: no turn may.
     """
 
     llm: LlmFactory

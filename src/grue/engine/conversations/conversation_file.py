@@ -160,7 +160,7 @@ class SavedConversation(Struct):
     restored: int = 0
 
     def take(self, line: Line) -> None:
-        """Take the next line; raises `ValueError` if it cannot follow the lines before it."""
+        """Apply the next line; raises `ValueError` if it cannot follow the lines before it."""
         history = self.history
         match line:
             case Learned():
@@ -178,7 +178,7 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
-                # `line` counts the last reply as an entry, but `History` adds the reply only at a `say`.
+                # A `Rewritten` counts the last reply as an entry, but `History` adds it only at a `say`.
                 history.say(())
                 history.rewrite(line)
             case Dropped():

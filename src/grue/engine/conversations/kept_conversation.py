@@ -207,7 +207,7 @@ class TurnPast(Struct, kw_only=True):
     Attributes:
         history: Number and digest of the entries before the turn; `None`: the turn is in no conversation.
         entries: The entries before the turn.
-        bytes_per_token: Bytes per token by the endpoint's own count; `None`: it is not known.
+        bytes_per_token: Bytes per token, from the endpoint's token counts; `None`: not known.
         llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
         results: The whole results of earlier turns' tool calls.
         actors: Set by the turn when it has made its actors.
@@ -356,8 +356,8 @@ class KeptConversation:
             lender: Makes the turn's LLM actor.
             endpoint: The endpoint that this actor asks; `None`: the host makes LLM actors by its own factory.
             number: The turn's number.
-            trace: The trace from which a later process can go on with the turn; `None`: no process can.
-            recorded: The trace that gets the results of the turn's tool calls; `None`: no trace does.
+            trace: The trace from which a later process can go on with the turn; `None`: it cannot be resumed.
+            recorded: The trace that gets the results of the turn's tool calls; `None`: they are not recorded.
             resumed: The turn was parked, and goes on now.
             plain: The model gets tool results as plain text (`RunTurn.plain_results`).
 

@@ -84,7 +84,7 @@ class ToolAccess(ABC):
         Args:
             name: `SERVER.TOOL`.
             arguments: A JSON object; `None`: no arguments.
-            timeout_s: `None`: `limits.tool_call_timeout_s`. It starts when the call is sent.
+            timeout_s: Limit in seconds, from the sending of the call; `None`: `limits.tool_call_timeout_s`.
             check: Raise an error for a call that failed. By default the result is an error result.
             turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
                 itself; 0: the call belongs to no turn.
@@ -124,7 +124,7 @@ class ToolAccess(ABC):
             server: The server's name.
             method: Method of the request, as in the MCP specification.
             params: Parameters of the request; `None`: none.
-            timeout_s: `None`: `limits.tool_call_timeout_s`.
+            timeout_s: Limit in seconds; `None`: `limits.tool_call_timeout_s`.
 
         Raises:
             MCPRequestError: The server refused the request, or has died. `MCPRequestTimedOut` is a subclass.
