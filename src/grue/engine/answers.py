@@ -312,8 +312,8 @@ def _new_reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # Do not ask pydantic about these: it would accept a function, as a validator of its arguments, and would
-    # ignore the constraints of `msgspec.Meta`. Structs belong to msgspec anyway.
+    # Leave these to msgspec: Structs; types with `msgspec.Meta`, whose constraints pydantic would ignore; and
+    # functions, which pydantic would accept as validators.
     has_meta = _has_meta(type_, [])
     if not (
         has_meta or isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))

@@ -339,7 +339,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 class ProgressSource:
     """Reports what a turn is doing, even before its actors exist and after they are gone.
 
-    A handle refers to this object and not to the turn, so an ended turn does not keep the runner in memory.
+    A handle refers to this object, not to the turn: the handle of an ended turn keeps no runner in memory.
     """
 
     def __init__(self) -> None:

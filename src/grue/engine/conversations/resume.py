@@ -112,8 +112,8 @@ def resumed_turn(
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
     `counted`: what the turn spent before it was parked is in the runner's spending already, if `writer` has
-    recorded the parking. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the runner raised an
-    exception.
+    recorded the parking. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the recorder raised
+    an exception.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
