@@ -70,7 +70,7 @@ class Parking:
 
     @property
     def writer(self) -> TraceWriter | None:
-        """The writer of the trace file from which turns are resumed; `None`: there is none."""
+        """The writer of the trace file from which turns are resumed; `None`: no file is written."""
         return next(iter(writers_of(self._recorder)), None)
 
     def require(self, command: m.RunTurn, *, given_history: bool) -> None:

@@ -103,8 +103,8 @@ class _Place(Struct, frozen=True):
         events: The events that the agent got before the place, from the turn's last `RunTurn` on. Empty: the
             fork runs the whole turn again.
         opened: The servers whose sessions are open at the place.
-        spent: What the recorded turn had spent, which the fork does not pay again.
-        iterations: How many replies of the recorded turn had asked for tool calls.
+        spent: What the recorded turn had spent before the place. The fork does not pay it again.
+        iterations: How many replies before the place have tool calls.
     """
 
     event: EpisodeEnvelope
