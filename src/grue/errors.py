@@ -99,7 +99,7 @@ class GameError(MCPError):
 
 
 class MCPServerStartupError(MCPError):
-    """An MCP server could not be started on the first turn of an episode.
+    """An MCP server could not be started: at the first connect of an episode, or outside a turn.
 
     Attributes:
         server: The server's name in the configuration.

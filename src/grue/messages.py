@@ -745,7 +745,7 @@ class PresumedListing(Struct, frozen=True, kw_only=True):
 class ToolsPresumed(Message, frozen=True, kw_only=True):
     """agent -> agent: the first request may offer these tools although the servers are still starting.
 
-    The agent records it after the commands with which it answers `RunTurn`.
+    The agent records this message after the commands that follow from `RunTurn`.
     """
 
     listings: tuple[PresumedListing, ...]

@@ -250,7 +250,7 @@ class DurableConnection(WrappedConnection):
 
     If the host was killed, the resumed turn does not repeat a call that is in the trace without a result,
     because that call may have had an effect. So every call must be in the trace before it is sent. The
-    session records `ToolCalled` before it calls, so the flush writes it.
+    session records `ToolCalled` before it sends the call, so the flush writes this message.
 
     `policy` says which servers are trusted to mark their tools as read-only. `written` flushes the trace, and
     returns whether that has succeeded.

@@ -143,7 +143,7 @@ class _Room(Struct, frozen=True, kw_only=True):
 
 
 class _Turns(Generic[T]):
-    """Runs the turns of a batch. If a turn has a trace, it goes on where the trace ends."""
+    """Runs the turns of a batch. A turn that has a trace goes on where the trace ends."""
 
     def __init__(
         self, settings: TurnSettings, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder
