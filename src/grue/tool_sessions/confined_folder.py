@@ -99,8 +99,9 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # A file's draft usually has this name, so the next write replaces a draft that a kill has left.
-            # If somebody else is writing in this folder, that draft may be theirs, so use a random name.
+            # The text is first written to a temporary file, the draft. If its name is fixed, the next write
+            # replaces a draft that a killed process has left. But if another writer may use this folder, the
+            # draft of that name may be the other writer's, so use a random name.
             fixed = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             draft = fixed if _is_only_writer(folder) else None
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)
@@ -142,10 +143,10 @@ class ConfinedFolder:
 
 
 def _is_only_writer(folder: int) -> bool:
-    """Lock an open folder until its descriptor is closed; return whether that was possible."""
+    """Lock an open folder until its descriptor is closed; return whether the lock was free."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another writer has it, or the file system has no locks
+    except OSError:  # another writer holds the lock, or the file system has no locks
         return False
     return True
 

@@ -144,12 +144,12 @@ class ChecksArguments(Protocol):
     """A connection that can refuse a call before it is sent."""
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why `call` would not send this call to the server; `None`: `call` would. Raises nothing."""
+        """Return why `call` would refuse to send this call; `None`: it would send it. Raises nothing."""
         ...
 
 
 async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
-    """Return why the connection would not send this call; `None`: it would, or cannot tell in advance."""
+    """Return why the connection would refuse to send this call; `None`: no reason is known."""
     return await connection.refusal(tool, arguments) if isinstance(connection, ChecksArguments) else None
 
 
@@ -158,7 +158,7 @@ class HoldsTasks(Protocol):
     """A connection whose server may run a call as an MCP task, and deliver the result later."""
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Ask for the result of a task of an earlier run of the host program, without calling the tool again.
+        """Get the result of a task that an earlier run of the host began, without calling the tool again.
 
         Raises the errors of `ToolConnection.call`.
         """
@@ -186,9 +186,11 @@ class TakesRequests(Protocol):
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
     """Return a context manager for a batch of calls: in its block, no other user of the session makes calls.
 
-    Entering it waits until the other users' batches are done. If the session has one user, it does nothing.
+    Entering the block waits until the other users' batches are done. If there are no other users, the context
+    manager does nothing.
     """
-    # Do not use `isinstance` with a protocol here: it takes longer than a typical call of a function tool.
+    # Look for the method by name: an `isinstance` test with a protocol takes longer than a typical call of a
+    # function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
     alone = getattr(connection, "exclusive", None)
     return contextlib.nullcontext() if alone is None else alone()

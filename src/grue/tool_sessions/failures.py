@@ -39,7 +39,7 @@ class WireFault(Struct, frozen=True):
     Attributes:
         cause: What has failed, in one clause without secrets or control characters.
         ends_session: Whether every later exchange would fail too.
-        remedy: What the user can do; `None`: the usual advice for a failure in this phase (`ServerPhase`).
+        remedy: What the user can do; `None`: the usual advice for the phase (`ServerPhase`) that failed.
         needs_login: Whether the server can be used only after a person has logged in.
     """
 
@@ -140,8 +140,9 @@ def remedy_for(
 ) -> str:
     """Return the advice for a failure, in one or two sentences.
 
-    `slow_place` names the setting of the start-up limit; `None`: the server did not exceed that limit.
-    `wrote`: the error also shows lines that the server wrote to stderr.
+    `missing`: whether the command was not found. `slow_place` names the setting of the start-up limit;
+    `None`: the server did not exceed that limit. `wrote`: whether the error also shows lines from the
+    server's stderr.
 
     Source: R14.1, R14.5
     """
@@ -173,7 +174,7 @@ def remedy_for(
 
 
 def first_fault(error: Exception) -> str:
-    """Return the first problem in a validation error, or the text of another exception, as one line."""
+    """Return the first problem in a validation error, or the text of any other exception, as one line."""
     errors = getattr(error, "errors", None)
     if callable(errors):  # a pydantic error, whose text has several lines for each problem
         fault: m.JsonObject = errors()[0]

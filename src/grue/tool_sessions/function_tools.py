@@ -340,7 +340,7 @@ class ToolContext:
             )
 
     def _end(self, *, cancelled: bool) -> None:
-        """Mark the call as ended: later reports of the function are dropped. Call this in the event loop."""
+        """Mark the call as ended: later reports are dropped. Call this in the event loop's thread."""
         self._over = True
         if cancelled:
             self._cancelled.set()
@@ -474,7 +474,7 @@ _ATTRIBUTE = "__grue_tool__"
 
 
 class ToolSettings(Struct, frozen=True, kw_only=True):
-    """The arguments of `@tool`, which describes them."""
+    """The arguments of `@tool`. The docstring of `tool` describes them."""
 
     name: str | None = None
     description: str | None = None
@@ -648,7 +648,8 @@ class FunctionConnection:
     def runs_in(self, box: str, *, enforced: bool) -> None:
         """Declare that the functions only start programs, which run in a box.
 
-        `box` describes the box for the connection's status. `enforced`: this machine enforces the whole box.
+        `box` describes the box for the connection's status. `enforced`: whether this machine
+        enforces the whole box.
         """
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
@@ -787,7 +788,8 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # A future refuses a StopIteration, and a GeneratorExit would end the awaiting coroutine.
+        # Wrap the exception: a future refuses a StopIteration, and a GeneratorExit would end the coroutine
+        # that awaits it.
         raise HostCodeFailed(error) from error
 
 

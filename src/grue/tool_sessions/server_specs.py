@@ -85,7 +85,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the sorted names of the variables that hold a key, by their names or by their values."""
+    """Return the sorted names of the variables that seem to hold a secret, such as an API key."""
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
         sorted(

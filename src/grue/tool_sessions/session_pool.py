@@ -10,8 +10,8 @@ that a session can open or close while no turn runs:
 
 A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
 So the processes of at most three turns are alive: closing, in use, and starting. If a turn's session dies,
-the turn does not use the one that was started beside it: that server may have read files that the turn's
-calls have changed since.
+a new one replaces it, and not the session that was started beside it for the next turn: that server may have
+read files that the turn's calls have changed since.
 """
 
 import contextlib
@@ -184,7 +184,8 @@ class SessionPool:
     prewarmed.
 
     Attributes:
-        sessions: When the pool opens sessions: `fresh` (in their turn), or a word of the module's docstring.
+        sessions: When the pool opens sessions: `fresh` (in the turn that uses them), `ahead`, `beside` or
+            `kept`, as the module's docstring says.
         opened: Servers with which a turn has had an open session.
     """
 
@@ -271,7 +272,7 @@ class SessionPool:
             if owned is None:
                 self.prepare(server, connect, timeout_s)
                 owned = self._waiting[server]
-            # Whether the session is usable is known only once it is open.
+            # A session that opens during this call need not be asked whether it is still there.
             was_open = owned.opened.is_set()
             owned.wanted.set()
             await owned.opened.wait()
@@ -449,7 +450,7 @@ class LeasedConnection(_SessionUser):
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
-        Called before a batch's first call, so that the trace has the old process's end before this call.
+        It is called before a batch's first tool call. So the trace has the end of the old processes first.
         """
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))
@@ -457,8 +458,8 @@ class LeasedConnection(_SessionUser):
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the prewarmed or kept connection; `None` if it cannot be used."""
         owned.wanted.set()
-        # Do not wait for `opened` within `timeout_s`: opening has its own time limit, which began earlier and
-        # gives a better error.
+        # `timeout_s` does not limit this wait: the opening has a time limit of its own, which began earlier
+        # and gives a better error.
         with anyio.move_on_after(self._request.within(float("inf"))):
             await owned.opened.wait()
         if owned.listing is None or not owned.usable or not await _still_there(owned.connection):

@@ -68,8 +68,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         max_written_bytes: How much a command may write to its output streams; one that writes more is ended.
         limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.
         sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name. The
-            preset `files` gives access to `folder`. A path that the model names opens nothing. `None`: no
-            box; a command may do whatever the host may do.
+            preset `files` gives access to `folder`. A path in the model's arguments does not widen the box.
+            `None`: no box; a command may do whatever the host may do.
 
     Raises:
         MCPConfigError: The folder or a program does not exist, or `shell` is used with an allow-list.
@@ -243,9 +243,10 @@ class _Commands:
         return ", ".join(shlex.join(each.words) for each in self._allowed) or "none"
 
     def _program_of(self, argv: Sequence[str]) -> tuple[str, int] | None:
-        """Return the program, and how many words of `argv` the user has chosen; `None`: it is not allowed."""
+        """Return the program, and how many words of `argv` the user chose; `None`: it is not allowed."""
         if self._allowed is None:
-            # The user has chosen the PATH, on which a name is looked up, but not where a path leads.
+            # A bare name counts as chosen by the user, because it is looked up on the user's PATH. A path is
+            # the model's choice.
             return argv[0], int("/" not in argv[0])
         found = (each for each in self._allowed if tuple(argv[: len(each.words)]) == each.words)
         return next(((each.program, len(each.words)) for each in found), None)

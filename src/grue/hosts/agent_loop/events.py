@@ -70,8 +70,8 @@ class EventFeed:
     It is an observer of tool calls: add it to the recorder of the turns.
 
     Args:
-        put: Must not block or raise, nor add entries to the trace: the recorder holds its lock while it calls
-            observers.
+        put: Called with each event. It must not block, raise, or add entries to the trace, because the
+            recorder holds its lock while it calls observers.
     """
 
     def __init__(self, put: Callable[[LoopEvent], object]) -> None:
@@ -103,5 +103,5 @@ class EventFeed:
 
     def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
-        if name is not None:  # `None`: the feed was added in the middle of a turn
+        if name is not None:  # the feed knows only the calls that began after it was added to the recorder
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

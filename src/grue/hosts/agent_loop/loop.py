@@ -449,7 +449,7 @@ class AgentLoop:
 
     @property
     def mcp_calls(self) -> tuple[McpCall, ...]:
-        """The calls of the injected `invoke_mcp_tool` for the last input; empty if none was injected."""
+        """The calls of the injected `invoke_mcp_tool` for the last input; empty without this function."""
         return tuple(self._injected.calls) if self._injected is not None else ()
 
     def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
@@ -513,7 +513,7 @@ class AgentLoop:
         that called `run`, for example because only that thread uses the terminal. If no input is running, the
         event is dropped.
         """
-        with contextlib.suppress(RuntimeError):  # the event loop of an earlier `run_async` has ended
+        with contextlib.suppress(RuntimeError):  # raised if the loop of an earlier `run_async` is closed
             self._put(event)
 
     def _run_reporting(

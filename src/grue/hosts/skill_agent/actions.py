@@ -38,7 +38,8 @@ class ActionContext(Struct, frozen=True, kw_only=True):
 class McpCall(Struct, forbid_unknown_fields=True):
     """Parameters of `mcp_call`. A reply without `tool_name` is accepted, and its step fails."""
 
-    # An unknown field may be an argument of the tool, which would run with its default without it.
+    # Unknown fields are forbidden, because a model may write an argument of the tool beside `arguments`. The
+    # tool would then run without this argument.
 
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)

@@ -51,10 +51,10 @@ class Judge(Struct, kw_only=True):
     Attributes:
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
-        earlier: Answers that were given at an earlier resumption, but to only some of these questions.
+        earlier: Answers from an earlier resumption, at which only some of these questions were answered.
         expires_at: Unix time after which `decisions` no longer count and unanswered questions are denied;
             `None`: never.
-        warned: The skills whose unknown tools have been reported.
+        warned: The skills for which a `SkillProblem` about unknown tools has been recorded.
     """
 
     run: Run
@@ -179,7 +179,7 @@ def _judged(action: PlannedAction, tool: m.ToolDefinition | None, call: OwnCall 
         return JudgedAction(action, tool)
     # Compare as JSON: to Python, `1` equals `true`.
     if msgspec.json.encode(call.arguments) != msgspec.json.encode(_arguments(action)):
-        changed = call.arguments  # by a person
+        changed = call.arguments  # a person has changed them
         params = {**action.params, "arguments": changed} if action.type == MCP_CALL else changed
         action = replace(action, params=params)
     return JudgedAction(action, tool, call.denied)

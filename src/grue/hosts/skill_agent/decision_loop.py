@@ -158,13 +158,13 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The last text sent to the model that has the list of tools: at first the system text.
+        # The text that told the model the present list of tools: the system text, or a later text.
         self._shown = conversation.system
         self._plan: facts.ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # The last reply, if an earlier process was killed before it recorded the reply's actions.
+        # The last reply, if the earlier process was killed before it could record the reply's actions.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
@@ -207,12 +207,12 @@ class DecisionLoop:
             request,
             turn=self._last_turn,
             turn_timeout_s=None if math.isinf(run.left_s) else max(0.1, run.left_s),
-            on_delta=(lambda _: None) if run.stream else None,  # turns streaming on
+            on_delta=(lambda _: None) if run.stream else None,  # switches streaming on
         )
         try:
             reply: ActionReply = run.runner.run_turn(request).response
         except AnswerError as error:
-            # The last line is advice for programmers. The model reads the error, of one or more lines.
+            # The last line of the error is advice for programmers. The model gets the lines before it.
             return self._unusable(str(error).rpartition("\n")[0])
         except TurnTimedOut as error:
             limit_s = run.config.limits.time_limit_seconds
@@ -238,7 +238,7 @@ class DecisionLoop:
     def _keep(self, reply: ActionReply, *, outdated: bool = False) -> None:
         """Number the actions of a reply, and record them before the first of them is carried out.
 
-        `outdated`: an earlier process got the reply, and the tools have changed since.
+        `outdated`: whether the tools have changed since an earlier process got this reply.
         """
         run = self._run
         run.turn = self._last_turn

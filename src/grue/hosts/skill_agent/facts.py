@@ -42,7 +42,7 @@ class EventFact(Fact, frozen=True, kw_only=True):
     level: ClassVar[LogLevel] = "info"
 
     def severity(self) -> Severity:
-        """Return the severity of the level."""
+        """Return the severity that belongs to `level`."""
         severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
         return severities.get(self.level, "")
 
@@ -75,7 +75,7 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
     definitions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def summary(self) -> str:
-        """Return the steps."""
+        """Return the number and type of each action."""
         return ", ".join(f"{each.step} {each.type}" for each in self.actions) or "no usable reply"
 
     def headline(self) -> str:
@@ -95,7 +95,7 @@ class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStar
     target: str
 
     def summary(self) -> str:
-        """Return the step."""
+        """Return the step's number, type and target."""
         return f"step {self.number}: {self.action} {self.target}".rstrip()
 
     def log_lines(self) -> tuple[LogLine, ...]:
@@ -109,13 +109,13 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
     result: StepExecutionResult
 
     def summary(self) -> str:
-        """Return the step and how it ended."""
+        """Return the step, its status, and the beginning of its error or output."""
         result = self.result
         said = clipped(result.error or result.output, _SHORT)
         return f"step {result.step}: {result.action} {result.status}{f': {said}' if said else ''}"
 
     def severity(self) -> Severity:
-        """Return the severity of the status."""
+        """Return the severity that belongs to the status of the step."""
         severities: dict[StepStatus, Severity] = {"completed": "good", "failed": "fail", "skipped": "quiet"}
         return severities.get(self.result.status, "warn")
 
@@ -252,7 +252,7 @@ class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.M
     event: ClassVar[str] = "mcp_tool_call_started"
 
     def summary(self) -> str:
-        """Return the call."""
+        """Return the number of the step and the name of the tool."""
         return f"step {self.number}: calling {self._name}"
 
 
@@ -267,7 +267,7 @@ class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent
     artifact: str = ""
 
     def summary(self) -> str:
-        """Return the call and its result."""
+        """Return the tool, whether its result is an error, and how long the call took."""
         kept = f", in {self.artifact}" if self.artifact else ""
         result = "an error" if self.is_error else "a result"
         return f"step {self.number}: {self._name} gave {result} after {self.duration_ms / 1000:.3g} s{kept}"
@@ -283,7 +283,7 @@ class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.Mc
     duration_ms: float = 0.0
 
     def summary(self) -> str:
-        """Return the call and its error."""
+        """Return the tool and the error."""
         return f"step {self.number}: {self._name} failed: {' '.join(self.error.splitlines())}"
 
 

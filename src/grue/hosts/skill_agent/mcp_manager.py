@@ -124,7 +124,7 @@ class McpManager:
 
     @property
     def routes(self) -> ToolRoutes:
-        """The names of the tools: `listed` has those in `tools`, `called` all that a call may use."""
+        """The tools by name: `listed` has the names in `tools`, `called` all that `call_tool` accepts."""
         return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:

@@ -32,7 +32,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     asked: ApprovalsAsked | None = None
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
-        """Read the next envelope."""
+        """Update this object from the next envelope of the trace."""
         match envelope.body:
             case m.RunTurn():
                 self.last_turn = max(self.last_turn, envelope.turn)

@@ -67,12 +67,12 @@ class Run(Struct, kw_only=True):
         return [each for name, each in self.registry.types.items() if name not in empty]
 
     def note(self, fact: Fact | m.ServerNoted, turn: int = 0) -> None:
-        """Record a fact."""
+        """Record a fact or a note about a server; turn 0 stands for no turn."""
         self.recorder.record(fact, sender="host", turn=turn)
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text for the model, with the class's name unless the text is clear without it."""
+    """Return an exception's text for the model, after the class's name if the text may be unclear alone."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - it is the host's own class

@@ -5,7 +5,7 @@ only when the model asks for them. A file whose digest or size differs from the 
 
 A model will follow the text of a skill, and the server has written it. So a person approves each skill, by
 a digest that covers all its files: if one byte of a file changes, the skill has to be approved again. The
-`allowed-tools` of a skill grant nothing.
+`allowed-tools` of such a skill grant nothing.
 """
 
 import base64

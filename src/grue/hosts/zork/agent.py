@@ -3,7 +3,7 @@
 The agent's client is any object with `chat.completions.create(**kwargs)`, blocking or not. Its manager is any
 object with the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. A turn
 calls these methods in place of an endpoint and an MCP server. It calls the methods of grue's own `LLMClient`
-and `MCPManager` only if a program has overridden them; otherwise it takes their settings.
+and `MCPManager` only if a program has overridden them; otherwise it uses only their settings.
 
 Source: R10.4, R15.4
 """
@@ -317,7 +317,7 @@ class ZorkAgent:
         """Return the decision of a turn that an earlier run of the program finished. No request is sent.
 
         Raises:
-            MCPError: The turn has failed. It is the error with which the turn ended.
+            MCPError: The turn failed. This is the error with which it ended.
         """
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):
@@ -376,7 +376,7 @@ class ZorkAgent:
             turn=self.turn,
             json_results=True,
             final_request=m.FINAL_REQUEST,
-            on_delta=(lambda _: None) if self.stream else None,  # turns streaming on
+            on_delta=(lambda _: None) if self.stream else None,  # switches streaming on
         )
 
     def _result(self, outcome: TurnOutcome[AgentResponse]) -> dict[str, str | None]:

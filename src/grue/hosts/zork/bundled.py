@@ -13,7 +13,7 @@ BUNDLED_NAME = "mind"
 def bundled_server() -> StdioServer:
     """Return the server, which runs without site packages, so that it starts fast.
 
-    The server needs neither files nor a network. If this machine can enforce it, a box refuses it both.
+    It runs in a box without files and network, which it does not need, if this machine can enforce the box.
     """
     # The module is not imported: no host imports another package of `grue.hosts`.
     file = Path(__file__).parents[1] / "servers" / "think.py"

@@ -1,6 +1,6 @@
 """`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
 
-Of the client, a turn uses only the endpoint. If a program has overridden `chat_completions_create` or
+A turn uses only the client's endpoint. If a program has overridden `chat_completions_create` or
 `_supports_tool_calling`, the turn calls that method.
 
 Source: R4
@@ -214,7 +214,8 @@ class LLMClient:
         extra = {key: value for key, value in kwargs.items() if value is not None}
         if not calling and mode == m.RequireAnswer() and response_format:
             extra["response_format"] = response_format
-        # Set these fields now: the constructor refuses fields that a turn sets, such as `response_format`.
+        # The constructor of `LlmEndpoint` would refuse fields such as `response_format`, which a turn sets
+        # itself. So add them only now.
         endpoint.settings = replace(settings, extra_body={**settings.extra_body, **extra})
         choice = _choice(tool_choice, conversation)
         outcome = run_blocking(
@@ -275,7 +276,7 @@ class _AskedByClient(LlmEndpoint):
         self._client = client
 
     def support_check(self) -> SupportCheck:
-        """Return `skip` if support is forced, else `before`: the check comes before a server starts."""
+        """Return `skip` if tool support is forced, else `before`: ask the client before a server starts."""
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> m.ToolSupportChecked:

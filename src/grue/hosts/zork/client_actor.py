@@ -37,7 +37,7 @@ _SDK = WireProfile(
     name="an SDK",
     names="encoded",
     sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
-    # If the model refused an image, the SDK would raise, and the turn would end.
+    # Send no images: if the model refused one, the SDK would raise an exception, which would end the turn.
     images=False,
 )
 
@@ -49,10 +49,9 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
-    If the client's `create` has a parameter `name`, it is called like that of an `LLMClient`: with all
-    arguments, `None` for those that are not set, and tool names such as `files.read`. Any other client is
-    called like an SDK's: only with the arguments that are set, and with tool names that every endpoint
-    accepts.
+    A `create` with a parameter `name` is called like the one of `LLMClient`: with all arguments, `None` for
+    those that are not set, and tool names such as `files.read`. Any other `create` is called like an SDK's:
+    only with the arguments that are set, and with tool names that every endpoint accepts.
 
     A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
     is dropped. grue does not retry a client's requests.

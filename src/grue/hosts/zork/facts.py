@@ -40,7 +40,7 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
         return {"game": self.game, "game_hash": self.game_hash, "seed": self.seed, **super().labels()}
 
     def summary(self) -> str:
-        """Return the episode and its players."""
+        """Return the episode, the game, who plays it, the seed and the servers."""
         tools = f"tools from {', '.join(self.servers)}" if self.servers else "no tools"
         return f"{self.episode_id}: {self.game}, played by {self.played_by}, seed {self.seed}, {tools}"
 

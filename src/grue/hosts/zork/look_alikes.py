@@ -132,12 +132,12 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return a class's methods by name, before a program may replace them; pass them to `is_overridden`."""
+    """Return a class's own methods by name, for `is_overridden`. Call this where the class is defined."""
     return {name: vars(cls)[name] for name in names}
 
 
 def is_overridden(instance: object, methods: Mapping[str, Callable[..., Any]]) -> bool:
-    """Return whether any of the methods was overridden in a subclass, or replaced in the class or object."""
+    """Return whether a subclass overrides one of the methods, or the class or object has replaced it."""
     return any(
         getattr(getattr(instance, name, None), "__func__", None) is not method
         for name, method in methods.items()

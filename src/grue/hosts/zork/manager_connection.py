@@ -82,7 +82,7 @@ class ManagerConnection:
         self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
-        # A deadline of -inf means that the scope is cancelled already. It says nothing about the time left.
+        # The deadline is -inf if the scope is cancelled already. Then the time that is left is not known.
         deadline = anyio.current_effective_deadline()
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self

@@ -38,7 +38,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
         return len(self.decided)
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
-        """Read the next envelope."""
+        """Update this object from the next envelope of the trace."""
         match envelope.body:
             case Observed(turn=turn) as observed if not envelope.redacted:
                 self.shown.setdefault(turn, observed)

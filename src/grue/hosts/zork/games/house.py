@@ -105,7 +105,7 @@ class HouseGame:
 
 
 def _dark_falls(turn: rules.Turn) -> list[str]:
-    """Count a turn in the dark. The fourth in a row kills the player, unless the grue has heard its music."""
+    """Count a turn in the dark. The fourth in a row kills, unless the grue has heard the music box."""
     state = turn.state
     if turn.killed_by or not rules.is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0

@@ -109,7 +109,7 @@ def upper_first(text: str) -> str:
 def find(state: State, words: Words, *, asks: str = "") -> str:
     """Return the one thing that a noun phrase, without articles, refers to.
 
-    Raises `RefusalError` if no thing fits, or if several fit. If several fit, the error gets `asks`.
+    Raises `RefusalError` if no thing fits, or several do. If several fit, `asks` is passed to the error.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):

@@ -266,8 +266,8 @@ class Thing(Struct, frozen=True, kw_only=True):
         words: Every word that may refer to it, adjectives and nouns.
         text: The text for "examine".
         later: A flag, and the text for "examine" once that flag is set.
-        rooms: The rooms in which a thing is that cannot be carried; empty for portable things.
-        place: Where a portable thing starts: the id of a room or a container.
+        rooms: For a thing that cannot be carried: the rooms that it is in. Empty for portable things.
+        place: Where a portable thing is at first: the id of a room or a container.
         glimpse: Its line in the room's description until it is moved.
         reading: The text for "read", if it differs from "examine".
         holds: Whether it is a container.

@@ -7,12 +7,12 @@ a function that returns its `Interpreter`, and put it into `INTERPRETERS`.
 its room names. Other releases may print them, so a tiny story is played to find out. Offsets and opcodes are
 those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
 
-An interpreter does not mark the end of an answer. So each line is sent together with a second line `\sf-N`,
-which sets the speed of the interpreter's clock to -N, a new random number. The interpreter prints
-"Speed Factor -N" when it reads that line, whatever it waits for. A game cannot print the mark by chance, and
-never sees the second line. The speed is negative because a clock that runs backwards never interrupts a
-command. Looking for the prompt ">" instead would fail with texts that contain a ">", and would wait forever
-at questions, which do not end with it.
+An interpreter does not mark the end of an answer. So each command is sent together with a second line
+`\sf-N`, with a new random number N. It sets the speed of the interpreter's clock to -N, and the game never
+sees it. The interpreter prints "Speed Factor -N" when it reads this line, also if the game has asked a
+question. A game cannot print these words with the same number by chance. The speed is negative because a
+clock that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail if a text
+contains a ">", and would wait forever after a question, because no prompt follows it.
 """
 
 import os
@@ -165,7 +165,7 @@ class InterpreterProcess:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    # While `returncode` is `None`, no other process can have its id or its group.
+    # While `returncode` is `None`, the process id and the group id cannot belong to another process.
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -222,7 +222,7 @@ def styled_story() -> bytes:
     header[0] = 5
     # Write the addresses of high memory, code, dictionary, objects, global variables and static memory.
     struct.pack_into(">6H", header, 0x04, _CODE_AT, _CODE_AT, 64, 64, 64, _CODE_AT)
-    struct.pack_into(">2H", header, 0x18, 64, size // 4)  # the abbreviations' address, the size in 4 bytes
+    struct.pack_into(">2H", header, 0x18, 64, size // 4)  # abbreviations' address, size in units of 4 bytes
     return (bytes(header).ljust(_CODE_AT, b"\0") + code).ljust(size, b"\0")
 
 

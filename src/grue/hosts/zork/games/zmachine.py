@@ -209,8 +209,8 @@ class ZMachineGame:
         if self._done:
             return self._observe(_OVER)
         self._commands.append(command)
-        # The interpreter would repeat its own last input, which may have been SCORE. If there was no command
-        # before, it gets an empty line, which has no effect.
+        # Replace AGAIN by the last command: the interpreter would repeat its own last input, perhaps SCORE.
+        # Before the first command this is an empty line, which has no effect.
         if command.strip().lower() in _AGAIN:
             command = self._repeated
         if not command.lower().startswith("oops"):
