@@ -729,7 +729,7 @@ class FunctionConnection:
         self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
         converted, self._converted = self._converted, None
-        # Converting the arguments again after `refusal` would run the user's validators twice for one call.
+        # Use what `refusal` has converted: to convert it again would run the user's validators twice.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:

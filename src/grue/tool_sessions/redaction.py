@@ -30,7 +30,7 @@ class _Span(NamedTuple):
 
 
 class Redactor:
-    """Replaces the secrets of some environments, each by a placeholder with the secret's name."""
+    """Replaces the secrets that some dicts of environment variables hold by placeholders with their names."""
 
     def __init__(self, *environments: Mapping[str, str]) -> None:
         self._redaction = Redaction(secrets_in(*environments))
@@ -70,7 +70,7 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield the places of secrets in `arg`, without overlap. If `before` is like `--token`, yield all of it."""
+    """Yield the places of secrets in `arg`, without overlap: all of it after a `before` like `--token`."""
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return

@@ -9,9 +9,9 @@ that a session can open or close while no turn runs:
   (`SharedSession`).
 
 A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
-So the processes of at most three turns are alive: closing, in use, and starting. If a turn's session dies,
-a new one replaces it, and not the session that was started beside it for the next turn: that server may have
-read files that the turn's calls have changed since.
+So the processes of at most three turns are alive: some close, some are in use, some start. If a turn's
+session dies, a new one replaces it, and not the session that was started beside it for the next turn: that
+server may have read files that the turn's calls have changed since.
 """
 
 import contextlib
@@ -311,10 +311,10 @@ class SessionPool:
             self._forget_gone()
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
-        """Wait until the processes of three or more turns ago are gone.
+        """Wait for the end of the processes of turns that are three or more before the turn of `starting`.
 
-        Otherwise a series of cancelled turns, which do not wait for older processes, could leave more and
-        more of them alive.
+        Cancelled turns do not wait for older processes. So without this, a series of them could leave more
+        and more processes alive.
         """
         newest = starting.generation - _GENERATIONS
         while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:

@@ -358,7 +358,7 @@ def _refuse_constant(name: str) -> None:
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer each line of `source` on `sink` as it comes; return at end of file.
 
-    The rest of a line above MAX_LINE_BYTES is discarded.
+    A line longer than MAX_LINE_BYTES is answered with an error.
     """
     session = Session()
     while line := source.readline(MAX_LINE_BYTES + 1):

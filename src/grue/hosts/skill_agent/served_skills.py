@@ -155,7 +155,7 @@ class ServedSkills:
         problems: A sentence for each skill or server that cannot be used.
 
     Raises:
-        MCPConfigError: The lock cannot be used.
+        MCPConfigError: `mcp_skills.lock` cannot be used.
     """
 
     def __init__(self, asks: AsksServers, servers: Collection[str], folder: Path) -> None:
@@ -184,7 +184,7 @@ class ServedSkills:
         """Write the digests of the `waiting` skills into `mcp_skills.lock`. Reads no file of a skill.
 
         Raises:
-            MCPConfigError: The lock cannot be used or written.
+            MCPConfigError: `mcp_skills.lock` cannot be used or written.
         """
         approved = read_skill_lock(self._lock)
         for skill in self.waiting:

@@ -264,7 +264,7 @@ class OverriddenManagerConnection(ManagerConnection):
             self._lent.give_back()
 
     async def open(self, timeout_s: float) -> Listing:
-        """Connect and list the tools. A `ServerFailed` has the details of the manager's `failure`, if any."""
+        """Connect and list the tools. Raises `ServerFailed`, with the manager's `failure` if it has one."""
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)
 

@@ -503,8 +503,8 @@ class ZorkOrchestratorV2:
                 unrecorded.append(memory)
             if decided.turn == past.forgiven:
                 state.fallbacks_in_a_row = 0
-        # The program may have been killed between the next turn's end and its command. That turn's decision is
-        # used now, so the game must show the same text as then.
+        # The program may have been killed after the next turn had ended, and before its command was played.
+        # That turn's decision is used now, so the game must show the same text as then.
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s
@@ -650,8 +650,8 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # Record the state after the last command. If the last turn played no command,
-        # this state is recorded already.
+        # Record the state after the last command. If the last turn played no command, this state is recorded
+        # already.
         if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
