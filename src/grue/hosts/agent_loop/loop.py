@@ -80,7 +80,7 @@ Image: TypeAlias = str | PathLike[str] | bytes
 def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
     """Return MCP servers under the names that an agent loop gives them, such as `mcp.files` for `files`.
 
-    Raises `MCPConfigError` if a name begins with `mcp.` already, or the servers have no names.
+    Raises `MCPConfigError` if a name begins with `mcp.` already, or `servers` is not a mapping.
     """
     if not isinstance(servers, Mapping):
         raise MCPConfigError(

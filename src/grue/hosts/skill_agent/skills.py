@@ -146,7 +146,7 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
     """Return the approved digests, by server and by the URI of the skill; empty if there is no file.
 
     Raises:
-        MCPConfigError: The file cannot be read, or is not a lock of skills.
+        MCPConfigError: The file cannot be read, or is not a skill lock.
     """
     if not path.exists():
         return {}
@@ -234,7 +234,7 @@ class Skills:
         self._texts: dict[str, Callable[[str, str], str]] = {}
 
     def add(self, skills: Mapping[str, Skill], text: Callable[[str, str], str]) -> None:
-        """Add skills that are not in the folder, such as those of a server. `text` returns their texts."""
+        """Add skills that are not in the folder, such as a server's. `text(name, file)` returns the text."""
         self.by_name |= skills
         self._texts |= dict.fromkeys(skills, text)
 

@@ -115,7 +115,7 @@ def _status(error: Exception) -> int | None:
 
 
 def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
-    """Return a client's fault as an `LlmFailure`, without its `api_key` and the environment's secrets."""
+    """Convert a client's fault to an `LlmFailure`; redact the client's key and the environment's secrets."""
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)

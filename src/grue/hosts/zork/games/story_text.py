@@ -1,4 +1,4 @@
-"""Find the room, the score and the end of the game in a story's text, by forms that many games share."""
+"""Find the room, the score and the end of the game in a story's text, by patterns that many games share."""
 
 import re
 from typing import Final
