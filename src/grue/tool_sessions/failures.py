@@ -39,7 +39,7 @@ class WireFault(Struct, frozen=True):
     Attributes:
         cause: What has failed, in one clause without secrets or control characters.
         ends_session: Whether every later exchange would fail too.
-        remedy: What the user can do; `None`: the usual advice for the phase (`ServerPhase`) that failed.
+        remedy: What the user can do; `None`: the usual advice for the `ServerPhase` that failed.
         needs_login: Whether the server can be used only after a person has logged in.
     """
 

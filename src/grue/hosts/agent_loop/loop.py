@@ -562,8 +562,8 @@ def _drop(event: object) -> None:
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:
-    # Wait in short steps: Python runs signal handlers in the main thread, and a signal that reaches another
-    # thread does not end a blocking `get` there.
+    # Wait in short steps: Python runs signal handlers in the main thread, and a signal that another thread
+    # receives would not interrupt a blocking `get` in the main thread.
     while True:
         try:
             return events.get(timeout=_NOTICE_S)

@@ -113,7 +113,7 @@ class ClientActor(Actor[m.LlmCommand]):
         """Wait until the request gate (a fleet's rate limit) admits the request, then ask the client."""
         body, settings = conversation.body(self._settings), self._settings
         permit: exchange.Permit | str | None = None
-        if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, for each attempt
+        if not isinstance(self._client, LLMClient):  # an `LLMClient` waits at the gate itself
             wanted = exchange.WantedRequest(
                 model=settings.model, prompt_bytes=len(body), max_tokens=settings.max_tokens
             )
