@@ -23,7 +23,7 @@ class SamplingRequest(Struct, frozen=True):
 
 
 class Sampled(Struct, frozen=True):
-    """The answer to a sampling request: the model's text and its name."""
+    """The answer to a sampling request: a text, and the name of the model that wrote it."""
 
     text: str
     model: str

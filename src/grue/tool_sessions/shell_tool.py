@@ -1,4 +1,4 @@
-"""`ShellTool`: a tool server whose one tool runs commands on this machine. Off unless a host configures it.
+"""`ShellTool`: a tool server whose one tool runs commands on this machine. A host has to configure it.
 
 An allow-list limits what a model can start, not what a started program does; a box (`sandbox`) limits that.
 

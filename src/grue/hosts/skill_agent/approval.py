@@ -177,7 +177,7 @@ def _is_outdated(tool: m.ToolDefinition, definitions: Mapping[str, str]) -> bool
 def _judged(action: PlannedAction, tool: m.ToolDefinition | None, call: OwnCall | None) -> JudgedAction:
     if call is None:
         return JudgedAction(action, tool)
-    # Compare as JSON: to Python, `1` equals `true`.
+    # Compare as JSON, because `1 == True` in Python.
     if msgspec.json.encode(call.arguments) != msgspec.json.encode(_arguments(action)):
         changed = call.arguments  # a person has changed them
         params = {**action.params, "arguments": changed} if action.type == MCP_CALL else changed

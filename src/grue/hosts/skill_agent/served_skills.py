@@ -41,7 +41,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class AsksServers(Protocol):
-    """Sends requests to connected servers: a `ToolClient`, a `Runner`, or an `McpManager`."""
+    """An object that sends requests to connected servers, such as a `ToolClient` or an `McpManager`."""
 
     def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
         """Send a request and return the result."""

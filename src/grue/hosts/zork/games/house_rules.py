@@ -656,7 +656,7 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "smell": _smell,
     "use": _use,
 }
-# The dangerous things, each with the verbs that are dangerous.
+# The dangerous things, each with the verbs that must not be used on it.
 DANGERS: Final = {
     "plant": ("take", "touch", "attack", "eat", "smell"),
     "well": ("enter", "climb"),
