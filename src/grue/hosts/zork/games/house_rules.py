@@ -656,7 +656,7 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "smell": _smell,
     "use": _use,
 }
-# The dangerous things, each with the verbs that must not be used on it.
+# The dangerous things, each with the verbs that are dangerous for the player.
 DANGERS: Final = {
     "plant": ("take", "touch", "attack", "eat", "smell"),
     "well": ("enter", "climb"),
