@@ -252,7 +252,8 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
-        # If the lock held only this server's tools, the tools of the others would count as not approved.
+        # Do not write a lock with this server's tools alone: all tools of the other servers would then count
+        # as not approved.
         command = f"{GRUE} tools --lock{with_file}"
         say(f"The file's servers have no tool lock. To approve the tools of all: {command}")
     else:
@@ -380,8 +381,8 @@ def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: i
     """
     import httpx
 
-    # Use no proxy of the environment for an address on this machine, because no proxy can reach it. A
-    # redirect may lead from this machine to another, or back.
+    # Use no proxy of the environment for an address on this machine, because no proxy can reach it. Decide
+    # this for each address, because a redirect may lead from this machine to another, or back.
     direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
 
     async def fetch() -> None:
@@ -507,7 +508,7 @@ def _words(typed: str) -> list[str]:
 def _exists(argument: str) -> bool:
     try:
         return Path(argument).exists()
-    except OSError:  # for example, it is too long for a path
+    except OSError:  # for example, the argument is too long for a path
         return False
 
 

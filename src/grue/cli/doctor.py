@@ -65,7 +65,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which sandbox limits this machine can enforce. It is a problem only if a sandbox is `needed`."""
+    """Report which sandbox limits this machine can enforce. `needed`: whether a server has a sandbox."""
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"

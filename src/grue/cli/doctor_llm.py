@@ -2,7 +2,7 @@
 
 They request the list of models, which no provider charges for, and then run three small turns: one that
 asks for a short reply, one with a tool, and one whose answer has a schema. If the model does not call the
-tool, the prompt's tokens with and without the tool tell whether the endpoint passes tools on.
+tool, the prompt's tokens with and without the tool tell whether the endpoint passes tools to the model.
 All these requests together cost a few dozen tokens.
 """
 
@@ -79,13 +79,14 @@ _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at al
 
 
 def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Iterator[Finding]:
-    """Yield the findings about the configured endpoint, and then about those of the models of its chain.
+    """Yield the findings about the configured model and its endpoint, then about each fallback model.
 
     `named`: whether the user has chosen the endpoint. If not, it is the default endpoint.
     """
     try:
         settings = llm_settings(config)
-        # Ask each model without its chain. Otherwise the next model would answer for one that is down.
+        # Check each model without its fallback models (`then`): one of them could answer for a model that is
+        # down.
         chain = [LlmEndpoint(_patient(structs.replace(each, then=()))) for each in (settings, *settings.then)]
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))

@@ -26,8 +26,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     Attributes:
         running: When each running episode was submitted, in monotonic seconds, by the episode's id.
-        costs: What the fleet's broker has counted. It counts in runs with limits only; without limits, this
-            is what earlier runs have spent.
+        costs: The costs of the runs that had a budget or another limit, as `grue.fleet.broker` counts them.
     """
 
     tally: Tally
@@ -37,7 +36,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost so far: the broker's count, or that of the finished episodes if it has more requests."""
+        """The cost so far: `costs`, or the sum of the finished episodes if that has more requests."""
         return max(self.costs.spent, self.tally.spent, key=lambda spent: spent.requests)
 
     @property

@@ -199,8 +199,8 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    # `file` is a listing, or a tool lock with a listing beside it. The name `lock`, unless there is such a
-    # file, stands for the project's tool lock.
+    # `file` is a listing, or a tool lock with a listing beside it. If there is no file called `lock`, this
+    # name stands for the project's tool lock.
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_lock_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

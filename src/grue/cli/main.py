@@ -55,7 +55,7 @@ def _run() -> None:
 
 def _make_streams_usable() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed before the start, as with `>&-`
+        if getattr(sys, name) is None:  # the stream was closed before grue started, as with `>&-`
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Not every terminal's encoding has the arrows and lines that commands print.

@@ -470,7 +470,8 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
     parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
     passed = "".join(f", {name}={name}" for name in ordered)
     yield from ("", "")
-    # A policy trusts annotations of functions. If it did not trust the recorded server's, leave them out.
+    # Every policy trusts the annotations of a Python function. So copy a recorded tool's annotations only if
+    # the recorded policy trusted its server.
     if tool.annotations is not None and (tool.trusted or tool.server in run.begun.tool_policy.trusted):
         yield f"@tool(annotations={_literal(tool.annotations)})"
     yield f"def {function}({parameters}) -> Any:"

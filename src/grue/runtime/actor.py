@@ -376,7 +376,7 @@ class Supervisor:
     ) -> bool | None:
         cut_short: BaseException | None = None
         self._stopping = True
-        # If the block sends a message, an observer of the host gets it, and may raise an exception here.
+        # The host's code may have raised the block's exception: its observers get what the block sends.
         host_failed = exc_val is not None and bool(raised_by(exc_val)) and not ends_the_task(exc_val)
         if exc_val is None:
             try:
@@ -459,7 +459,7 @@ class Supervisor:
 
 
 def raise_crash(actor: str, error: BaseException) -> Never:
-    """Raise `ActorCrashed` from an actor's exception; or the exception itself, such as a `TraceError`."""
+    """Raise `ActorCrashed` from `error`, or `error` itself if it is a `TraceError` or not an `Exception`."""
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

@@ -37,7 +37,10 @@ def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Ite
 
 
 def as_path(given: object, what: str) -> Path:
-    """Return a path that the user has given, or raise `MCPConfigError`, whose text begins with `what`."""
+    """Return `given` as a `Path`. Raise `MCPConfigError` if it is no path, or no file can have this path.
+
+    The error's text begins with `what`.
+    """
     if not isinstance(given, str | os.PathLike):
         raise MCPConfigError(f"{what} wants a path, 'file' or Path('file'), not {shown(given)}.")
     path = Path(given)
@@ -176,7 +179,7 @@ def replacing(
     Raises:
         OSError: The file cannot be written; the old file stays.
     """
-    if str(path.parent) == "/dev":  # root could replace `/dev/stdout` or `/dev/null` by a file
+    if str(path.parent) == "/dev":  # as root, `os.replace` below would put a file in place of a device
         raise OSError(errno.EINVAL, "it is among the devices")
     made = draft_beside(path) if draft is None else path.with_name(draft)
     if draft is not None:
@@ -298,7 +301,7 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove everything after the last newline. Raises `TraceError`, also if it is no regular file."""
+        """Remove everything after the last newline. Raises `TraceError`, also for a pipe or a device."""
         try:
             require_regular(self._fd)
         except OSError as error:

@@ -119,7 +119,7 @@ def _let_others_go_on() -> None:
 def _work_elsewhere() -> dict[int, str]:
     """Return the work (`_work_in`) of each thread but this one, by the thread's id.
 
-    Threads with the work "" are left out, and imports that forks no longer wait for (`_outlasted`).
+    Threads with the work "" are left out, and so are threads that forks no longer wait for (`_outlasted`).
     """
     # Find this thread by its frame: under gevent, `threading.get_ident` returns the numbers of greenlets.
     here, frames = sys._getframe(), sys._current_frames()  # noqa: SLF001 - the documented names

@@ -92,7 +92,8 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
 
 
 def _same(wanted: object, found: object) -> bool:
-    # To Python, `True` equals 1, and to JSON it does not. But `ANY` equals a value to Python only.
+    # Python's `==` lets `unittest.mock.ANY` equal every value, but also `True` equal 1. So values that are
+    # equal to Python must not differ as JSON.
     differing = Comparison().differences(as_json(wanted), as_json(found))
     return wanted == found and not any(each.left == each.right for each in differing)
 

@@ -239,7 +239,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return the end of an error text: the request's last message, and whether a reply was refused before."""
+    """Return sentences for an error text: what the request's last message is, and that it refuses a reply."""
     from grue.messages import REPAIR_REQUEST  # imported here, because only a test that fails needs it
     from grue.runtime.safe_text import printable
 

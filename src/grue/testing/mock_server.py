@@ -58,8 +58,8 @@ class _Writes(Protocol):
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
     """Yields a client's messages, but answers `initialize` requests itself, with an error.
 
-    The SDK's server must not see such a request: even if the server refused it, the connection would stay
-    with the older revisions.
+    The SDK's server must not see such a request: even if the server refused it, it would then expect the
+    older protocol revisions on this connection.
     """
 
     def __init__(self, read: _Reads, write: _Writes) -> None:

@@ -205,8 +205,8 @@ _ANSWER_CHARS = 1000
 class Person:
     """Asks the person at the terminal, and remembers for which tools the answer was "always".
 
-    `reader` is called for each question and returns the `Reader` of the answer. Secrets that `redaction`
-    knows are not shown.
+    `reader` is called for each question, and returns the `Reader` that reads the answer. Secrets that
+    `redaction` knows are not shown.
     """
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
@@ -313,6 +313,6 @@ class Person:
         if not isinstance(arguments, dict):
             self._screen.tell(lines.complaint("The arguments are a JSON object."))
             return None
-        # To Python `1` equals `true`, but to the tool it does not.
+        # Compare digests, because in Python `1 == True`, and a tool may tell `1` from `true`.
         same = digest(arguments) == question.arguments_digest
         return question.approve() if same else question.change(arguments)

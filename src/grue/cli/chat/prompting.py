@@ -58,7 +58,7 @@ def typing_ahead_hidden() -> Iterator[None]:
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    # A chat that was killed earlier leaves the terminal in raw mode or without echo: restore a usable mode.
+    # A chat that was killed may have left the terminal in raw mode or without echo: restore a usable mode.
     for modes, wanted in _USABLE.items():
         before[modes] |= wanted
     termios.tcsetattr(descriptor, termios.TCSANOW, before)

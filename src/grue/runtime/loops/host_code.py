@@ -46,7 +46,7 @@ def blame(error: BaseException, whose: str) -> None:
 def calling(called: object, what: str) -> Iterator[None]:
     """If the block raises an exception, record that `called` raised it, unless `called` is grue's own.
 
-    `what` is written before its name, such as "the observer".
+    The record is `what`, such as "the observer", and the name of `called`.
     """
     try:
         yield

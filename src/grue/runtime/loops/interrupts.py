@@ -160,8 +160,8 @@ class Interruptible:
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
     """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
 
-    The caller raises `WorkInterrupted` after the loop has ended: asyncio raises a `KeyboardInterrupt` of a
-    task at once, and with `nest_asyncio` it then logs it as the task's, with a traceback.
+    The caller raises `WorkInterrupted` itself, after the loop has ended. It is a `KeyboardInterrupt`: if a
+    task raised it, asyncio would stop the loop at once, and under `nest_asyncio` also log a traceback.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())

@@ -356,8 +356,8 @@ class EpisodeLoop:
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # This loop is not in `_serve`: there, the variable `call` would keep the last call alive while
-        # `_serve` waits for the next one.
+        # This is a method of its own, because a variable `call` in `_serve` would keep the last call alive
+        # while `_serve` waits for the next one.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)

@@ -187,7 +187,7 @@ def loop_is_running() -> bool:
 
 
 def _trio_runs() -> bool:
-    # Not `in_trio_run`, which older versions of trio lack. While trio is being imported, it lacks both.
+    # Older versions of trio have no `in_trio_run`. While trio is being imported, it has neither function.
     token = getattr(sys.modules.get("trio.lowlevel"), "current_trio_token", None)
     if token is None:
         return False

@@ -173,7 +173,7 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return what `ProcessGroup.refusals` returns."""
+        """Return a sentence for each access that the sandbox has refused, as `ProcessGroup.refusals` does."""
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:
@@ -457,7 +457,10 @@ _READS_AT_END = 64
 
 
 class Capture:
-    """Keeps the beginning and the end of a stream of `size` bytes: `max_bytes` at most, half from each."""
+    """Keeps at most `max_bytes` of a stream: one half from its beginning, the other from its end.
+
+    `size`: how many bytes were added.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.size = 0

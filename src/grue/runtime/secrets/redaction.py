@@ -609,7 +609,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: dict[_State, int], state: _State, length: int) -> None:
-        """Add to `states` those that can follow `state`: none if a whole form of the secret has matched."""
+        """Add to `states` those that can follow `state`. After a secret's last character there are none."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

@@ -56,7 +56,7 @@ class Backlog:
             self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
         try:
             call = self._thread.submit(function)
-        except RuntimeError:  # the main thread has ended: only other threads still run
+        except RuntimeError:  # Python starts no thread after the main thread has ended: call it in this one
             wait(list(self.calls))
             function()
         else:
@@ -287,7 +287,7 @@ class Recorder:
         long message may reach them after this returns: await `shown`. Held-back text (`hold_back`) is
         recorded later.
         """
-        # A piece without text means that the reply starts again.
+        # A piece without text means that the model's reply starts again from its beginning.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
         with self._lock:
