@@ -81,7 +81,8 @@ _SHEBANG_BYTES = 256
 
 
 def _is_installed(server: McpServer) -> bool:
-    # If npx has installed the package, the start downloads nothing. For uvx, grue cannot tell.
+    # If npx has installed the package, a start of the server downloads nothing. grue cannot tell whether uvx
+    # has installed a package.
     return (
         isinstance(server, StdioServer)
         and launcher_of(server) == "npx"
@@ -367,8 +368,8 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    # `WRONG` is for what the user can mend: a refused tool that has changed can be approved. A malformed tool
-    # is only a `note`, because its author has to mend it, and the other tools work.
+    # `WRONG`: the user can do something, that is, approve a tool that was refused because it has changed.
+    # `note`: a malformed tool, which only its author can mend; the other tools work.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used

@@ -26,7 +26,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     Attributes:
         running: When each running episode was submitted, in monotonic seconds, by the episode's id.
-        costs: The costs of the runs that had a budget or another limit, as `grue.fleet.broker` counts them.
+        costs: What the requests of all runs of the fleet have cost. Runs without limits are not counted.
     """
 
     tally: Tally

@@ -104,7 +104,8 @@ _LOCAL_S = 0.5
 
 
 def _found_model() -> tuple[str, str]:
-    # Choose Ollama if no key is set and Ollama runs here. The user can change URL and model in agent.py.
+    # If no API key for the default endpoint is set, and Ollama runs on this machine, return a model of
+    # Ollama. The user can change URL and model in agent.py.
     if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
         return _DEFAULT
     with suppress(httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):

@@ -39,7 +39,8 @@ def _run() -> None:
         sys.stdout.write(f"grue {__version__}\n")
         sys.stdout.flush()
         return
-    # The shell sets `_GRUE_COMPLETE` and calls the program without arguments to complete a command.
+    # Without arguments, print the first steps; unless a shell calls the program to complete a command. It
+    # then sets `_GRUE_COMPLETE`.
     if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
         sys.stdout.write(FIRST_STEPS.format(version=__version__))
         sys.stdout.flush()

@@ -79,7 +79,6 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
 
 
 def _module(name: str) -> ModuleType:
-    # Any exception of the user's code becomes an `MCPConfigError`.
     if not name.endswith(".py"):
         sys.path.insert(0, "")
     elif not Path(name).is_file():

@@ -128,7 +128,7 @@ TraceFile = Annotated[
 
 
 def turn_number(taken: str) -> Any:
-    """Return the option `--turn`. `taken` ends the sentence of its help that begins "If several turns"."""
+    """Return the option `--turn`. `taken`: what the command does with the chosen turn, such as "used."."""
     return typer.Option(
         min=1,
         metavar="N",

@@ -66,5 +66,5 @@ def shown_path(path: Path) -> str:
 
 
 def shown_argument(path: Path) -> str:
-    """Return a path as an argument of a command that is proposed: quoted if the shell would split it."""
+    """Return a path as an argument of a command for the user to copy: quoted if a shell would split it."""
     return printable(quote(str(path)))

@@ -166,7 +166,7 @@ def _table(episode: EpisodeReader, wanted: Filter, width: int | None) -> Iterato
 
 
 def print_lines(lines: Iterable[str], *, at_once: bool = False) -> None:
-    """Print lines unchanged: the caller has replaced control characters."""
+    """Print lines, in which the caller has replaced control characters. `at_once`: flush after each line."""
     for line in lines:
         sys.stdout.write(f"{line}\n")
         if at_once:

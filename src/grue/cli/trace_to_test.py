@@ -359,7 +359,8 @@ def _replies(run: RecordedRun) -> Iterator[str]:
             case m.CompletionReceived() as reply if envelope.receiver == AGENT:
                 replies[reply.request] = reply
             case m.ReplyDropped(request=request):
-                # The test drops no reply, because its servers list their tools before the model is asked.
+                # Leave out a reply that the recorded turn dropped, because a server then listed other tools
+                # than the request had offered. In the test, servers list their tools before the request.
                 replies.pop(request, None)
     yield "REPLIES = ["
     for reply in replies.values():

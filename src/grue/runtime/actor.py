@@ -382,8 +382,8 @@ class Supervisor:
             try:
                 await self._stop()
             except anyio.get_cancelled_exc_class() as cancelled:
-                # Either an actor has crashed, or a scope outside the task group was cancelled. Only after a
-                # crash does the task group suppress this cancellation (in `_end`).
+                # Either an actor has crashed, and the task group cancels the block and later suppresses this
+                # error (in `_end`); or a scope outside the task group was cancelled.
                 cut_short = cancelled
         elif host_failed:
             self._crashed("host", exc_val)

@@ -90,8 +90,8 @@ def _wait_for_others() -> None:
     global _usual_switch_s
     if not _work_elsewhere():
         return
-    # No other thread may begin an import between the last check below and the fork. Python's switch
-    # interval protects this thread, but on a busy machine the usual 5 ms can pass within these few lines.
+    # No other thread may begin an import between the last check below and the fork. So make Python's switch
+    # interval longer: on a busy machine the usual 5 ms can pass within these few lines.
     if _usual_switch_s is None:
         _usual_switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
@@ -134,10 +134,10 @@ def _work_elsewhere() -> dict[int, str]:
 def _work_in(frame: FrameType | None) -> str:
     """Return what the thread with this innermost frame is doing.
 
-    - "ours": an import of or within grue's code, such as one that httpx makes at its first use. Also a call
+    - "ours": an import that grue's code makes or causes, for example at the first use of httpx. Also a call
       of pydantic or OpenSSL by grue: they initialise themselves at their first use, and hold locks meanwhile.
-    - "others": an import that no code of grue has caused, such as that of a codec in a thread that looks up
-      a host name for an event loop.
+    - "others": an import that grue's code has not caused, such as the import of a codec in a thread that
+      looks up a host name for an event loop.
     - "idle": the thread runs grue, but nothing that an `os.fork` has to wait for.
     - "": the thread neither imports nor runs grue.
     """

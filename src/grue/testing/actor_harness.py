@@ -421,7 +421,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._loop = loop
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        # Only the loop's own pipe, by which threads wake it, may be registered.
+        # Allow one registration, that of the loop's own pipe, by which threads wake the loop.
         if self.get_map():
             raise RuntimeError(_REAL_TIME)
         return super().register(fileobj, events, data)

@@ -353,7 +353,8 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        # Requests that arrive before the client's answer are kept in `_unread`, and served afterwards.
+        # Send the client a request and wait for its answer. Requests of the client that arrive meanwhile are
+        # kept in `_unread`, and served afterwards.
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]

@@ -512,7 +512,7 @@ class _HttpServer(ThreadingHTTPServer):
     owner: ScriptedLlmServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # An OSError means that the client closed the connection, for example at its time limit.
+        # Print nothing about an OSError: the client has closed the connection, for example at its time limit.
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 

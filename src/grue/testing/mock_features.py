@@ -1,9 +1,9 @@
 """The reference server: a mock server that uses each feature of the protocol.
 
-Its resources and prompts, the tool `json_schema_2020_12_tool` and the tools `test_...` are those for which
-the official conformance suite asks. A tool that needs something from the client (sampling, elicitation,
-roots) declares a parameter for it. The SDK then asks the client as the protocol revision prescribes: by a
-request, or since 2026-07-28 in the result of the call.
+MCP's official conformance suite asks for its resources and prompts, for the tool `json_schema_2020_12_tool`
+and for the tools `test_...`. A tool that needs something from the client (sampling, elicitation, roots)
+declares a parameter for it. The SDK then asks the client as the protocol revision prescribes: by a request,
+or since 2026-07-28 in the result of the call.
 """
 
 # This import comes first: without the package `mcp` it raises an error that says how to install it.
@@ -309,7 +309,8 @@ async def _answer(
 def _require_elicitation(ctx: Context[Any, Any], mode: Literal["form", "url"]) -> None:
     declared = ctx.client_capabilities
     modes = None if declared is None else declared.elicitation
-    # A client that declares elicitation without any mode supports forms: older clients do not know modes.
+    # Raise if the client lacks `mode`. A client that declares elicitation without any mode supports forms:
+    # older clients do not know modes.
     if modes is None or (
         modes.url is None if mode == "url" else modes.form is None and modes.url is not None
     ):

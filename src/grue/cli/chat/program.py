@@ -188,7 +188,8 @@ class ChatProgram:
             self._screen.end(answer)
 
     def _is_final(self, error: MCPError) -> bool:
-        # At a terminal the user may go on. In a pipe, all further lines would fail with the same error.
+        # At a terminal the user may go on after any error. In a pipe, after these errors of the model's
+        # endpoint, all further lines would fail in the same way.
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

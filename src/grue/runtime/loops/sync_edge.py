@@ -64,7 +64,7 @@ def run_blocking(
         function: The coroutine function.
         force_kill: Called in a signal handler at the second Ctrl-C. Makes the running clean-up end at once.
         on_exit: Called outside the loop after its end, for whatever reason. Must be synchronous and quick.
-        twin: Name of the async method that async code should call instead; the warning names it.
+        twin: Name of the async method that async code should call instead, for the warning to async code.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up.

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class ServerPlace(Protocol):
-    """The permission to run one server process."""
+    """The permission to run one server process. The gate gives it, and may have only a few."""
 
     def leave(self) -> None:
         """Give the place back. Called once; does not block."""
@@ -31,5 +31,5 @@ def set_server_gate(gate: ServerGate | None) -> None:
 
 
 def server_gate() -> ServerGate | None:
-    """Return the gate of this process; `None` if it has none."""
+    """Return the gate that `set_server_gate` has set; `None`: there is none."""
     return _gates[0] if _gates else None

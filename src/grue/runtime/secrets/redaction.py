@@ -354,7 +354,7 @@ class Redaction:
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
         """Return an iterator for each form of each secret, over the spans where the form is in the text.
 
-        If a text was cut, also return iterators over beginnings of secrets before the cut.
+        Also return iterators over beginnings of secrets that are followed by an ellipsis, which marks a cut.
         """
         secrets = self._index.secrets
         found = [

@@ -159,7 +159,7 @@ def _replaced(char: str) -> bytes:
     in_url = b"".join(b"(?:%%(?:25){0,8}|=)(?i:%02x)" % byte for byte in char.encode())
     name = _in_html(char)[1:-1].encode()
     named = b"|" + re.escape(name) + b";" if name and not name.startswith(b"#") else b""
-    # The ampersand may itself have been escaped, any number of times.
+    # The ampersand may itself have been escaped, up to 8 times.
     in_html = rb"&(?:amp;){0,8}(?:#0{0,6}%d;|#[xX]0{0,6}(?i:%x);%b)" % (ord(char), ord(char), named)
     return in_url + b"|" + in_html + (rb"|\+" if char == " " else b"")
 

@@ -139,8 +139,8 @@ class LineQueue:
     def _write_some(self) -> bool:
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # Clear `_hurry` before the queue is emptied. `flush` and `close` add their entry to the queue before
-        # they set `_hurry`, so the loop below gets an entry whose `_hurry` is cleared here.
+        # Clear `_hurry` before the queue is emptied. `flush` and `close` first queue their entry and then set
+        # `_hurry`. So if this clears an event that they have set, the loop below gets their entry.
         self._hurry.clear()
         try:
             while True:
