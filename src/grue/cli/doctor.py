@@ -254,7 +254,7 @@ def _packages() -> Finding:
             continue
     try:
         require_mcp()
-        # The time of this import must not count as a server's start time.
+        # Import this now, so that the time of the import does not count as a server's start time.
         importlib.import_module("mcp.client.session")
     except (MissingDependencyError, ImportError) as error:
         return Finding("WRONG", f"{', '.join(installed)}\n{error}")

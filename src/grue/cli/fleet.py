@@ -115,8 +115,8 @@ def stop_fleet(directory: Path) -> None:
     if is_driven(FleetFolder(directory)):
         say("The fleet stops after its running episodes. To go on, run its sweep again.")
     else:
-        # A process on another machine may run the fleet: its lock is perhaps not visible here, but it reads
-        # the file that `stop` has written.
+        # A process on another machine may run the fleet. Its lock may not be visible here, but the process
+        # reads the file that `stop` has written.
         say("No process of this machine runs the fleet. One on another stops after its running episodes.")
 
 

@@ -24,7 +24,7 @@ def main() -> None:
         _make_streams_usable()
         _run()
     except OSError as error:
-        # For example, a file that the user named cannot be read, or no space is left for the output.
+        # No command has handled this error. For example, no space is left for the output.
         from grue.cli.plain_errors import report_os_error
 
         report_os_error(error)
@@ -39,8 +39,8 @@ def _run() -> None:
         sys.stdout.write(f"grue {__version__}\n")
         sys.stdout.flush()
         return
-    # Without arguments, print the first steps; unless a shell calls the program to complete a command. It
-    # then sets `_GRUE_COMPLETE`.
+    # Without arguments, print the first steps. A shell that completes a command gives no arguments either,
+    # but sets `_GRUE_COMPLETE`.
     if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
         sys.stdout.write(FIRST_STEPS.format(version=__version__))
         sys.stdout.flush()

@@ -99,7 +99,7 @@ def _plain_usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    # `GRUE_DEBUG=1` adds the traceback.
+    # With the environment variable `GRUE_DEBUG`, `_complain` also prints the traceback.
     try:
         yield
     except MCPError as error:
@@ -114,7 +114,7 @@ def report_os_error(error: OSError) -> NoReturn:
     if not isinstance(error, BrokenPipeError):
         where = f"{error.filename}: " if error.filename is not None else ""
         _complain(f"{where}{error.strerror or error}.")
-    # Python's flush at exit must not fail.
+    # Send the rest of the output to /dev/null, so that Python's flush at exit does not fail.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(FAILED)
 

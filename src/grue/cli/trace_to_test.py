@@ -480,7 +480,7 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
 
 
 def _functions(tools: Sequence[m.ToolDefinition]) -> dict[str, str]:
-    """Return a name for each tool's function. No two are equal, even if `_word` makes two tools equal."""
+    """Return a name for each tool's function. No two are equal, even if `_word` is equal for two tools."""
     functions: dict[str, str] = {}
     for tool in tools:
         functions[tool.name] = _unused(f"recorded_{_word(tool.name).lower()}", functions.values())

@@ -62,7 +62,7 @@ class LineTooLongError(Exception):
 
 
 class CutLineError(Exception):
-    """A line is longer than `max_message_bytes`. Reading continues after it. `size`: its length in bytes."""
+    """A line of `size` bytes is longer than `max_message_bytes`. Reading continues after this line."""
 
     def __init__(self, head: bytes, tail: bytes, size: int) -> None:
         super().__init__(f"a message of {size} bytes")

@@ -189,7 +189,7 @@ class Call(Future[T]):
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> None:
         """Run `function` in the loop and keep its result or exception."""
-        _current_loop_thread.set(self.loop_thread.thread)  # other calls do not see this value
+        _current_loop_thread.set(self.loop_thread.thread)  # each call has its own context
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():

@@ -322,8 +322,8 @@ class Redaction:
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
         """Yield the spans to replace, in order. Spans that overlap are merged.
 
-        They are never collected in a list: thousands of them would make the garbage collector run again and
-        again, over all objects of the process, and stop every thread meanwhile.
+        Callers must not collect the spans in a list: thousands of spans would make the garbage collector run
+        again and again, over all objects of the process, and stop every thread meanwhile.
         """
         last: Found | None = None
         count = 0
@@ -445,7 +445,7 @@ _BEARER = re.compile(
 _FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
 """A header as a member of a JSON object. Its value must be a string; other values are not credentials."""
 
-# A single match over megabytes would block all other threads.
+# Each match covers a step of a text: a single match over megabytes would block all other threads.
 _VALUE_STEP = re.compile(rb"(?i)(?:[0-9%b]{1,4096}+|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4}){1,64}+" % _SIGNS)
 _TEXT_STEP = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
 _NEXT_VALUE = re.compile(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))

@@ -3,8 +3,9 @@
 A trace is JSON Lines: a `TraceHeader`, then a `TraceLine` for each envelope. A body that is too large for a
 line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead.
 
-The base64 of an image that a tool returned would be in several messages. It is cut out of each of them and
-written once, as a JSON string, to such a file. The body has `""` instead, and the line an `Extract`.
+The base64 of an image that a tool returned would be in several messages. So it is cut out of their bodies,
+and written once, as a JSON string, to a payload file. In a body it is replaced by `""`, and the line has an
+`Extract`.
 
 This module opens no files; `file.py` writes and `reader.py` reads.
 """

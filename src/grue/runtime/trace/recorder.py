@@ -327,7 +327,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Pass to the observers the part of the text so far that cannot belong to a secret, if any."""
+        """Add a piece to its text, and pass to the observers what cannot be a part of a secret."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)
