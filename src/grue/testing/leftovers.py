@@ -86,7 +86,7 @@ def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[thr
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)} - helpers[0],
         set(_descriptors()) - before.descriptors - helpers[1],
         # `threading` does not list a thread of C code before that thread calls `current_thread()`. So a
-        # thread can be new in the list and older than the block. Such a thread is recognised by its kernel id.
+        # thread can be new in the list and older than the block. Then its kernel id is in `before.started`.
         {
             each
             for each in set(_threads(before.running)) - before.threads

@@ -64,7 +64,7 @@ def run_blocking(
         function: The coroutine function.
         force_kill: Called in a signal handler at the second Ctrl-C. Makes the running clean-up end at once.
         on_exit: Called outside the loop after its end, for whatever reason. Must be synchronous and quick.
-        twin: Name of the async method that async code should call instead, for the warning to async code.
+        twin: Name of the async method that a caller in an event loop should use instead, for the warning.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up.
@@ -187,7 +187,8 @@ def loop_is_running() -> bool:
 
 
 def _trio_runs() -> bool:
-    # Older versions of trio have no `in_trio_run`. While trio is being imported, it has neither function.
+    # Use `current_trio_token`, because older versions of trio have no `in_trio_run`. While trio is being
+    # imported, it may have neither of them.
     token = getattr(sys.modules.get("trio.lowlevel"), "current_trio_token", None)
     if token is None:
         return False
