@@ -61,7 +61,7 @@ def json_value(text: str) -> object:
     """Parse JSON that a person has typed.
 
     Raises:
-        ValueError: The text is not JSON; or it holds NaN or Infinity, which `json.loads` accepts, but which
+        ValueError: The text is not JSON, or holds NaN or Infinity. `json.loads` accepts these two, but they
             would be sent as `null`.
         RecursionError: The value is nested too deeply.
     """

@@ -226,8 +226,8 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
     """If the model does not see an offered tool, return a prompt's tokens with the tool, and without it.
 
-    `None`: the counts differ enough, so the model sees the tool; or the endpoint does not count tokens: it
-    reports no number, or the same number for two different prompts.
+    `None`: the two counts differ enough, so the model sees the tool. Also `None` if the endpoint does not
+    count tokens, that is, if it reports no number, or the same number for two different prompts.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]

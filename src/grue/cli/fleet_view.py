@@ -93,8 +93,8 @@ def print_table(
 ) -> None:
     """Print a table with the mean scores, one row for each combination of settings.
 
-    `by` names the settings; `None`: those with several values, except `seed`; fewer if there would be more
-    than 24 rows. With `everything`, episodes that are not in the latest sweep count too.
+    `by` names the settings. `None`: those with several values, except `seed`; without `as_json` only so many
+    that there are at most 24 rows. With `everything`, episodes that are not in the latest sweep count too.
 
     Raises:
         FleetError: The folder holds no fleet, one of its files is damaged, or no episode has a setting of

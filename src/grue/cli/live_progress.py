@@ -33,7 +33,7 @@ class Doing(Struct, frozen=True, kw_only=True):
     Attributes:
         since: When the step began; for a retry that still waits, when it will begin.
         name: The server or tool; empty if the step has none.
-        limit_s: The step's time limit, counted from `since`; `None`: none of its own.
+        limit_s: The step's time limit, counted from `since`; `None`: it has no limit of its own.
         attempt: Number of the attempt, from 1.
         text: The latest text: a reply that is arriving, a call's arguments, or a server's progress.
     """

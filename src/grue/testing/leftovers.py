@@ -1,7 +1,7 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
-On Linux, new processes are recognised by an environment variable that all descendants inherit, and
-descendants of grue's servers also by a resource limit, in case they have cleared their environment. On other
+On Linux, new processes are recognised by an environment variable that all descendants inherit. Descendants of
+grue's servers may have cleared their environment, so they are also recognised by a resource limit. On other
 systems, only direct children are found.
 """
 
