@@ -163,7 +163,7 @@ def _remarks(table: Table) -> list[str]:
         *(f"{name}: not measured: {why}" for name, why in table.failed.items()),
         *(f"{fact.label}: {_spread(fact)}" for fact in table.facts),
         f"{' or '.join(map(str, samples)) or 'no'} samples each; "
-        f"load of the machine {before:.1f} before, {after:.1f} after",
+        f"load average of the machine {before:.1f} before the measurement, {after:.1f} after it",
     ]
 
 
@@ -175,7 +175,7 @@ def _ahead_of_grue(table: Table) -> list[str]:
         return []
     better = {
         "in time": [row.name for row in others if row.ratio is not None and row.ratio < 1],
-        "in own CPU": [
+        "in CPU of the host process": [
             row.name for row in others if row.cpu and ours.cpu and row.cpu.median < ours.cpu.median
         ],
         "in peak memory": [
