@@ -302,15 +302,13 @@ def test_a_server_that_wants_no_login_says_so(guarded: Guarded) -> None:
         log_in(HttpServer(name="far", url=url, auth=OAuth()), press_yes)
 
 
-def test_a_person_who_declines_or_does_nothing_is_no_fault_of_the_configuration(guarded: Guarded) -> None:
+def test_a_person_who_declines_is_no_fault_of_the_configuration(guarded: Guarded) -> None:
     def press_no(address: str) -> None:
         back = parse_qs(urlsplit(address).query)["redirect_uri"][0]
         httpx.get(f"{back}?error=access_denied", trust_env=False)
 
     with pytest.raises(LoginRefused, match="The login to 'far' was declined in the browser"):
         log_in(guarded.spec(), press_no)
-    with pytest.raises(LoginRefused, match="Nobody finished the login to 'far' within 0 s"):
-        log_in(guarded.spec(), lambda _: None, timeout_s=0)
 
 
 def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +334,7 @@ def test_a_folder_that_cannot_keep_tokens_is_named(
 
 
 def test_a_login_that_nobody_finishes_ends(guarded: Guarded) -> None:
-    with pytest.raises(LoginRefused, match=r"nobody finished the login within 0\.1 s"):
+    with pytest.raises(LoginRefused, match=r"^Nobody finished the login to 'far' within 0\.1 s\.$"):
         log_in(guarded.spec(), lambda _address: None, timeout_s=0.1)
 
 
