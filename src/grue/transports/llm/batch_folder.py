@@ -102,7 +102,7 @@ class BatchFolder(Closing):
         try:
             with self.using():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Not with `parents=True`, which would create `path` without this mode.
+                # Create `path` itself, too: `parents=True` would create it without this mode.
                 for name in ("", "turns", "requests", "submissions", "replies"):
                     (path / name).mkdir(mode=0o700, exist_ok=True)
                 self._take_lock()

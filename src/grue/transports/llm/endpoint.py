@@ -143,7 +143,7 @@ def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
 def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> str:
     """Return the name of the setting that the key came from: an environment variable, or `api_key`.
 
-    The advice about a refused key has this name. If there is no key, the name is empty.
+    The name is for the advice about a refused key. It is empty if there is no key.
     """
     if key is None:
         return ""
@@ -263,7 +263,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-msgspec.json.Decoder(LlmSettings)  # at import: msgspec crashes if two threads make the first one at once
+msgspec.json.Decoder(LlmSettings)  # at import: msgspec crashes if two threads make its first decoder at once
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request

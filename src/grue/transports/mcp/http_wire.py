@@ -1,6 +1,6 @@
 """The wire to a server that is reached by URL: Streamable HTTP, and the older SSE transport.
 
-Nothing here may import `runtime/processes/`, except the limits.
+This module must not import from `runtime/processes/`, except `ProcessLimits`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Cross-app access (SEP-990): a person's identity token is exchanged for a token of the server.
+"""Cross-app access (SEP-990): a person's identity token is exchanged for a token that the server accepts.
 
 This module asks the identity provider to exchange the identity token for an identity assertion (ID-JAG,
 RFC 8693). The SDK asks the authorization server to exchange the assertion for an access token (RFC 7523). The

@@ -10,7 +10,7 @@ A task is a tool call that the server has accepted and answers later. Its states
 
 | state             | what happens                             | then                                      |
 |-------------------|------------------------------------------|-------------------------------------------|
-| being created     | the call is answered at once             | that is the result                        |
+| being created     | the call is answered at once             | this answer is the result                 |
 |                   | time limit, cancellation                 | `notifications/cancelled`: no task id yet |
 | working           | `tasks/get` every `poll_s`: a new state  | a `progress` notice                       |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
