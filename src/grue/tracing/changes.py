@@ -24,9 +24,9 @@ class Changes(Struct, frozen=True, kw_only=True):
     """The settings in which a replay differs from the recorded episode.
 
     Attributes:
-        policy: The changed fields of `FailurePolicy`, as new values by name.
-        limits: The changed fields of `TurnLimits`. `budget` holds a mapping of the budget's changed fields.
-        system: The system text of every turn.
+        policy: New values for fields of `FailurePolicy`, by name.
+        limits: New values for fields of `TurnLimits`, by name. The value of `budget` is such a mapping, too.
+        system: The system text of every turn; `None`, here and below: as recorded.
         user: The user message of every turn.
         final_request: The text that asks for the final answer.
 
@@ -59,9 +59,9 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return a replay's message `command` with the limits and policies of its `recorded` counterpart.
+        """Return the replayed message `command` with the limits and policies of its `recorded` counterpart.
 
-        Messages such as `OpenSession` repeat limits of the turn. So after a change of limits, each of them
+        Messages such as `OpenSession` repeat the turn's limits. If these were changed, each such message
         would be reported as a difference.
         """
         if not self or type(command) is not type(recorded):
@@ -77,9 +77,9 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why a recorded event is impossible with the changed limits; empty: it is possible.
+        """Return why a recorded event cannot happen with the changed limits; an empty text if it can.
 
-        `begun` has the `RunTurn` of the event's turn.
+        `begun` is the envelope of the turn's `RunTurn`.
         """
         if not self.limits or not isinstance(begun.body, m.RunTurn):
             return ""
@@ -94,7 +94,7 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
     A field of the budget is named `budget.requests`, for example.
 
     Raises:
-        ValueError: Neither class has a field of this name. The error's text lists the fields.
+        ValueError: Neither class has a field with the given name. The error's text lists the fields.
     """
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
             raise ValueError(f"there is no field {name}; the fields are {', '.join(kind.__struct_fields__)}")
     values = {name: _value(getattr(fields, name), value) for name, value in changed.items()}
     try:
-        # `replace` does not check the types of the new values.
+        # `msgspec.structs.replace` would not check the types of the new values.
         return msgspec.convert({**msgspec.structs.asdict(fields), **values}, kind)
     except msgspec.ValidationError as error:
         raise ValueError(fault_of(error)) from error
@@ -150,7 +150,7 @@ def _turn_time(envelope: EpisodeEnvelope, begun: EpisodeEnvelope, old: TurnLimit
 
 
 def _work_s(limits: TurnLimits) -> float:
-    """Return a turn's time limit less the time reserved for closing its sessions; `inf`: no limit."""
+    """Return a turn's time limit minus the time reserved for closing its sessions; `inf` without a limit."""
     if limits.turn_timeout_s is None:
         return float("inf")
     return limits.turn_timeout_s - kept_for_closing(limits)

@@ -39,17 +39,17 @@ SLOWEST_TURNS = 5
 
 
 class TurnCounts:
-    """Counts turns, and measures the phases of each turn. Turns of `Runner.map` run at the same time."""
+    """Counts turns, and measures the phases of each. Several turns can be open at once (`Runner.map`)."""
 
     def __init__(self) -> None:
         self._started = 0
         self._iterations = 0
-        self._parked: dict[int, int] = {}  # by turn: its iterations before it was parked
+        self._parked: dict[int, int] = {}  # turn number -> iterations before the turn was parked
         self._outcomes: Counter[str] = Counter()
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
-        self._after: Counter[int] = Counter()  # by turn: how many calls the host made after the turn
+        self._after: Counter[int] = Counter()  # turn number -> calls that the host made after the turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message; `changes` are the steps (`steps.py`) that begin or end with this message."""
@@ -69,9 +69,9 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a clock if a turn begins. Return the turn's end if a message reports it.
+        """Start a clock for a turn that begins. Return the end of a turn if a message reports it.
 
-        If no message reports the end, because the turn crashed or was killed, drop its clock.
+        No message reports the end of a turn that crashed or was killed: its clock is dropped.
         """
         ended = None
         for change in changes:
@@ -132,8 +132,8 @@ class Counts(Struct):
     """Counts of the requests to the model, of one tool's calls, or of one server's sessions.
 
     Attributes:
-        numbers: The counts, by the names of the fields of `ModelStats`, `ToolStats` or `ServerStats`.
-        seconds: How long each answered request, each call that has ended, or each session's start took.
+        numbers: The counts, by field name of `ModelStats`, `ToolStats` or `ServerStats`.
+        seconds: The durations of the answered requests, of the ended calls, or of the sessions' starts.
     """
 
     numbers: Counter[str] = field(default_factory=Counter)
@@ -193,7 +193,7 @@ class EpisodeTally:
         self.model = Counts()
         self.tools: defaultdict[str, Counts] = defaultdict(Counts)
         self.servers: defaultdict[str, ServerCounts] = defaultdict(ServerCounts)
-        self._names: dict[tuple[int, str], str] = {}  # by turn and call id: the tool, such as `files.read`
+        self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
 
     def take(self, envelope: EpisodeEnvelope) -> None:
@@ -214,7 +214,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count a message of which only the time, `t`, is needed."""
+        """Count a message that affects only the number of messages and, by its time `t`, the phases."""
         self.messages += 1
         self.clock.note(t)
 
@@ -282,13 +282,13 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # This names only calls of the host itself: the model's calls got their names from the reply.
+                # Only the host's own calls get their names here; the model's got theirs from its reply.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():
                 self._tool(envelope).numbers["calls"] += 1
             case m.ToolRejected(name=name) | m.ToolDenied(name=name):
-                # The model may have written a name that no tool has: it is counted under that name.
+                # The model may have invented the name: the call is counted under it all the same.
                 self.tools[name].numbers["rejected"] += 1
                 self._names.pop((turn, body.call_id), None)
             case m.ToolSkipped(refused=refused):
@@ -322,8 +322,8 @@ class EpisodeTally:
             case m.McpDisabled(newly=newly):
                 counts["disabled"] += newly
             case m.SessionClosed(ending=ending):
-                # Count one ending per session. A cancelled session can send a second `SessionClosed`. After
-                # `handed_over`, the ending is in a later `ServerEnded`.
+                # Count one ending per session, although a cancelled session can send two `SessionClosed`.
+                # For a session that ends with `handed_over`, count its later `ServerEnded` instead.
                 if turn in server.in_turns and ending != "handed_over":
                     server.endings[ending] += 1
                 server.in_turns.discard(turn)

@@ -46,7 +46,10 @@ class Drawn(Struct, frozen=True):
 
 
 def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | None:
-    """Draw an envelope, with at most `limit` characters of text; `None`: a piece of a streamed reply."""
+    """Return how to draw an envelope, with texts of at most `limit` characters.
+
+    Return `None` for a piece of a streamed reply, which is not drawn.
+    """
     body = envelope.body
     if isinstance(body, m.TextDelta):
         return None
@@ -105,7 +108,7 @@ class _MermaidLines:
         for name in names:
             if name is not None and name not in self._ids:
                 self._ids[name] = f"p{len(self._ids)}"
-                # Mermaid would remove `wrap:` from the beginning of a name.
+                # The colon is replaced, because Mermaid would remove `wrap:` from the beginning of a name.
                 yield f"    participant {self._ids[name]} as {escaped(name).replace(':', '#58;')}"
 
 
@@ -117,8 +120,8 @@ _MARKERS = frozenset("ﬂ°¶ß")
 def escaped(text: str) -> str:
     """Return printable text in which entities replace all characters that Mermaid could interpret.
 
-    A colon is safe, except in a text with the word `style` or `classDef`: there Mermaid removes the last
-    semicolon after the colon, and this semicolon may end an entity.
+    A colon is replaced only in a text with the word `style` or `classDef`. In such a text, Mermaid removes
+    the last semicolon after a colon, but this semicolon may be the end of an entity.
     """
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(
@@ -131,7 +134,7 @@ def escaped(text: str) -> str:
 
 
 def plain(envelopes: Iterable[EpisodeEnvelope], *, width: int = WIDTH) -> Iterator[str]:
-    """Yield the lines of a diagram drawn with characters, `width` columns wide, but at least 40."""
+    """Yield the lines of a diagram drawn with characters, at most `max(width, 40)` columns wide."""
     first = True
     for turn_slice in split_turns(envelopes):
         arrows = [arrow for envelope in turn_slice.envelopes if (arrow := drawn(envelope, limit=width))]

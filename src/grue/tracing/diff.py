@@ -1,15 +1,15 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The i-th turn of one trace is compared with the i-th turn of the other. A fork copies the beginning of a
-recorded turn, and has that turn's number. If a trace has forks, only turns with their numbers are compared.
+The i-th turn of one trace is compared with the i-th turn of the other. A fork runs a recorded turn again, and
+has that turn's number. If a trace has forks, only turns with a fork's number are compared.
 
 The messages of a turn form a tree, in which each message is below the message that caused it. If two messages
 are counterparts, the messages that they caused are paired, in order, if they have the same sender, receiver
 and kind. So two traces can be identical even if their actors ran in a different order.
 
-Numbers, times and `IGNORED` fields of messages are not compared. `IDS` may differ if they are used
-consistently. Messages whose class has `compared = False` are left out, such as pieces of streamed replies:
-the whole reply follows.
+The messages' numbers, times and `IGNORED` fields are not compared. The ids in the fields `IDS` may differ if
+each id on the left always pairs with the same id on the right. Messages whose class has `compared = False`
+are left out, such as the pieces of a streamed reply, which is compared as a whole.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns, and add the length of each one's history to `lengths`."""
+    """Yield the turns, and add to `lengths` how long the conversation's history was when each turn began."""
     for each in turns:
         begun = (envelope.body for envelope in each.envelopes if isinstance(envelope.body, m.RunTurn))
         lengths.update(run.history.length for run in begun if run.history is not None)
@@ -206,7 +206,7 @@ class _Pair(NamedTuple):
 
 
 class _TurnDiff:
-    """The comparison of a turn. `lengths`: those of the histories of the left trace's turns so far."""
+    """Compares two turns. `lengths` holds the history lengths of the left trace's turns so far."""
 
     def __init__(self, left: TurnSlice, right: TurnSlice, lengths: set[int]) -> None:
         self._turn = left.turn or right.turn
@@ -215,7 +215,7 @@ class _TurnDiff:
         self._lengths = lengths
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
-        self._lefts: dict[int, int] = {}  # by the number of a right message: that of its left counterpart
+        self._lefts: dict[int, int] = {}  # number on the right -> number on the left
 
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
@@ -236,7 +236,7 @@ class _TurnDiff:
             before = bisect_left(rights, pair.right)
             return self._lefts[rights[before - 1]] + 0.5 if before else 0.0
 
-        # `_divergence` reads the messages again, to save memory.
+        # `_found` holds only numbers, to save memory, so `_divergence` reads the messages again.
         yield from (self._divergence(pair) for pair in sorted(self._found, key=place))
 
     def _compare_children(self, one: int, other: int) -> list[tuple[int, int]]:
@@ -256,7 +256,7 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair the messages of one kind that have the same cause.
+        """Pair messages that have the same cause, sender, receiver and kind.
 
         They are paired in order, or by content if one trace has more of them than the other.
         """
@@ -274,18 +274,18 @@ class _TurnDiff:
             return ()
         if isinstance(one, m.RunTurn) and isinstance(other, m.RunTurn):
             other = self._as_comparable(one, other)
-        # Read the iterator to its end: it pairs the ids, which the comparison of later messages needs.
+        # Read all differences, not just the first: reading them pairs the ids for later messages.
         return tuple(self._comparison.differences(one, other))
 
     def _as_comparable(self, one: m.RunTurn, other: m.RunTurn) -> m.RunTurn:
         if one.resumed and other.resumed:
-            # The time limit of a resumed turn is the time that the turn had left.
+            # A resumed turn's time limit is the time that it had left, which differs from run to run.
             limits = replace(other.limits, turn_timeout_s=one.limits.turn_timeout_s)
             other = replace(other, limits=limits)
         past, history = one.history, other.history
         if past and history and any(length < past.length for length in self._lengths):
-            # Earlier turns may hold this conversation, or that of which it is a branch. Its digest differs
-            # too if only the ids of these turns do.
+            # The history may consist of turns that were compared before. Its digest is then not compared,
+            # because it differs even if only the ids in these turns differ.
             other = replace(other, history=replace(history, digest=past.digest))
         return other
 
@@ -308,10 +308,10 @@ class _TurnDiff:
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return a digest of a message without the ignored fields, in which `common` has replaced each id.
+    """Return a digest of a message without its ignored fields, and with each id replaced by `common`.
 
-    `common(field, id)` returns the id of the right trace, or `None` if the given id is not paired yet. So
-    messages that differ only in paired ids have the same digest.
+    `common(field, id)` returns the right trace's id of the pair to which `id` belongs; `None` if there is no
+    pair yet. So messages that differ only in paired ids have the same digest.
     """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
@@ -333,7 +333,7 @@ KEPT_BYTES = 4 * 2**20
 
 
 class LeftInFile(Struct, frozen=True):
-    """Replaces a message in an envelope, to save memory, and says where in the file the message is."""
+    """Stands in an envelope for a message that stays in the file, to save memory, and says where it is."""
 
     reader: EpisodeReader
     place: LinePlace
@@ -341,13 +341,13 @@ class LeftInFile(Struct, frozen=True):
 
 
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
-    """Split a trace into its turns, as `split_turns` does, with `KEPT_BYTES` of messages in memory at most.
+    """Split a trace into its turns, as `split_turns` does, but without messages that are not compared.
 
-    The other messages of an `EpisodeReader` stay in its file, from which `whole` reads them. Messages whose
-    class has `compared = False` are left out.
+    If `envelopes` is an `EpisodeReader`, at most `KEPT_BYTES` of messages are in memory. The others stay in
+    the file; `whole` reads them.
     """
     splitter = TurnSplitter()
-    kept: dict[int, int] = {}  # key: `id()` of a slice; value: bytes of its messages in memory
+    kept: dict[int, int] = {}  # `id()` of a slice -> bytes of its messages in memory
     for envelope, stub, size in _with_stubs(envelopes):
         for complete in splitter.completed_by(envelope):
             kept.pop(id(complete), None)
@@ -381,7 +381,7 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, a smaller one to keep in memory instead, and how many bytes that saves."""
+    """Yield each envelope, its stub (with a `LeftInFile` as the message), and the bytes that this saves."""
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return
@@ -393,9 +393,9 @@ def _with_stubs(
 def _ended_as_asked(left: object, right: object) -> bool:
     """Return whether two messages are both `SessionClosed`, with endings that count as equal.
 
-    A process that exited by itself and one that was killed count as equal: which happens depends on timing.
-    The ending `none` counts as equal to any: the session had no process, for example in a fork that takes its
-    tool results from a trace.
+    Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
+    other endings. The ending `none` equals them all: the session had no process, for example in a fork that
+    takes its tool results from a trace.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -1,7 +1,7 @@
 """Find the differences between two messages, as JSON paths.
 
 Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. A key in a tool's
-arguments is always compared, whatever its name.
+arguments is always compared, even if message fields of that name are ignored.
 """
 
 import functools
@@ -69,7 +69,7 @@ class Comparison:
     def counterpart(self, name: str, left: object) -> object:
         """Return the id on the right that corresponds to the id `left`; `None`: no id does.
 
-        `name` is the name of the field that holds the ids.
+        `name` is the name of the message field that holds both ids.
         """
         return self._there.get((name, left))
 
@@ -111,18 +111,18 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # A message has Structs in fields and in tuples only: lists and dicts hold plain JSON.
+        # In a message, only fields and tuples hold Structs; lists and dicts hold plain JSON.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 
 def is_one_of(names: frozenset[str], value: Struct, field: str) -> bool:
-    """Return whether `names` has the field of the Struct `value`, by its name or as `Class.field`."""
+    """Return whether `names` contains a field of the Struct `value`, as `field` or as `Class.field`."""
     return field in names or f"{type(value).__name__}.{field}" in names
 
 
 @functools.cache
 def _fields_within(kind: type[Struct]) -> frozenset[str]:
-    """Return the names of all fields of a Struct and of the Structs that it can hold, alone and qualified."""
+    """Return all fields of a Struct and of the Structs that it can hold, as `field` and `Class.field`."""
     names: set[str] = set()
     seen: set[object] = set()
     hints: list[object] = [kind]

@@ -31,9 +31,8 @@ class Divergence(Struct, frozen=True, kw_only=True):
         left: The message in the first version; `None`: it is missing there.
         right: Its counterpart in the second version; `None`: it is missing there. Its number `seq` is 0 if a
             replay computed it.
-        because: The chain of messages that led to the message in the first version, or in the second if it is
-            missing there. The first cause comes first.
-        because_left_out: How many messages are left out after the first item of `because`.
+        because: The causes of `left` (of `right` if `left` is `None`), the first cause first.
+        because_left_out: How many causes are left out after the first item of `because`.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
         descendants: If the message is missing on one side: how many messages that it caused are missing too.
     """
@@ -138,7 +137,7 @@ def _written(value: object) -> str:
 
 
 def _first_difference(one: str, other: str) -> tuple[int, int]:
-    """Return where each text begins to differ. White space counts only if nothing else differs."""
+    """Return where each text begins to differ. White space counts only if they differ in nothing else."""
     dense = "".join(one.split()), "".join(other.split())
     same = _common(*(dense if dense[0] != dense[1] else (one, other)))
     return (same, same) if dense[0] == dense[1] else (_place(one, same), _place(other, same))

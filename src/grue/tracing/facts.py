@@ -1,7 +1,7 @@
 """Facts that a host records in the trace, besides the messages of its turns.
 
-A host is a program that runs turns, such as a game or a mail desk. The logs, the statistics, and the host
-itself when it resumes the episode, read its facts. A host records one through its runner's recorder:
+A host is a program that runs turns, such as a game or a mail desk. Its facts appear in the logs and the
+statistics, and it reads them itself to resume an episode. It records a fact through its runner's recorder:
 `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
 
 Every host can record the three facts of this module, and declare further ones:
@@ -65,8 +65,8 @@ class Fact(m.Message, frozen=True, kw_only=True):
     Attributes:
         between_turns: Whether the host records the fact only while none of its turns runs. If so, and if the
             turn before the fact has no recorded end, readers know that the turn was killed.
-        step: `begins`: the host starts some work of its own with this fact; `ends`: that work is done. The
-            viewer draws the time between the two.
+        step: `begins`: the fact says that the host starts some work of its own; `ends`: that this work is
+            done. The viewer draws the time between the two facts.
     """
 
     between_turns: ClassVar[bool] = False
@@ -100,10 +100,10 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str]) -> str:
-    """Call a method of a fact; `words` is the method as the base class defines it, such as `Fact.summary`.
+    """Call the fact's version of a method of the base class, such as `Fact.summary`, and return its text.
 
-    If the host has overridden the method, and its version raises or returns no text, call that of the base
-    class, so that the trace can be read all the same.
+    If the host's version raises or returns no text, call that of the base class (`words`) instead, so that
+    the trace can be read all the same.
     """
     try:
         said = getattr(fact, words.__name__)()
@@ -113,7 +113,7 @@ def said_by(fact: Fact, words: Callable[[Any], str]) -> str:
 
 
 def severity_told(fact: Fact) -> Severity:
-    """Return the severity of a fact, for a reader; a word that is no severity counts as none."""
+    """Return the severity of a fact; empty if the host's method returns a word that is no severity."""
     said = said_by(fact, Fact.severity)
     return next((each for each in get_args(Severity) if each == said), "")
 
@@ -325,8 +325,8 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
         prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
             `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
             If several classes do so, a fact is read into the one that declares the fields of the fact.
-        kinds: The classes of the facts. A class replaces an earlier one of the same module and name, whose
-            module was reloaded, or whose cell of a notebook was run again.
+        kinds: The classes of the facts. A class replaces an earlier one of the same module and name, as when
+            a module is reloaded or a notebook cell is run again.
         unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.
 
     Raises:
@@ -340,7 +340,7 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
         where = f"the tag {tag!r} of {kind.__name__}"
         base = next((base for base in EPISODE_FACTS if issubclass(kind, base)), None)
         if base is not None and tag == base.__struct_config__.tag:
-            # Keep the order: a fact that several classes could hold is read into the first.
+            # Replace a class in its place: a fact that fits several classes is read into the first of them.
             known_ones = [kind if _same_name(each, kind) else each for each in _subclasses[base]]
             _subclasses[base] = known_ones if kind in known_ones else [*known_ones, kind]
             continue

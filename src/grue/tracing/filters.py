@@ -24,8 +24,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         messages: Ranges of numbers of messages.
         actors: Names of senders or receivers, in lower case.
         kinds: Kinds of messages, as `kind_of` names them.
-        texts: Texts. The kind or a value of the message must contain one of them; case is ignored. Names of
-            fields do not count, because `error` would match every result by its field `is_error`.
+        texts: The message's kind or one of its values must contain one of these texts; case is ignored. Names
+            of fields are not searched: `error` would match every result by its field `is_error`.
         failures: Only messages that report a failure or a problem.
     """
 
@@ -51,8 +51,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         """Make a filter from the texts that people write as options.
 
         Numbers of turns and messages are written as `3` or `3-7`; of a kind, a part of its name is enough.
-        `facts` are further names that `kinds` may refer to: the facts in the trace whose hosts are not
-        installed.
+        `kinds` may also refer to `facts`: names of facts in the trace whose hosts are not installed.
 
         Raises:
             MCPConfigError: A turn or message is not written as `3` or `3-7`, or a kind is unknown or
@@ -167,6 +166,6 @@ def _kind(written: str, names: Iterable[str]) -> str:
 
 def _spellings(text: str) -> set[str]:
     """Return the forms that a text can have in JSON, where quotes and newlines are escaped."""
-    # A shell may pass bytes that are not valid text, as surrogates, which JSON cannot hold.
+    # Bytes from a shell that are not valid text become surrogates, which JSON cannot hold.
     plain = text.encode(errors="replace").decode().casefold()
     return {plain, msgspec.json.encode(plain).decode()[1:-1]}

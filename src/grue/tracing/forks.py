@@ -1,8 +1,8 @@
 """Count only what a fork has done itself. A fork runs a recorded turn again, from one of its messages on.
 
-A fork's trace repeats the messages of the recorded turn before the fork, marked as copied, and the fork's end
-counts them again. Programs show them, but do not count them: the fork has not asked, called, paid or waited
-for them. The `RunTurn` with which the forked turn begins is not marked, because the fork begins there too.
+A fork's trace begins with copies of the recorded messages before that message, marked as copied. The counts
+in the message that ends the fork include the copies. Programs show copies but do not count them, because the
+fork itself has not made these requests and calls. Its `RunTurn` is not marked: the fork, too, begins with it.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ _BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.T
 
 
 class OwnMessages:
-    """Selects the messages to count from a trace's messages, in order; several turns may be mixed."""
+    """Selects the messages to count from a trace's messages, in order. Turns may overlap."""
 
     def __init__(self) -> None:
-        self._forked: dict[int, m.TurnForked] = {}  # by turn: the message that says that it is a fork
+        self._forked: dict[int, m.TurnForked] = {}  # turn number -> its `TurnForked`, while the fork runs
 
     def take(self, envelope: Envelope[Any]) -> Envelope[Any] | None:
-        """Return the message to count; `None`: it is a copy. From a fork's end, subtract the copied part."""
+        """Return the message to count; `None` for a copy. A fork's end is returned without their counts."""
         if envelope.copied:
             return None
         if type(envelope.body) not in _BOUNDS:

@@ -2,8 +2,8 @@
 
 Only this machine can reach the server. The path of the page begins with a random word, because other users of
 the machine can reach the port. The `Host` header must name this server, so that a page of another site whose
-name points here (DNS rebinding) gets nothing. The server writes only the mark that a person gives the episode
-(`marks.py`), and accepts it only from its own page.
+name points here (DNS rebinding) gets nothing. The only file that the server changes is the mark that a
+person gives the episode (`marks.py`); it accepts the mark only from its own page.
 
 A `LiveFeed` writes the new messages in pieces to a temporary file, from which they are served. So neither the
 length of the trace nor the number of open pages costs memory.
@@ -44,7 +44,7 @@ _POLL_S = 0.2
 class _LivePiece(Piece, frozen=True, kw_only=True):
     """A piece of the page's data: the messages that were added to a growing trace since the piece before.
 
-    `turns` are those that these messages changed; `actors` and `overview` are of all messages so far.
+    `turns` has the turns that these messages changed; `actors` and `overview` cover all messages so far.
     """
 
     turns: tuple[PageTurn, ...]
@@ -53,7 +53,7 @@ class _LivePiece(Piece, frozen=True, kw_only=True):
 
 
 class LiveFeed:
-    """Follows a trace file, or that of a run folder, in a thread of its own; a context manager.
+    """A context manager that follows a growing trace, a file or a run folder, in a thread of its own.
 
     Raises:
         TraceError: The file is missing, or is not a trace.
@@ -194,7 +194,7 @@ class LiveServer(ThreadingHTTPServer):
         self.page = b"".join((parts[0], embedded(page), *parts[1:]))
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing if a browser breaks a connection off, as it may at any time."""
+        """Ignore the errors of broken connections: a browser may break one off at any time."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 

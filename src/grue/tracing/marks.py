@@ -61,7 +61,7 @@ def require_name(word: str) -> None:
     """Check the name or the version of a scorer, which becomes a part of a file's name.
 
     Raises:
-        ValueError: The word has other characters than letters, digits, `_`, `.` and `-`, or more than 64.
+        ValueError: The word has a character other than letters, digits, `_`, `.` and `-`, or more than 64.
     """
     if not _NAME.fullmatch(word):
         raise ValueError(f"{word!r:.80}: use letters, digits, `_`, `.` and `-`, 64 of them at most")

@@ -1,9 +1,13 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
-A row has the line of text with its severity for `grue trace show`, the viewer, the diagrams and the live view
-of `grue play`; the log lines that depend on one message alone (the requirements specify their texts); and a
-`SpanNote`, an event in a span of Langfuse and OpenTelemetry. A kind without a row is shown by its fields.
-Log lines and spans that depend on earlier messages are in `observers/events.py` and `observers/span_feed.py`.
+A row has up to three parts:
+
+- a line of text and its severity, for `grue trace show`, the viewer, the diagrams and the live view;
+- the log lines that depend on this message alone, with texts that the requirements specify;
+- a `SpanNote`: an event in a span of Langfuse and OpenTelemetry.
+
+A kind without a row is shown by its fields. Log lines and spans that depend on earlier messages are made in
+`observers/events.py` and `observers/span_feed.py`.
 
 Source: R7.1-3, P31
 """
@@ -118,10 +122,10 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of message in a line. A message without a tag is decoded.
+    """Return the name of the kind of a line's message, usually without decoding the message.
 
     Raises:
-        TraceError: The message has no tag and is damaged.
+        TraceError: The message does not begin with its kind (the JSON member `type`), and is damaged.
     """
     tag = line.tag
     return _NAMES.get(tag, tag) if tag else kind_of(line.envelope().body)
@@ -153,9 +157,9 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield pairs `(key, line)` about a message, for a program that prints them and has no recorder.
+    """Yield pairs `(key, line)` about a message, for a program that does not log its events.
 
-    Lines with the same key report the same problem: the program may print only the first. Their text is
+    Lines with the same key report the same problem, so it is enough to print the first. The texts are
     untrusted.
     """
     match body:
@@ -547,7 +551,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # it says that a pattern of the user's tool policy matches no tool
+            message = body.text  # says that a pattern of the user's tool policy matches no tool
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":

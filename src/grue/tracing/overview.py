@@ -32,7 +32,7 @@ class Overview(Struct, kw_only=True):
         results: Further fields of the host's `EpisodeEnded`, by name.
         turns: How many turns were run; a resumed turn counts once. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.
-        failures: Turns that failed, and those that ended with a fallback.
+        failures: How many turns failed or ended with a fallback.
         last: How the last turn ended: `failed`, `parked`, or the kind of its outcome; empty: none ended.
         seconds: Time of the last message, in seconds since the trace began.
     """

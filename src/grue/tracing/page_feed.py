@@ -6,7 +6,7 @@ A span says how long a step (`steps.py`) took, in which actor, and how it ended.
 step, its span ends where the turn or the trace ends, or where the host was killed.
 
 The story groups messages that belong together into passages, in the order in which a person reads them. A
-passage names its messages by their numbers. Messages such as the handshake of a session are in none.
+passage names its messages by their numbers. Some messages are in no passage, such as a session's handshake.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -70,11 +70,12 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Turn(Struct):
-    """What is remembered of a turn while its messages are read.
+    """The state of a turn while its messages are read.
 
     Attributes:
         requests: Passages about requests that have no reply yet, by the request's message number.
-        calls: Passages about tool calls. Settled ones stay, because a resumed turn names them again.
+        calls: Passages about tool calls, by call id. Those about settled calls stay, because a resumed turn
+            names these calls again.
         said: The text of the last reply, and the number of its message.
     """
 
@@ -94,7 +95,7 @@ class StoryTeller:
         self._shown: list[str] = []
 
     def see(self, envelope: EpisodeEnvelope, turn: int) -> Iterator[Passage]:
-        """Yield the passages that begin or change with this envelope, which the page shows under `turn`."""
+        """Yield the passages that begin or change with this envelope. The page shows them under `turn`."""
         body, seq = envelope.body, envelope.seq
         match body:
             case Fact():
@@ -237,7 +238,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope. `turn`: its turn; `None`: take `envelope.turn`."""
+        """Yield the spans that end with this envelope. `turn` is its turn; `None`: `envelope.turn` is."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:
@@ -342,7 +343,7 @@ class PageTurn(Struct, kw_only=True):
         action: What the host did with the answer, in a few words; printable.
         question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
         answer: The beginning of the model's answer, also to tell the turns apart; printable.
-        forked: Whether messages of this number are those of a fork, which has its recorded turn's number.
+        forked: Whether the turn is a fork. It has the number of the recorded turn that it runs again.
         phases: Seconds by kind of span.
         marks: The problems that the turn's messages report, failures before warnings.
     """
@@ -381,7 +382,7 @@ class TurnWriter:
             page.took_s = max(page.took_s, envelope.t - page.start_s)
         match envelope.body:
             case m.RunTurn(user=user):
-                # A resumed episode may run a turn again: forget how the turn ended before.
+                # A resumed episode may run this turn again: forget how it ended the first time.
                 page.outcome, page.reason, page.answer = "unfinished", "", ""
                 page.question = printable(user, _SAID_CHARS)
             case m.TurnCompleted(kind=kind, reason=reason, raw_response=said):
@@ -498,8 +499,8 @@ class Piece(Struct, frozen=True, kw_only=True):
 class PageFeed:
     """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`.
 
-    Only the current piece and the sums of each turn are in memory. A caller takes a piece when it is `due`,
-    and the last one after `finish`. `images` collects the images of the messages.
+    Only the current piece and the sums of each turn are in memory. Call `take` when the piece is `due`, and
+    once after `finish`. `images` collects the images of the messages.
     """
 
     def __init__(self, images: ImageTable) -> None:
@@ -519,7 +520,7 @@ class PageFeed:
         self._passages: dict[tuple[int, int], Passage] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message, and return its turn: the one that it names, or the latest."""
+        """Add a message, and return its turn: the turn that it names or, if it names none, the latest."""
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)
         writer = self._turns.get(turn)

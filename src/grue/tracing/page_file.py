@@ -72,7 +72,7 @@ def page_parts(
 def write_page(
     target: Path, name: str, title: str, data: object, *, error: type[MCPError] = TraceError
 ) -> None:
-    """Write a page with its `data`; `name` is that of its template, its style sheet and its script.
+    """Write a page with its `data`. Its template, its style sheet and its script are all called `name`.
 
     Raises an error of the class `error` if the page cannot be written.
     """
@@ -122,7 +122,7 @@ MAX_IMAGE_CHARS = 24_000_000
 MAX_IMAGES_CHARS = 96_000_000
 """The most characters of base64 of all images of a page. Further ones are replaced by their size in words."""
 
-# `(?<!\\)`: a long run of backslashes is tried once, and not from each of its characters.
+# With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(
     rb'(?<!\\)(\\*")(?:data:image/[a-z+.-]{1,20};base64,)?'
     rb"((iVBORw0KGgo|/9j/|R0lGOD[dl]h|UklGR)[A-Za-z0-9+/]{60,}+={0,2})"
@@ -146,7 +146,7 @@ class ImageTable:
         self._chars = 0
 
     def take_out(self, body: bytes) -> bytes:
-        """Return a message's JSON with a reference in the place of each image."""
+        """Return a message's JSON in which a reference (`REFERENCE` and the id) replaces each image."""
         return _IMAGE.sub(self._reference, body) if len(body) > _SHORTEST else body
 
     def _reference(self, found: re.Match[bytes]) -> bytes:

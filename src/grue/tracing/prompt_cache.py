@@ -38,7 +38,7 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         part: The part of the prompt that differs first. `model`: the whole prompt went to another model.
         at_byte: The first byte that differs, counted from 0 in tools, system text and messages, as they are
             written in the wire format, without cache markers.
-        place: The part of the prompt at that byte: a tool, the system text, or a message, counted from 1.
+        place: What contains that byte: a tool, the system text, or a message with its number, counted from 1.
         before: The earlier prompt around that byte; untrusted.
         now: This prompt around that byte; untrusted.
         cause: Number of the message in the trace that caused the difference.
@@ -104,7 +104,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 class _Form(Struct, frozen=True):
     """What determines how requests are encoded: the wire profile and the model.
 
-    `cause` is the number and the kind of the trace message that reported them; 0: no message did.
+    `cause` has the number and the kind of the trace message that reported them; number 0: no message did.
     """
 
     profile: WireProfile
@@ -150,7 +150,8 @@ class _Prompted(Struct, kw_only=True):
 
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
-        redacted: Whether a secret was removed from one of them, so that their digest is not the recorded one.
+        redacted: Whether a secret was removed from one of these messages. The digest that is computed from
+            them then differs from the recorded one.
         sent: The last prompt with tools (`True`) and the last without (`False`).
         blame: The changes of the messages since the last prompt was sent. For each: how many bytes at the
             beginning are unchanged, and the number and the kind of the trace message that reports the change.
@@ -319,7 +320,7 @@ class CachedPrompts:
             try:
                 talk.encoded.ask(command.new, command.mode)
             except ValueError:
-                # The recorded conversation is not complete, for example because a secret was redacted.
+                # The recorded conversation is incomplete, for example because a secret was redacted.
                 talk.whole = False
                 talk.encoded.history.forget()
 
@@ -384,7 +385,7 @@ class CachedPrompts:
         return prompt
 
     def _forget_sampling(self, name: m.ConversationId) -> None:
-        """Forget the conversation of a sampling request: the server's next one may have the same id."""
+        """If the conversation is a server's sampling request, forget it: its id may be used again."""
         if name in self._talks and self._talks[name].run is None:
             del self._talks[name]
 
@@ -416,7 +417,7 @@ class CachedPrompts:
         earlier = self._nearest(talk, sent)
         same = 0 if earlier is None else _in_common(earlier, sent)
         usage = body.usage
-        # Not those of the usage, which are estimated if the endpoint reports none.
+        # Not the tokens in `usage`: these are estimates if the endpoint reports none.
         counted = body.prompt_tokens if isinstance(body, m.CompletionReceived) else 0
         found = CachedPrompt(
             seq=asked.seq,
@@ -444,7 +445,7 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt with the longest common beginning; if several have it, the latest."""
+        """Return the earlier prompt that shares the longest beginning with `sent`; of several, the latest."""
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (_in_common(each, sent), each.seq))
@@ -473,7 +474,7 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """If a message, given by number and kind, has changed the last prompt, add it to `talk.blame`."""
+    """If the messages differ from the last prompt, add the cause (the message at `place`) to `talk.blame`."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]
@@ -512,7 +513,7 @@ def _in_common(earlier: _Sent, sent: _Sent) -> int:
 
 
 def common_bytes(left: bytes, right: bytes) -> int:
-    """Return the length of the common beginning."""
+    """Return how many bytes `left` and `right` have in common at their beginning."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -590,7 +591,7 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 
 
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the first changed tool, and the number and kind of the message that changed it, and why."""
+    """Return the first changed tool, then the number and kind of the message that changed it, and why."""
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
         return "having no tools", _why_no_tools(talk, asked)
@@ -730,7 +731,7 @@ def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
 
 
 def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
-    """Yield the requests of a trace, each as soon as it is answered."""
+    """Yield each request of a trace as soon as its reply has been read."""
     reader = CachedPrompts()
     for envelope in envelopes:
         found = reader.see(envelope)

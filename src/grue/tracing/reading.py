@@ -77,7 +77,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
 def _class_for(
     tag: str, fields: tuple[str, ...], base: type[Fact] = Fact, *, has_turn: bool = False
 ) -> type[Fact]:
-    # Readers expect `turn` to be a turn's number: any other value goes to an attribute with another name.
+    # Readers expect `turn` to be a turn's number. Store any other value under another attribute name.
     usable = [name for name in fields if _usable(name, base) and (name != "turn" or has_turn)]
     names = {name: name if name in usable else f"field_{number}" for number, name in enumerate(fields)}
     try:
@@ -91,7 +91,7 @@ def _class_for(
             rename={python_name: name for name, python_name in names.items() if python_name != name},
         )
     except ValueError as error:
-        # msgspec refuses names with quotes, backslashes or control characters, as in a hostile file.
+        # msgspec refuses field names with quotes, backslashes or control characters, as in a hostile file.
         raise msgspec.ValidationError(f"a field has no usable name: {error}") from error
     return kind  # type: ignore[no-any-return]
 
@@ -123,7 +123,7 @@ def union_of(kinds: Iterable[type[Struct]]) -> Any:
     return functools.reduce(operator.or_, kinds)
 
 
-# Let msgspec prepare the decoding now: two threads that did so at once would crash the process.
+# Make a first decoder now: if two threads made it at once later, msgspec would crash the process.
 msgspec.json.Decoder(union_of(known_kinds().values()))
 
 
@@ -149,8 +149,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         try:
             body: EpisodeBody = self._bodies.decode(written)
         except msgspec.ValidationError:
-            # Only a message to no actor (`NOTES`) can be a host's fact. A replay would have to know what any
-            # other unknown message means.
+            # Only a message to no actor (`NOTES`) can be a host's fact. Raise for any other unknown message:
+            # a replay would have to know what it means.
             tag = msgspec.json.decode(written, type=_Tag).type if line.receiver == NOTES else ""
             if tag in self.kinds or not can_be_fact(tag):
                 raise
@@ -164,7 +164,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         *,
         over: Callable[[EpisodeEnvelope], bool] = lambda envelope: isinstance(envelope.body, EpisodeEnded),
     ) -> Iterator[EpisodeEnvelope]:
-        """Do the same as `TraceReader.follow`. By default, an `EpisodeEnded` ends the iteration."""
+        """Yield messages as they are written, like `TraceReader.follow`; by default until `EpisodeEnded`."""
         return super().follow(stop, poll_s, over=over)
 
 

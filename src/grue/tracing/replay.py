@@ -168,8 +168,8 @@ class AgentReplay:
     """A replay of a turn's agent that handles the events in a given order.
 
     Attributes:
-        compared: How many messages were compared.
-        commands: The state machine's commands, by the number of the message with which each was compared.
+        compared: How many messages agreed with the recording.
+        commands: The state machine's commands, by the number of the recorded message compared with each.
         end: How the turn ended.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
@@ -257,7 +257,7 @@ class AgentReplay:
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
         """Return whether `command` was not sent, because the session's actor had ended.
 
-        The agent then sends itself a `SessionClosed`.
+        In this case, the recording has a `SessionClosed` that the agent sent itself.
         """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
@@ -318,7 +318,7 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
-    """Yield all non-decreasing tuples with one number from each falling range, the largest first."""
+    """Yield all non-decreasing tuples with one number from each falling range, the largest tuple first."""
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):
         return
@@ -334,7 +334,7 @@ def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
 
 
 _PLACEHOLDER = "[redacted:"
-# `(?<!\\)` and `[^][...]`: no character of a long text is tried more than a few times.
+# `(?<!\\)` and `[^][...]` keep the search fast: each character is tried only a few times.
 _QUOTED = re.compile(r'(?<!\\)\\*"(\[redacted:[^]["]*\])\\*"')
 _FOLLOWED = re.compile(r"(\[redacted:[^][\"]*\])[.,;:!?)]+")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(\[redacted:[^]["]*\])', re.DOTALL)
@@ -396,8 +396,8 @@ class Connections:
     def begin(self, turn_slice: TurnSlice) -> None:
         """Begin a turn.
 
-        If the turn is the first after a resumption of the episode, only the states in the trace are kept,
-        because the new process knew no others.
+        If the turn is the first after a resumption of the episode, keep only the states that the trace
+        reports, because the new process knew no others.
         """
         if turn_slice.resumed:
             self._known = dict(self._recorded)
@@ -418,9 +418,9 @@ class Connections:
                 if not isinstance(body, m.StartupFailed):
                     self._recorded[m.ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # The turn ran out of time before the session was connected, so no outcome will follow.
+                # The turn ran out of time before the session was connected: no outcome follows.
                 connecting.discard(envelope.sender)
-        # Learn nothing from the sessions that are still connecting: they were cancelled.
+        # Sessions that are still connecting were cancelled: learn nothing from them.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 
@@ -494,12 +494,12 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # later than the end of any pause, for which a server was disabled
+        at_s = math.inf  # later than any time until which a server was disabled
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The host itself has disabled the server. No other message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
-            # Only a server that an earlier turn has connected to gets a retry. The fork's trace does not hold
+            # A retry means that an earlier turn had connected to this server. The fork's trace does not hold
             # that turn.
             self._connection = Proven()
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
@@ -509,7 +509,7 @@ class _Session:
             case ReportDisabled(reason, newly, last_words, retry_s):
                 recorded = self._sent[0].body if self._sent else None
                 if isinstance(recorded, m.McpDisabled):
-                    # Take both as recorded: old traces lack them, and `retry_s` depends on the clock.
+                    # Take these two as recorded: old traces lack them, and `retry_s` depends on the clock.
                     last_words, retry_s = recorded.last_words, recorded.retry_s
                 disabled = m.McpDisabled(
                     server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
@@ -638,8 +638,8 @@ def replay(
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    # `cut_off`: the turn may lack its end in the trace, because its process may have been killed. This can be
-    # so for the last turn of the trace, and for the last turn before the episode was resumed.
+    # `cut_off`: the turn's end may be missing, because the process may have been killed in the turn. This is
+    # possible for the last turn of the trace, and for the last turn before the episode was resumed.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)
@@ -654,7 +654,7 @@ def replay(
 def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
     """Yield the lines of a replay's report: `identical`, or where turns differ from the recording.
 
-    The first divergence is described in full, that of each later turn in one line.
+    The divergence of the first such turn is described in full, that of each later turn in one line.
     """
     compared = total = unfinished = diverged = 0
     names = ("recorded", "changed" if changes else "replayed")
@@ -683,7 +683,7 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # Compare once more with servers that have no earlier state: turns of `Runner.map` begin without it.
+        # Turns of `Runner.map` begin without the servers' earlier states: compare again without these.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]

@@ -40,7 +40,7 @@ _FACT: dict[str, Any] = {
 
 
 def _any_json(kind: type) -> dict[str, Any]:
-    # Fields of messages that are declared as `object` hold JSON values from servers, models or hosts.
+    # A message's field that is declared as `object` holds any JSON value, from a server, a model or a host.
     if kind is not object:
         raise NotImplementedError
     return {"description": "Any JSON value."}

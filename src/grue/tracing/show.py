@@ -40,7 +40,7 @@ class _Column(Struct, frozen=True):
 
     Attributes:
         live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        dropped: When a narrow table leaves this column out: 1: first, 2: second, 3: third. 0: never.
+        dropped: Its place, from 1 to 3, in the order in which a narrow table leaves columns out. 0: it stays.
     """
 
     heading: str

@@ -43,7 +43,7 @@ class Step(Struct, frozen=True, kw_only=True):
         key: Identifies the step while it is under way; the same for all attempts.
         began: The envelope with which the step's first attempt began.
         attempt: Number of this attempt, counted from 1.
-        start_s: When this attempt begins, after the pause before a retry.
+        start_s: When this attempt begins (a retry: after the pause), in seconds since the trace began.
         first: Number of the envelope with which this attempt began.
     """
 
@@ -130,7 +130,7 @@ class StepTracker:
             case m.CompletionReceived() | m.CompletionFailed():
                 self._end(self._question("model", envelope))
             case m.ReplyDropped(request=request):
-                # The cause of a `ReplyDropped` is a `DropCompletion`, and not the request.
+                # Find the request by its number: the cause of a `ReplyDropped` is a `DropCompletion`.
                 self._end(self._asked_as(request, turn))
             case m.CheckToolSupport():
                 self._begin("check", ("check", envelope.seq), envelope)
@@ -160,14 +160,14 @@ class StepTracker:
                 self._end(("session", turn, server))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-        """Return the key of the request that `envelope` answers; `None`: no such request is under way."""
+        """Return the key of the request that `envelope` answers, or `None` if no such request is found."""
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the open step of `kind` that is request `number`; `None`: there is none."""
+        """Return the key of the open step of `kind` that began with request `number`, or `None`."""
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)
             if step.kind == kind and asked == number and turn in (None, step.turn):
@@ -199,7 +199,7 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End the steps of those `turns` that are open. Only the end of step `ended` counts as reported."""
+        """End all open steps of `turns`, except the host's. Only the end of `ended` counts as reported."""
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
         for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:

@@ -21,7 +21,7 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 
 class TurnRow(Struct, kw_only=True):
-    """A turn; table `turns`. A turn that was parked and resumed has a row for each part, with its counts.
+    """A turn; table `turns`. If it was parked and resumed, each part has a row with its own counts.
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.

@@ -70,13 +70,14 @@ class TurnSplitter:
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # In one run of the host, each turn begins with a higher number than the one before. So if the number
-        # of this `RunTurn` is not higher, the host was started again.
+        # In one run of the host, each turn has a higher number than the turn before. So if the number of this
+        # `RunTurn` is not higher, the host runs turns again.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # The host was started again without an `EpisodeResumed`: it has repeated a `Runner.map`.
+                # A host that is resumed after a kill records `EpisodeResumed` first. So this host was not
+                # killed in the unfinished turn: it has only called `Runner.map` again.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()

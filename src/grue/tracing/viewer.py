@@ -1,7 +1,7 @@
 """Write a trace as one HTML page that needs only a browser, for `grue trace html FILE`.
 
-`page_file.py` says why text from models, tools and games cannot run as code in it. The script runs while the
-browser still reads the messages, so the first turns of a long trace can be read at once.
+`page_file.py` explains why text from models, tools and games cannot run as code in the page. Its script runs
+while the browser still reads the messages, so the first turns of a long trace can be read at once.
 """
 
 import shutil
@@ -146,8 +146,8 @@ def write_pieces(
         title: The title of this trace in the page.
         images: Collects the images of the messages.
         side: Number of the trace in the page, counted from 0.
-        turns: Each key is the number of a message. Its value is set to the turn under which the page shows
-            the message.
+        turns: A dict whose keys are numbers of messages. Each value is set to the turn under which the page
+            shows the message.
     """
     feed = PageFeed(images)
     for envelope in reader:

@@ -1,7 +1,8 @@
 """`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
 
-A trace holds only the new messages of each request. The rules are in `protocol/context/history.py`. Nothing
-here raises: if earlier messages are not in the trace, `AsSent.missing` says how many.
+A trace holds only the new messages of each request. How they extend the conversation is defined in
+`protocol/context/history.py`. If earlier messages are not in the trace, `AsSent.missing` says how many they
+are; nothing is raised.
 """
 
 from typing import Any
@@ -58,7 +59,7 @@ class _Talk:
 
 
 class Conversations:
-    """The conversations of an episode, up to the last envelope that `see` has taken."""
+    """The conversations of an episode. Call `see` with each envelope in order."""
 
     def __init__(self) -> None:
         self._talks: dict[m.ConversationId, _Talk] = {}
@@ -125,5 +126,5 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # A name that is not in `_talks` belongs to the single request of a server (sampling).
+        # A conversation that is not in `_talks` is a single request of a server (sampling).
         return self._talks.get(name) or _Talk()

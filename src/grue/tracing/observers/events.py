@@ -219,7 +219,7 @@ class _TurnLines:
         return replace(failed, fields={**failed.fields, "arguments": call.arguments})
 
     def _failed(self, name: str, error: str) -> LogLine:
-        # Some errors begin with `_CALL_FAILED` already.
+        # Some errors begin with `_CALL_FAILED` already: do not repeat it.
         error = error.removeprefix(_CALL_FAILED)
         return problem(
             "mcp_tool_error",
@@ -260,7 +260,7 @@ class EventFeed:
         self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
         self._drifted: set[m.ToolDrifted] = set()
         self._latest = _TurnLines((), self._attempts)
-        self._running: dict[int, _TurnLines] = {}  # by turn; `Runner.map` runs several at once
+        self._running: dict[int, _TurnLines] = {}  # by turn number; `Runner.map` runs several turns at once
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
         """Return the events for a message, in order."""
@@ -269,7 +269,7 @@ class EventFeed:
             self._episode_id = body.episode_id
         turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
         if isinstance(body, m.ToolDrifted):
-            if body in self._drifted:  # each session of the server records an equal message
+            if body in self._drifted:  # another session of the server has recorded the same
                 return []
             self._drifted.add(body)
         if isinstance(body, m.RunTurn):
@@ -290,7 +290,7 @@ class EventFeed:
             )
             for line in (*log_lines(body), *of_turn.lines(body))
         ]
-        return [] if envelope.copied else made  # a fork's trace repeats a message of the recorded turn
+        return [] if envelope.copied else made  # the recorded turn's log has these events already
 
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}

@@ -290,9 +290,9 @@ class _LangfuseSink(SpanSink):
                 assert_never(never)
 
     def _episode_ended(self, summary: EpisodeSummary) -> m.JsonObject:
-        """Return labels, and if content may be sent, the trace's input and output.
+        """Return the episode's labels and, if content may be sent, the input and output of Langfuse's trace.
 
-        The input is the host's text of the first turn, and the output is the last answer.
+        The input is the user message of the first turn. The output is the last answer.
         """
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}
@@ -303,7 +303,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `metadata` with `content`, or, if content must not be sent, with the size of `content`."""
+        """Return `metadata` with `content` as its `part`; with only the size if content must not be sent."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}
@@ -316,7 +316,7 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function that makes a context manager, which gives observations the session id and name."""
+    """Return a function that makes context managers: each gives new observations the session id and name."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes

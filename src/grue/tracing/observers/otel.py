@@ -56,7 +56,7 @@ def require_otel() -> None:
 def _installed() -> bool:
     try:
         return all(find_spec(package) is not None for package in _PACKAGES)
-    except ModuleNotFoundError:  # a parent package is missing
+    except ModuleNotFoundError:  # `find_spec` did not find a parent package
         return False
 
 
@@ -109,7 +109,7 @@ class OtelObserver(Outbox):
             self.close()
 
     def added_to(self, recorder: Recorder) -> None:
-        """Set the recorder's `around_call`, so that each call is made in the context of the call's span."""
+        """Set the recorder's `around_call`, so that each tool call is made in the context of its span."""
         if self._sink.ids is not None:
             recorder.around_call = self._around_call
 
@@ -131,8 +131,8 @@ class OtelObserver(Outbox):
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
     """Return a tracer provider, and whether the observer has to shut it down.
 
-    The provider is the program's own, or else one for the endpoint in the environment. `None`: there is
-    neither, and `warn` was called.
+    The provider is the program's global one. If none is set, it is a new one for the endpoint in the
+    environment. If this cannot be created either, call `warn` and return `None`.
     """
     if not _installed():
         warn(f"{INSTALL}. The episode continues without it.")
@@ -165,7 +165,8 @@ def _own_provider(endpoint: str, warn: Warn) -> Any:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     backend = f"The OpenTelemetry collector at {host_of(endpoint)}"
     named = next((os.environ[name] for name in _SESSIONS if os.environ.get(name)), None)
-    # Without a session, the exporter looks for the provider of this name; its error says if there is none.
+    # If a credential provider is named but not installed, `session` stays `None`: the exporter then looks
+    # for the credential provider itself, and raises an error with its name.
     session = session_of_exporter() if named is None else None
     for credentials in entry_points(group="opentelemetry_otlp_credential_provider", name=named or ""):
         session = session_of_exporter(credentials.load()())
@@ -184,7 +185,7 @@ class _OtelSink(SpanSink):
         self._root: Any = None
 
     def context_of(self, message: int) -> Any:
-        """Return the `SpanContext` of a tool call, by the number of its `ToolCalled`. Thread-safe."""
+        """Return the `SpanContext` of the tool call whose `ToolCalled` is the given message. Thread-safe."""
         from opentelemetry.trace import SpanContext, TraceFlags
 
         assert self.ids is not None, "asked for only if there are ids"
@@ -240,7 +241,7 @@ class _OtelSink(SpanSink):
 
 
 class _Ids:
-    """Generates the ids of an observer's spans. The id of a tool call's span can be asked for in advance."""
+    """Generates the ids of an observer's spans. `span_of` tells the id of a tool call's future span."""
 
     def __init__(self, others: Any) -> None:
         self._others = others
@@ -263,11 +264,11 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and the `_Ids` that makes its ids; `None`: it is not the SDK's tracer."""
+    """Return a provider's tracer, and the `_Ids` that makes its ids, or `None` if it is not the SDK's."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:
         return tracer, None
-    tracer = copy.copy(tracer)  # changed below, and the provider returns the same tracer to all observers
+    tracer = copy.copy(tracer)  # do not change the tracer that the provider gives to all observers
     tracer.id_generator = ids = _Ids(others)
     return tracer, ids

@@ -288,7 +288,7 @@ class Conventions:
     def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:
         facts, asks = reply.facts, subject.asks if isinstance(subject, Generation) else m.ModelAsked(model="")
         return {
-            # Hosts with their own model actor do not say which model was requested.
+            # A host with its own model actor does not say which model it asks: name the one that replied.
             "gen_ai.request.model": None if asks.model else reply.model or None,
             "gen_ai.response.model": reply.model or None,
             "gen_ai.response.id": facts.id or None,
@@ -399,10 +399,10 @@ def _finished(reason: str | None) -> Attributes:
 
 
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
-    """Return a parked turn's usage since it was resumed; for any other turn, the whole usage.
+    """Return what a resumed turn used after it was resumed; for any other turn, the whole usage.
 
-    The usage before the turn was parked is in the spans of an earlier trace. Tools that add up the usage of
-    all traces, such as MLflow, would count it twice.
+    The earlier usage is in the spans of the parked turn. Tools that add up the usage of all spans, such as
+    MLflow, would count it twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

@@ -3,9 +3,9 @@
 The recorder never waits, and an exception in the observer's thread never reaches a turn. If the queue is
 full, the envelope is dropped and counted; one warning at the end gives the count.
 
-The thread starts with the first envelope. It ends with `close` or with the program. A process that was forked
-in the middle of an episode sends nothing, because the episode continues in its parent. One that was forked
-before the first envelope sends nothing either, and warns.
+The thread starts with the first envelope. It ends with `close` or with the program. A child process
+(`os.fork`) sends nothing: the episode continues in the parent. If the child was made before the first
+envelope, it warns.
 """
 
 import atexit
@@ -41,7 +41,7 @@ Warn: TypeAlias = Callable[[str], None]
 def warn_once(warn: Warn | None = None) -> Warn:
     """Return a function that passes its first warning to `warn` and ignores all later ones. Thread-safe.
 
-    `warn=None`: the logger `grue` logs it.
+    If `warn` is `None`, the warning goes to the logger `grue`.
     """
     tell = warn or logging.getLogger("grue").warning
     first = iter([tell])
@@ -67,7 +67,7 @@ class Consumer(Protocol):
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """How many envelopes were put into the queue (`taken`), were dropped, failed, or are in the queue now."""
+    """Numbers of envelopes: put into the queue (`taken`), dropped, failed, and now in the queue."""
 
     taken: int
     dropped: int
@@ -108,7 +108,7 @@ class Outbox:
         if self._closed or isinstance(envelope.body, m.TextDelta):
             return
         if self._process != os.getpid():
-            if self._thread is None:  # this process was forked before the parent had recorded anything
+            if self._thread is None:  # a child process, made before anything was recorded
                 self._warn(
                     f"{self._name}: this process sends nothing, because it was forked after the observer was"
                     " made. Make the observer in this process."
@@ -123,7 +123,7 @@ class Outbox:
             self._start()
 
     def statistics(self) -> OutboxStatistics:
-        """Return how many envelopes were taken, were dropped, have failed, and wait in the queue."""
+        """Return the numbers of envelopes so far."""
         return OutboxStatistics(
             taken=self._taken, dropped=self._dropped, failed=self._failed, waiting=self._queue.qsize()
         )
@@ -134,7 +134,7 @@ class Outbox:
         return self._closed
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the consumer has handled everything queued so far; return whether it has done so.
+        """Wait until the consumer has handled everything queued so far; return `False` after `timeout_s`.
 
         This blocks, so do not call it from a thread that runs an event loop. Data that the backend's client
         has buffered is not flushed.
@@ -155,7 +155,8 @@ class Outbox:
         This blocks, so do not call it from a thread that runs an event loop.
 
         Args:
-            timeout_s: How long to wait for the thread; 0: not at all. Then it goes on in the background.
+            timeout_s: How long to wait for the thread to end; 0: do not wait. If it has not ended by then, it
+                goes on in the background.
 
         Returns:
             Whether everything was sent and the thread has ended.
@@ -219,21 +220,20 @@ _exporting = threading.local()
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
     """Return an exporter that sends spans through `exporter`, and calls `warn` instead of logging failures.
 
-    OpenTelemetry itself would log two retries and a failure for each group of spans while it cannot reach the
-    backend.
-    The warning names the `backend`.
+    The warning names the `backend`. While the backend cannot be reached, OpenTelemetry itself would log two
+    retries and a failure for each group of spans.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
-    # `_PatientExporter` is no subclass of `SpanExporter`, which would have to be imported from the SDK.
+    # A cast, because a subclass of `SpanExporter` would have to import the SDK.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 
 def session_of_exporter(provided: "Session | None" = None) -> "Session":
-    """Return an HTTP session for an OTLP exporter, which raises on a redirect and reads no response's body.
+    """Return a session for an OTLP exporter. The session raises on redirects and reads no response bodies.
 
     The exporter takes a redirect for a success and does not follow it, so all spans would be lost without a
-    warning. The exporter needs no body, and would wait for one that never ends, even at the end of the
-    program. The `provided` session of a credential provider reads bodies, because the provider may need them.
+    warning. It needs no bodies, but would wait for a body that never ends, even at the end of the program. A
+    session `provided` by a credential provider still reads bodies, because that provider may need them.
     """
     import requests
 
@@ -258,7 +258,7 @@ def _refuse_redirect(response: "Response", **_: Any) -> None:
 
 
 def host_of(url: str) -> str:
-    """Return the host and the port of a URL, without user and password, as they are written in it."""
+    """Return the host and the port as written in a URL, without user and password."""
     return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
 
 
@@ -288,7 +288,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether to log a record; if this thread exports spans, keep the text for a warning instead."""
+    """Return whether to log `record`. If this thread exports spans, keep its text for a warning instead."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

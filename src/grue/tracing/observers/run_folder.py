@@ -51,7 +51,7 @@ class RunFolder(Closing):
 
     Args:
         path: The run folder; it is made, with its parents, if it is missing.
-        recorder: The recorder whose messages are written from now on.
+        recorder: Its messages are written from now on.
         episode_id: The episode's id, for the files.
         resume: Whether to continue the files of an interrupted episode. The recorder must not have recorded
             anything yet; its message numbers and its time continue those in the trace.
@@ -135,7 +135,7 @@ class RunFolder(Closing):
         shown = self._recorder.redacted(encoded, numbers=True)
         try:
             msgspec.json.decode(shown, type=type(result))
-        except (msgspec.ValidationError, TypeError):  # the type requires a number that was redacted
+        except (msgspec.ValidationError, TypeError):  # a field needs the number that was redacted
             shown = self._recorder.redacted(encoded)
         text = msgspec.json.format(shown, indent=2)
         with os_errors_as(TraceError, f"write {target}"):
@@ -200,7 +200,7 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
 
 
 class _Log(ABC):
-    """An observer that appends lines for each log event of a recorded message to a file.
+    """An observer that appends the log events of each recorded message to a file, as lines of text.
 
     The lines are flushed before the next message is recorded.
 
@@ -288,7 +288,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return the line about the skipped calls of a batch; nothing if it was returned before."""
+        """Return the line about a batch's skipped calls at the first of them; nothing at the others."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

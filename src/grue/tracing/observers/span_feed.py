@@ -3,7 +3,7 @@
 An envelope belongs to the turn of the envelope that caused it. An envelope without a cause (a deadline, a
 crash) belongs to the latest open turn that has the envelope's turn number. A session that was opened outside
 a turn is a child of the episode, and the calls that the host makes in it are children of the session. If the
-host records such a call with the number of the turn that has just ended, it is a child of that turn.
+host records such a call with the number of the turn that has just ended, the call is a child of that turn.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
@@ -83,7 +83,7 @@ class SpanScope:
 
     @property
     def innermost(self) -> SpanId:
-        """The parent span of generations and tool calls: the tool session, or the turn if there is none."""
+        """The parent span of generations and tool calls: the tool session or, without one, the turn."""
         return self.session or self.root
 
     def calls_elsewhere(self) -> list[SpanId]:
@@ -92,7 +92,7 @@ class SpanScope:
         return [span.span for span in outside if span.span != self.root]
 
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
-        """Return the totals of this tool session; `end` is `None` if its turn was cut off."""
+        """Return the totals of this tool session; `end` is `None` if no end of a turn was recorded."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
         return SessionSummary(
             iterations_used=self.replies_with_calls if end is None else end.iterations,
@@ -133,7 +133,7 @@ class SpanFeed:
             self._epoch = envelope.at - envelope.t
         self._now = max(self._now, self._epoch + envelope.t)
         self._sent = self._conversations.see(envelope)
-        # Copied messages make no spans, but later spans need data from them, such as the names of calls.
+        # `take` returns `None` for a copied message. It makes no spans, but later spans need its data.
         envelope = self._own.take(envelope) or envelope
         body = envelope.body
         match body:
@@ -232,7 +232,7 @@ class SpanFeed:
         if isinstance(end, m.TurnCompleted):
             self._answered = end
         self._scopes.remove(scope)
-        for number in scope.envelopes:  # searching all of `_scope_of` would take too long
+        for number in scope.envelopes:  # a search of all `_scope_of` would take too long
             del self._scope_of[number]
 
     # --- Messages within a turn or a session ---
@@ -244,7 +244,7 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # No open turn fits. The message may be about a call that the host makes in a session outside turns.
+        # No open turn fits. The message may belong to a session that the host opened outside turns.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }
@@ -294,7 +294,7 @@ class SpanFeed:
                 self._outside_turns(scope, body)
 
     def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
-        """Store the model and endpoint that a message names, if the turn's `RunTurn` has not named them."""
+        """Store the model and endpoint that a message names, unless the turn's `RunTurn` has named them."""
         if not scope.asks.address:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 

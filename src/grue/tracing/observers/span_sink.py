@@ -59,7 +59,7 @@ class SpanSink(ABC):
                     if span is None:
                         continue  # `open` failed for this span
                     if isinstance(event.subject, m.RunTurn):
-                        # The host itself may still make calls that belong to the turn.
+                        # Keep the ended turn's span: the host may still make calls that belong to the turn.
                         self._ended_turn = {event.span: span}
                     self.close(event, span)
                 case never:
@@ -95,7 +95,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
-    """Return a JSON value unchanged if its JSON text has at most `limit` characters; else the cut text."""
+    """Return a JSON value, or its JSON text cut at `limit` characters if the text is longer."""
     text = value if isinstance(value, str) else json_text(value)
     if len(text) <= limit:
         return value
@@ -103,7 +103,7 @@ def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
 
 
 def clipped_text(text: str, limit: int = CONTENT_LIMIT) -> str:
-    """Return a text, or its beginning if it is longer than `limit`."""
+    """Return a text; if it has more than `limit` characters, its beginning and a note of what was cut."""
     return str(clipped(text, limit))
 
 
@@ -122,8 +122,8 @@ class ShownHistory(NamedTuple):
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
     """Return the part of a conversation that the span of a generation shows.
 
-    Without `whole`, the span shows only the new messages. With `whole`, it shows all system texts and the
-    newest of the earlier messages, too, up to `HISTORY_LIMIT` characters.
+    Without `whole`, the span shows only the new messages. With `whole`, it also shows all system texts, and
+    as many of the latest earlier messages as fit into `HISTORY_LIMIT` characters.
     """
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:

@@ -10,7 +10,7 @@ Episode
    └─ ToolUse, for each call that the host itself makes and records in the turn, after the turn has ended
 ```
 
-A turn's span is described by messages: `RunTurn` is its subject, and `TurnCompleted` describes its end.
+The subject of a turn's span is its `RunTurn`; the outcome is its `TurnCompleted` or `TurnFailed`.
 
 Source: P31
 """
@@ -38,7 +38,7 @@ class Episode(Struct, frozen=True, kw_only=True):
 class ToolSession(Struct, frozen=True, kw_only=True):
     """The part of a turn in which tools are offered, or a session that was opened outside turns.
 
-    After `max_iterations` replies with tool calls the model must answer; `None` outside turns.
+    `max_iterations`: after so many replies with tool calls the model must answer; `None` outside turns.
     """
 
     servers: tuple[m.ServerName, ...]
@@ -49,7 +49,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One completion: its request, with the messages before it (`sent`).
 
     Attributes:
-        asks: The requested model, its endpoint and settings; with empty texts until they are known.
+        asks: The requested model, its endpoint and settings; empty texts while they are unknown.
         asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
 
@@ -95,7 +95,7 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     Attributes:
         ended: The host's fact about the episode's end; `None`: the host recorded none.
         asked: The `RunTurn` of the first turn; `None`: there was no turn.
-        answered: The end of the last turn that has an answer; `None`: no turn has an answer.
+        answered: The `TurnCompleted` of the last turn with an answer; `None`: no turn has an answer.
     """
 
     ended: EpisodeEnded | None = None
@@ -129,7 +129,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     Attributes:
         parent: The span that contains this span; `None`: this span is the outermost.
         at: Seconds since the epoch.
-        conversation: Id of the conversation; if there is none, of the episode; empty: neither is known.
+        conversation: Id of the conversation or, without one, of the episode; empty: neither is known.
         asks: The model that the turn asks; `None`: unknown.
     """
 
