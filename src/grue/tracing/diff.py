@@ -220,7 +220,7 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        A message that only the right trace has is placed after the nearest earlier message of both traces.
+        A message that only the right trace has comes after the nearest earlier message that both traces have.
         """
         # Go depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]

@@ -1,6 +1,7 @@
 """A difference between two versions of a turn, and its description in text.
 
-The two versions are two traces, or a trace and its replay. The text is printable, but quotes untrusted text.
+The versions come from two traces, or from a trace and its replay. The text is printable, but quotes untrusted
+text.
 """
 
 import itertools

@@ -474,7 +474,7 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """If the messages differ from the last prompt, add the cause (the message at `place`) to `talk.blame`."""
+    """If the conversation now differs from its last prompt, add the message that changed it to `blame`."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]

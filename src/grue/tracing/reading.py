@@ -128,7 +128,7 @@ msgspec.json.Decoder(union_of(known_kinds().values()))
 
 
 class EpisodeReader(TraceReader[EpisodeBody]):
-    """Yield an episode's envelopes in order, one line in memory at a time; `open_episode` makes one.
+    """An iterable of an episode's envelopes, which reads one line at a time. `open_episode` returns one.
 
     Attributes:
         kinds: The classes of all messages by tag, without the facts of hosts that are not loaded.

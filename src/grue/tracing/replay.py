@@ -496,7 +496,7 @@ class _Session:
         first = self._sent[0].body if self._sent else None
         at_s = math.inf  # later than any time until which a server was disabled
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # The host itself has disabled the server. No other message records the reason.
+            # Disabled before this turn. If the host itself did it, only this message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
             # A retry means that an earlier turn had connected to this server. The fork's trace does not hold

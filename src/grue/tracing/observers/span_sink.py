@@ -57,7 +57,7 @@ class SpanSink(ABC):
                 case SpanClosed():
                     span = self._spans.pop(event.span, None)
                     if span is None:
-                        continue  # `open` failed for this span
+                        continue  # `open` raised for this span
                     if isinstance(event.subject, m.RunTurn):
                         # Keep the ended turn's span: the host may still make calls that belong to the turn.
                         self._ended_turn = {event.span: span}
