@@ -199,7 +199,7 @@ class _Tree:
 
 
 class _Pair(NamedTuple):
-    """The numbers of two messages that differ; `None`: the message is missing on that side."""
+    """The numbers of two messages that differ. `None` stands for a message that a trace lacks."""
 
     left: int | None
     right: int | None

@@ -67,7 +67,7 @@ class Comparison:
             yield Difference(path, left, right)
 
     def counterpart(self, name: str, left: object) -> object:
-        """Return the id on the right that corresponds to the id `left`; `None`: no id does.
+        """Return the id on the right that is paired with the id `left`; if there is none, `None`.
 
         `name` is the name of the message field that holds both ids.
         """

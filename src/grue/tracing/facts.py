@@ -81,11 +81,11 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return ""
 
     def mark(self) -> str:
-        """Return the problem that the fact reports, such as `bad config`; empty: it reports no problem."""
+        """Return the problem that the fact reports, such as `bad config`, or an empty text."""
         return ""
 
     def headline(self) -> str:
-        """Return a few words for the heading of the fact's turn in the viewer; empty: no words are added."""
+        """Return a few words to add to the heading of the fact's turn in the viewer, or an empty text."""
         return ""
 
     def log_lines(self) -> tuple[LogLine, ...]:

@@ -125,7 +125,7 @@ EVERYTHING = Filter()
 
 
 def turn_of_line(line: RecordedLine[EpisodeBody]) -> int:
-    """Return the number of the turn that a line's message belongs to; 0: no turn."""
+    """Return the number of the turn that a line's message belongs to, or 0 if it is outside turns."""
     return line.line.turn or turn_of(line.envelope())
 
 

@@ -170,7 +170,7 @@ class _Marked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the page of one trace. `port=0`: any free port.
+    """Serves the page of one trace. With `port=0` the system chooses a free port.
 
     Raises:
         MCPConfigError: The port is taken, or may not be used.

@@ -68,7 +68,7 @@ def require_name(word: str) -> None:
 
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
-    """Return the folder for a trace's marks, and the attempt's number; 0: the trace is not in a fleet."""
+    """Return the folder for a trace's marks, and the attempt's number (0 outside fleets)."""
     run = trace.absolute().parent
     match = _ATTEMPT.fullmatch(run.name)
     return (run.parent, int(match[1])) if match else (run, 0)

@@ -142,7 +142,7 @@ def mark_of(body: Struct) -> str:
 
 
 def problem_in(body: Struct) -> str:
-    """Return the problem that the live view shows for a message; empty: none. The text is untrusted."""
+    """Return the problem that the live view shows for a message, or an empty text. It is untrusted."""
     row = _row(body)
     return row.words(body) if row.live and row.live(body) else ""
 
@@ -178,7 +178,7 @@ def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
 
 
 def note_of(body: Struct) -> SpanNote | None:
-    """Return the `SpanNote` that a message adds to the span in which it happens; `None`: it adds none."""
+    """Return the `SpanNote` that a message adds to the span in which it happens, or `None`."""
     noted = _row(body).noted
     return None if noted is None else noted(body)
 

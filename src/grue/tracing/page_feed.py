@@ -190,7 +190,7 @@ class StoryTeller:
 
 
 def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
-    """Return the number of the request that a reply answers; 0: unknown."""
+    """Return the number of the request that a reply answers, or 0 if it is unknown."""
     if envelope.cause in state.requests:
         return envelope.cause or 0
     return next(reversed(state.requests), 0)
@@ -238,7 +238,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope. `turn` is its turn; `None`: `envelope.turn` is."""
+        """Yield the spans that end with this envelope, a message of `turn` (by default of `envelope.turn`)."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:

@@ -139,7 +139,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         super().__init__(path, union_of(self.kinds.values()))
 
     def kind_of_line(self, line: RecordedLine[EpisodeBody]) -> type[Struct] | None:
-        """Return the class of a line's message, found by its tag; `None`: decode the line to find out."""
+        """Return the class of a line's message by its tag, or `None` if only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
         # An unknown message without a receiver is a fact of a host that is not imported.

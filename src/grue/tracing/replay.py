@@ -137,7 +137,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
 
 def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
-    """Return the `AgentTurn` of a `TurnSlice`; `None`: no agent ran a turn in it."""
+    """Return the `AgentTurn` of a `TurnSlice`, or `None` if no agent ran a turn in it."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
     for envelope in turn_slice.envelopes:
@@ -519,7 +519,7 @@ class _Session:
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Replay an attempt to connect with its recorded result. `None`: the trace ends before the result."""
+        """Replay an attempt to connect with its recorded result, or return `None` if the trace lacks that."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -557,14 +557,14 @@ class _Session:
             state, commands = batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the recorded `ToolSkipped` if the session refused to send this call; `None`: it was sent."""
+        """Return the recorded `ToolSkipped` if the session refused to send this call, otherwise `None`."""
         body = self._sent[0].body if self._sent else None
         if isinstance(body, m.ToolSkipped) and body.refused and body.call_id == called.call_id:
             return replace(body, batch=called.batch)
         return None
 
     def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> CallSettled | None:
-        """Return the recorded message that ended a call; `None`: the session was cancelled."""
+        """Return the recorded message that ended a call, or `None` if the session was cancelled first."""
         if not self._sent:
             return None
         recorded = self._sent[0]

@@ -30,7 +30,7 @@ Row = Sequence[str]
 
 
 def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = False) -> Iterator[str]:
-    """Yield the lines of the tables. `width=None`: tables are made for 80 columns, but no line is cut."""
+    """Yield the lines of the tables. If `width` is `None`, they are made for 80 columns, but not cut."""
     room = 80 if width is None else width
 
     def shown(line: str, code: str = "") -> str:
@@ -53,7 +53,7 @@ def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = Fals
 
 
 def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
-    """Return a summary of an episode in a few lines, wrapped at `width`; `None`: not wrapped."""
+    """Return a summary of an episode in a few lines, wrapped at `width` unless `width` is `None`."""
     usage, model, turns = stats.model.usage, stats.model, stats.turns
     again = _listed(
         {"tried again": model.retries, "cut short": model.cut_replies, "dropped": model.dropped_replies}, " ("

@@ -108,7 +108,7 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice for the envelopes of a turn; `None`: no slice has this turn yet."""
+        """Return the slice for the envelopes of a turn, or `None` if no slice has this turn yet."""
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last
@@ -116,7 +116,7 @@ class TurnSplitter:
 
 
 def turn_of(envelope: EpisodeEnvelope) -> int:
-    """Return the number of the turn that an envelope belongs to; 0: no turn.
+    """Return the number of the turn that an envelope belongs to, or 0 if it is outside turns.
 
     A fact that a host records between turns has no turn in its envelope, but most facts have a field `turn`.
     """

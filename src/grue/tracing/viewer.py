@@ -228,7 +228,7 @@ class _Difference(Struct, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """The differences between two traces. `turn` is the number of the first turn that differs; 0: none."""
+    """The differences between two traces. `turn` is the first turn that differs, 0 if no turn differs."""
 
     turn: int
     differences: tuple[_Difference, ...]
@@ -236,7 +236,7 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 
 
 def write_comparison(left: Path, right: Path, target: Path) -> int:
-    """Write a page that compares two traces. Return the number of the first turn that differs; 0: none does.
+    """Write a page that compares two traces. Return the number of the first turn that differs, or 0.
 
     The messages' numbers, times, durations and ids are not compared, as in `grue trace diff`. Only its owner
     can read the page. Each trace is a file, or the run folder that holds it.

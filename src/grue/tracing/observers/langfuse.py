@@ -194,7 +194,7 @@ class _LangfuseSink(SpanSink):
         self._for_the_whole_trace = _propagation(seed, name)
 
     def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:
-        """Create an observation as a child of `inside`; `None`: as a root of the trace.
+        """Create an observation as a child of `inside`, or as a root of the trace if `inside` is `None`.
 
         `beginning` has the arguments for Langfuse's `start_observation`.
         """

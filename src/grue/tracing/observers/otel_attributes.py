@@ -71,7 +71,7 @@ def answered(text: str) -> str:
 
 
 def tool_definitions(tools: Iterable[m.ToolDefinition]) -> str | None:
-    """Return the offered tools as JSON, or only their names if that is too long; `None`: no tools."""
+    """Return the offered tools as JSON, with only their names if it gets too long; `None` without tools."""
     named = [{"type": "function", "name": tool.name} for tool in tools]
     full = [
         {**name, "description": tool.description, "parameters": tool.input_schema}

@@ -66,7 +66,7 @@ class SpanSink(ABC):
                     assert_never(never)
 
     def _found(self, span: SpanId | None) -> Any:
-        """Return the backend's object for a span; `None`: `open` failed for it, or there is no span."""
+        """Return the backend's object for a span, or `None` if `open` failed for it or there is no span."""
         return None if span is None else self._spans.get(span) or self._ended_turn.get(span)
 
     @abstractmethod
@@ -78,7 +78,7 @@ class SpanSink(ABC):
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
-        """Add an event to a span. `span` is what `open` returned; `None`: `open` failed."""
+        """Add an event to a span. `span` is what `open` returned, or `None` if `open` failed."""
 
     @abstractmethod
     def close(self, event: SpanClosed, span: Any) -> None:
