@@ -92,7 +92,7 @@ class TurnCounts:
         unanswered = "parked" if isinstance(end, m.TurnParked) else "failed"
         outcome = end.kind if isinstance(end, m.TurnCompleted) else unanswered
         self._outcomes[outcome] += 1
-        # The iterations of a resumed turn include those before it was parked.
+        # A resumed turn's `iterations` include those of its parked part, which have been counted.
         self._iterations += end.iterations - self._parked.pop(end.turn, 0)
         if isinstance(end, m.TurnParked):
             self._parked[end.turn] = end.iterations
@@ -105,7 +105,7 @@ class TurnCounts:
             tool_calls=len(end.tool_calls),
             phases=phases,
         )
-        # Of two equally long turns, keep the earlier one.
+        # The negative item makes the heap keep the earlier of two equally long turns.
         heapq.heappush(self._slowest, (duration_s, -len(self._durations), turn))
         if len(self._slowest) > SLOWEST_TURNS:
             heapq.heappop(self._slowest)

@@ -155,8 +155,7 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        # By a message's number: the number of the first message in its chain of causes, and the chain's
-        # length.
+        # message number -> (number of the first message in its chain of causes, length of the chain)
         self._origin: dict[int, tuple[int, int]] = {}
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None

@@ -357,7 +357,7 @@ def _same_name(one: type[Fact], other: type[Fact]) -> bool:
 
 
 def _require_readable(kind: type[Fact]) -> None:
-    # Readers decode the classes of all hosts together: one bad class would make every trace unreadable.
+    # Refuse a bad class now: readers decode all hosts' classes together, so no trace could be read later.
     try:
         msgspec.json.Decoder(kind)
     except Exception as error:

@@ -32,7 +32,7 @@ class OwnMessages:
             case m.TurnForked() as forked:
                 self._forked[envelope.turn] = forked
             case m.RunTurn():
-                self._forked.pop(envelope.turn, None)  # an earlier fork of this turn may have crashed
+                self._forked.pop(envelope.turn, None)  # left over if an earlier fork of this turn crashed
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() as end:
                 before = self._forked.pop(envelope.turn, None)
                 if before is not None:

@@ -84,7 +84,7 @@ class LiveFeed:
         self._image_spool.close()
 
     def page(self) -> EpisodePage:
-        """Return the data that the page is served with; the page then requests the messages in pieces."""
+        """Return the page's initial data. It has no messages: the page requests these later, in pieces."""
         header = self.reader.header
         title = f"Trace of {header.episode}"
         return EpisodePage(title=title, header=header, file=self.reader.path.name, live=True)

@@ -417,7 +417,7 @@ class CachedPrompts:
         earlier = self._nearest(talk, sent)
         same = 0 if earlier is None else _in_common(earlier, sent)
         usage = body.usage
-        # Not the tokens in `usage`: these are estimates if the endpoint reports none.
+        # Do not use the tokens in `usage`: they are estimates if the endpoint reports none.
         counted = body.prompt_tokens if isinstance(body, m.CompletionReceived) else 0
         found = CachedPrompt(
             seq=asked.seq,

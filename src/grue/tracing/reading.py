@@ -1,7 +1,7 @@
 """Open an episode's trace file and decode its messages.
 
-Facts of hosts that are not installed can be read and shown too, and are written back unchanged. For this, the
-module creates a class for each combination of a tag and a set of fields, whose values are plain JSON.
+Facts of hosts that are not installed can be read, shown and written again unchanged, too. For this, the module
+creates a class for each combination of a tag and a set of fields. The values of these fields are plain JSON.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def unknown_fact(body: bytes) -> Fact:
 
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
-    """Return `fact` with the fields of its JSON `body` that the host has added to the class of `fact`.
+    """Return `fact` with the fields that its host added in a subclass, read from its JSON `body`.
 
     If no imported host declares a subclass of `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` with these
     fields, one is generated, whose added fields have plain JSON values.

@@ -148,7 +148,7 @@ class AgentDescription(Struct, frozen=True):
 
 
 class Conventions:
-    """Maps spans to names and attributes. `agent` and `capture_content` are as in `OtelObserver`."""
+    """Maps spans to names and attributes. `OtelObserver` explains `capture_content`."""
 
     def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
         self._described = agent
