@@ -238,7 +238,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope, which is of `turn` (by default `envelope.turn`)."""
+        """Yield the spans that end with this envelope. `turn`, its turn, is `envelope.turn` by default."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:

@@ -1,6 +1,6 @@
 """Open an episode's trace file and decode its messages.
 
-Facts of hosts that are not installed can be read, shown and written again unchanged, too. For this, the module
+Facts of hosts that are not installed can be read, shown and written again unchanged. For this, the module
 creates a class for each combination of a tag and a set of fields. The values of these fields are plain JSON.
 """
 
@@ -55,7 +55,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
     """Return `fact` with the fields that its host added in a subclass, read from its JSON `body`.
 
     If no imported host declares a subclass of `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` with these
-    fields, one is generated, whose added fields have plain JSON values.
+    fields, a class is generated, in which the added fields have plain JSON values.
     """
     if type(fact) not in EPISODE_FACTS:
         return fact

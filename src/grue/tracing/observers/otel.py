@@ -13,7 +13,7 @@
 Times and parents come from grue's trace, never from the thread that writes the spans.
 
 A call of an MCP tool tells the server the ids of the OpenTelemetry trace and of the call's span
-(`traceparent` and `tracestate` in `_meta`, which the SDK writes), so that the server's own spans are in the
+(`traceparent` and `tracestate` in `_meta`, which the MCP SDK writes), so that the server's own spans are in the
 same tree. The call's span is created only later, in another thread, so `_Ids` chooses both ids beforehand.
 """
 
