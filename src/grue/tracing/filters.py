@@ -50,7 +50,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     ) -> "Filter":
         """Make a filter from the texts that people write as options.
 
-        Numbers of turns and messages are written as `3` or `3-7`; of a kind, a part of its name is enough.
+        Numbers of turns and messages are written as `3` or `3-7`; for a kind, a part of its name is enough.
         `kinds` may also refer to `facts`: names of facts in the trace whose hosts are not installed.
 
         Raises:

@@ -79,7 +79,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
     Raises:
         ValueError: The name or the version cannot be part of a file's name.
-        TraceError: The file cannot be written, or the run has the largest number of marks that is allowed.
+        TraceError: The file cannot be written, or the run already has as many marks as are allowed.
     """
     require_name(mark.scorer)
     require_name(mark.version)

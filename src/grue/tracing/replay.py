@@ -78,7 +78,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         inbox: The messages that entered the agent's mailbox, `begun` first.
         noted: Events that did not come through the mailbox (`NOTED_EVENTS`); the agent recorded them itself.
         said: The messages and notes that the agent recorded.
-        crash: The agent's exception, if it crashed.
+        crash: The `ActorFailed` of the agent, if it crashed.
         by_seq: All envelopes of the turn's `TurnSlice`, by number.
         cut_off: Whether the trace ends in this turn, or the episode was interrupted in it.
     """

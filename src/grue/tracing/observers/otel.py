@@ -13,7 +13,7 @@
 Times and parents come from grue's trace, never from the thread that writes the spans.
 
 A call of an MCP tool tells the server the ids of the OpenTelemetry trace and of the call's span
-(`traceparent` and `tracestate` in `_meta`, which the MCP SDK writes), so that the server's own spans are in the
+(`traceparent` and `tracestate` in `_meta`, written by the MCP SDK), so that the server's own spans are in the
 same tree. The call's span is created only later, in another thread, so `_Ids` chooses both ids beforehand.
 """
 
@@ -264,7 +264,7 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and the `_Ids` that makes its ids, or `None` if it is not the SDK's."""
+    """Return a provider's tracer, and the `_Ids` that makes its ids (`None` for a tracer not of the SDK)."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:

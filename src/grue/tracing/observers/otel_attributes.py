@@ -161,7 +161,7 @@ class Conventions:
         return name, {"gen_ai.conversation.id": event.conversation or None, **attributes}
 
     def note(self, event: SpanNoted) -> Attributes:
-        """Return the attributes of an event of a span."""
+        """Return the attributes of an event in a span."""
         facts = {f"grue.{name}": value for name, value in event.facts.items()}
         return {**facts, "error.type": event.verdict.error_type or None, **self._detail(event.verdict)}
 

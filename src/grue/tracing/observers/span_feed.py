@@ -92,7 +92,7 @@ class SpanScope:
         return [span.span for span in outside if span.span != self.root]
 
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
-        """Return the totals of this tool session; `end` is `None` if no end of a turn was recorded."""
+        """Return the totals of this tool session. `end` is its turn's end, or `None` if none is recorded."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
         return SessionSummary(
             iterations_used=self.replies_with_calls if end is None else end.iterations,
@@ -133,7 +133,7 @@ class SpanFeed:
             self._epoch = envelope.at - envelope.t
         self._now = max(self._now, self._epoch + envelope.t)
         self._sent = self._conversations.see(envelope)
-        # `take` returns `None` for a copied message. It makes no spans, but later spans need its data.
+        # `take` returns `None` for a copied message, which makes no spans. But later spans need its data.
         envelope = self._own.take(envelope) or envelope
         body = envelope.body
         match body:
