@@ -23,7 +23,7 @@ class OwnMessages:
         self._forked: dict[int, m.TurnForked] = {}  # turn number -> its `TurnForked`, while the fork runs
 
     def take(self, envelope: Envelope[Any]) -> Envelope[Any] | None:
-        """Return the message to count, or `None` for a copy. The counts of copies are taken off a fork's end."""
+        """Return the message to count, or `None` for a copy. A fork's end loses the counts of the copies."""
         if envelope.copied:
             return None
         if type(envelope.body) not in _BOUNDS:

@@ -418,7 +418,7 @@ class Connections:
                 if not isinstance(body, m.StartupFailed):
                     self._recorded[m.ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # The turn ran out of time before the session was connected: no outcome follows.
+                # The turn's time ran out before the session was connected: it is not connecting any more.
                 connecting.discard(envelope.sender)
         # Sessions that are still connecting were cancelled: learn nothing from them.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
@@ -494,7 +494,7 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # later than any time until which a server was disabled
+        at_s = math.inf  # so late that the time for which the server was disabled is over
         if isinstance(first, m.McpDisabled) and not first.newly:
             # Disabled before this turn. If the host itself did it, only this message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
