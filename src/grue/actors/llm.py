@@ -196,7 +196,7 @@ class Asking:
         if shown:
             self._thoughts = ThoughtSplitter()
         body = await self._body(settings, stream=stream)
-        # Make a `Streamed` for every request: some gateways stream the reply even if no stream is asked for.
+        # Every request gets a `Streamed`: some gateways stream the reply even if no stream is asked for.
         show = self._show if shown else lambda _: None
         streamed = Streamed(self._conversation.format.assembler(), show, asked=stream and profile.streams)
         permit = await self._permit(len(body), settings.max_tokens)
@@ -460,8 +460,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
     Args:
         endpoint: The endpoint to ask. `endpoint.chain` contains this endpoint and its fallbacks. Their
-            connections are open while the actor runs. With `Runner(keep="loop")` they are open before and
-            stay open.
+            connections are open while the actor runs, and with `Runner(keep="loop")` also before and after.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever an HTTP request has been written.
         begins: The endpoint of the chain to ask first; `None`: the first that may be asked.
@@ -579,8 +578,8 @@ class LlmActor(Actor[m.LlmCommand]):
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
 
         That wait is not cancelled when the model's reply has come, because this could lose a message. It ends
-        with the agent's next message, or when the agent closes the mailbox. A `DropCompletion` cancels the
-        exchange with the endpoint, but not what is done to the conversation before and after the exchange.
+        with the agent's next message, or when the agent closes the mailbox. A `DropCompletion` cancels only
+        the exchange with the endpoint, and not the changes to the conversation before and after it.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
@@ -637,7 +636,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _leave_without_tools(
         self, command: m.RequestCompletion, now_s: float, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """From now on ask a model that takes tools. The current one was asked without any, for a summary."""
+        """Go on to a fallback that takes tools, if there is one: the current model takes none."""
         left, following = self._endpoint, self._chain.first(now_s, tools=True)
         if following is left or not following.takes_tools:
             return

@@ -74,7 +74,7 @@ class SessionActor(Actor[m.SessionCommand]):
         listed: The tools that the server listed last; `None`: it has listed none so far, or it also serves
             tools that it does not list.
         reopens: The command to open the session, if a fork begins at a point where the recorded session was
-            open. The agent has read the recorded `SessionOpened` already, and gets no other.
+            open. The agent has read the recorded `SessionOpened` already, and gets no second one.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class SessionActor(Actor[m.SessionCommand]):
             case ReportOpened():
                 pass  # `_attempt` has sent `SessionOpened` already
             case None:
-                # The turn's deadline has passed, which is no failure of the server. The agent gets no report:
-                # it has the same deadline.
+                # The turn's deadline has passed, and the server has not failed. The agent gets no report,
+                # because it has the same deadline.
                 self.connection = before
 
     async def _attempt(

@@ -1,7 +1,8 @@
 """Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose.
 
-Some endpoints accept a schema and ignore it, so the model never sees the wanted shape. `has_shape` notices
-this from the names of required members. Whether the text is accepted is decided by the host's own check.
+Some endpoints accept a schema in a request and ignore it, so the model does not know the wanted shape.
+`has_shape` notices this: required members are then missing in the answer. The host's own check decides
+whether the answer is accepted.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Subtract the decoder's work, in characters: those that it parsed, and a hundredth of those in
-            # which it counted newlines for the error's text, which is about 100 times as fast.
+            # Subtract the decoder's work, in characters: those that it has parsed, and a hundredth of all
+            # before the error, because it counts the newlines in them about 100 times as fast.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -56,7 +56,7 @@ def from_json(body: bytes) -> object:
         value = _decode(body)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    # A text with few opening brackets cannot be nested too deeply.
+    # Count the brackets first, which is fast: a text with few of them cannot be nested too deeply.
     if count_of(body, "{[") > MAX_DEPTH and is_deep(value):
         raise ValueError("nested too deeply")
     return value
@@ -77,8 +77,8 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     the call does. Such arguments become a string, and the code that reads them later refuses the call.
 
     The wire formats have different keys for arguments, but each has the key `name` in the same object. So
-    next to the key `name`, every value is treated as arguments. `called`: `value` is part of arguments,
-    which `_arguments` has checked.
+    every value beside a key `name` is treated as arguments. `called`: `value` is inside such arguments, and
+    contains neither NaN nor infinity.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -203,7 +203,7 @@ _TOO_DEEP = "[nested too deeply]"
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether JSON text contains more than `most` values. Values after these are not counted."""
+    """Return whether JSON text contains more than `most` values. No more are counted."""
     # First count these characters, which is fast: if there are few, the text has few values.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False

@@ -107,8 +107,8 @@ def next_delay(
     Args:
         policy: The limits and the backoff.
         attempt: Requests sent so far.
-        failure: How the last request failed. The wait that it names replaces the backoff. After the first
-            few failures, only a longer wait does.
+        failure: How the last request failed. The wait that it names replaces the backoff; after the first few
+            failures only if it is the longer one.
         of_kind: How many of these requests failed in the same way as the last one. Failures of another kind
             do not use up the retries of this kind. Default: all requests.
         jitter: A random number from 0 to 1.
@@ -125,7 +125,7 @@ def next_delay(
         delay = max(delay, backoff(policy, attempt - _TAKEN_AT_ITS_WORD))
     if failure.kind == "unreachable":
         delay = min(delay, _UNREACHABLE_DELAY_S)
-    # The jitter never shortens the delay: an earlier request would be refused again.
+    # The jitter never shortens the delay: a request before it is over would be refused again.
     return delay * (1 + policy.jitter_factor * jitter)
 
 

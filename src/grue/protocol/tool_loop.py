@@ -90,81 +90,81 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state, and the commands to carry out, in order.
 
-    The comments name the rules in this module's docstring.
+    The numbers in the comments are those of the rules in this module's docstring.
 
     Raises:
         IllegalEvent: The event cannot happen in this state.
     """
     match state, event:
         case s.Idle(), m.RunTurn():
-            return sessions.begin(event)  # rule 8: check that the model can call tools
+            return sessions.begin(event)  # check that the model can call tools (rule 8)
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
-            return sessions.presume(state, event)  # rule 10: presumed tools
+            return sessions.presume(state, event)  # ask the model early, with the presumed tools (rule 10)
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
-            # rule 8: it is known now whether the model can call tools
+            # it is known now whether the model can call tools (rule 8)
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
-            return sessions.reported(state, event)  # rule 8: wait for all sessions and the check
+            return sessions.reported(state, event)  # wait for all sessions and the check (rule 8)
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
-            # rule 11: close the open sessions, and those that are still opening
+            # close the open sessions, and those that are still opening (rule 11)
             others = s.without(pending, server)
             return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
         case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:
-            return early  # rule 10: presumed tools
+            return early  # the first request offers presumed tools (rule 10)
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
-            # rules 1, 2, 6, 7: the reply has tool calls, or an answer, or neither
+            # the reply has tool calls, or an answer, or neither (rules 1, 2, 6, 7)
             return tools.loop_reply(asking.heard(turn, event), event)
         case s.AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
-            # rule 6: use the answer, or ask for its repair
+            # use the answer, or ask for its repair (rule 6)
             return tools.final_reply(asking.heard(turn, event), phase, event)
         case s.AwaitingCompletion(), m.CompletionFailed():
-            return asking.refused(state, event)  # rule 9: shorten a request that was too long
+            return asking.refused(state, event)  # shorten a request that was too long (rule 9)
         case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
-            return resuming.postponed(state, event)  # rule 14: a provider's batch will answer
+            return resuming.postponed(state, event)  # a provider's batch will answer (rule 14)
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
-            return resuming.waited(state), ()  # rule 14: a later process goes on with the turn
+            return resuming.waited(state), ()  # a later process goes on with the turn (rule 14)
         case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
-            # rule 14: close all sessions, then wait for the provider's batch
+            # close all sessions, then wait for the provider's batch (rule 14)
             return resuming.closed_to_wait(state, server)
         case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
-            return asking.summarised(state, event)  # rule 9: go on with the summary, or without
+            return asking.summarised(state, event)  # go on with the summary, or without (rule 9)
         case s.AwaitingApproval(), m.CallsDecided():
-            return tools.decide(state, event)  # rule 2: a person has decided about calls
+            return tools.decide(state, event)  # a person has decided about calls (rule 2)
         case s.AwaitingApproval(), m.ApprovalPostponed():
-            return tools.park(state, event)  # rule 2: no person decides now, so park the turn
+            return tools.park(state, event)  # no person decides now, so park the turn (rule 2)
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
-            return state, tools.ignore(event)  # rule 2: the person's decisions come too late
+            return state, tools.ignore(event)  # the person's decisions come too late (rule 2)
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):
-            return tools.settle(state, event)  # rules 1 to 4: a call has ended
+            return tools.settle(state, event)  # a call has ended (rules 1 to 4)
         case s.AwaitingTools(starting=starting), (
             m.SessionOpened() | m.McpDisabled() | m.StartupFailed()
         ) if event.server in starting:
-            return tools.called_first(state, event)  # rule 12: servers that start when called
+            return tools.called_first(state, event)  # servers that start when called (rule 12)
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
-            # rule 5: the next request offers the tools that the server lists now
+            # the next request offers the tools that the server lists now (rule 5)
             return replace(state, turn=turn.relist({server: listed})), ()
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
-            return sessions.reopen(state)  # rule 4: restart the server that has died
+            return sessions.reopen(state)  # restart the server that has died (rule 4)
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
-            return tools.complete(turn, answer, state.content)  # rule 6: the answer is accepted
+            return tools.complete(turn, answer, state.content)  # the answer is accepted (rule 6)
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
-            return tools.refuse_answer(state, reason)  # rule 6: ask for a repair, or fall back
+            return tools.refuse_answer(state, reason)  # ask for a repair, or fall back (rule 6)
         case _, m.ServerSampled() if isinstance(state, s.LiveState | s.AwaitingClose):
-            return end.sampled(state, event), ()  # rule 7: count a server's request to the model, too
+            return end.sampled(state, event), ()  # count a server's request to the model, too (rule 7)
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return end.closed(state, server)  # rule 11: the turn ends when all sessions are closed
+            return end.closed(state, server)  # the turn ends when all sessions are closed (rule 11)
         case s.AwaitingClose() | s.Waiting(), m.SessionClosed() if event.server in state.turn.run.servers:
-            return state, ()  # rule 11: a second `SessionClosed` is ignored
+            return state, ()  # a second `SessionClosed` is ignored (rule 11)
         case s.AwaitingClose() | s.Waiting() | s.Finished(), _ if not isinstance(
             event, _UNEXPECTED_AT_THE_END
         ):
-            return state, ()  # rule 11: events after the end of the turn's work are ignored
+            return state, ()  # events after the end of the turn's work are ignored (rule 11)
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return resuming.forked(state, event), ()  # rule 13: take the fork's limits, policies and tools
+            return resuming.forked(state, event), ()  # take the fork's limits, policies and tools (rule 13)
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
-            # rule 11: a deadline or an interruption ends the turn in any state
+            # a deadline or an interruption ends the turn in any state (rule 11)
             return end.abandon(state, event)
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")

@@ -379,7 +379,7 @@ def _blocks(item: w.WireItem, marked: bool, profile: WireProfile) -> list[m.Json
             marker: m.JsonObject = {"cache_control": w.EPHEMERAL} if marked else {}
             return [{"type": "tool_result", "tool_use_id": call_id, "content": content, **marker}]
         case w.Shown():
-            raise NotImplementedError  # never happens, because `results_carry_media` is true
+            raise NotImplementedError  # `Shown` is made only for formats without `results_carry_media`
         case m.AssistantText(text=text):
             return [_text(w.non_blank(text))]
         case m.UserText():

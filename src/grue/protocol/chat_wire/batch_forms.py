@@ -253,7 +253,7 @@ def batch_form_of(wire: str) -> BatchForm:
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Return the batches on a page of a provider's list, and the id of the next page; empty: none follows.
+    """Return the batches on a page of a provider's list, and the id of the next page, empty on the last.
 
     Raises:
         ValueError: The page cannot be read.

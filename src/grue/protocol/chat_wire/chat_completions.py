@@ -110,7 +110,7 @@ def _head(request: w.WireRequest) -> m.JsonObject:
     if profile.reasoning == "reasoning_effort":
         fields["reasoning_effort"] = effort
     elif profile.reasoning == "reasoning" and (effort or budget):
-        # A request may name an effort or a number of tokens, not both. The number is more exact.
+        # Send an effort or a number of tokens, not both. The number is more exact.
         fields["reasoning"] = {"max_tokens": budget} if budget else {"effort": effort}
     return fields
 
@@ -244,7 +244,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
         # After a stop word, or in a cut stream, there may be more ids than logprobs, or fewer. Then it is not
-        # known which of them belong together.
+        # known which logprob belongs to which id.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -378,8 +378,8 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # No endpoint needs several choices in a chunk, and reading them takes time. So all but the first
-        # count in `held`: a stream with many choices soon exceeds the limit on `held`.
+        # No endpoint needs several choices in a chunk, and reading them takes time. So the choices after the
+        # first count in `held`, whose limit a stream with many choices soon exceeds.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -403,8 +403,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A field's value counts in `held` until a later chunk replaces it. A large value counts for ever,
-        # because computing its size took time: the limit on `held` has to limit this time too.
+        # A field's value counts in `held` until a later chunk replaces it. A value above `_LARGE_WEIGHT`
+        # counts for ever: computing its size takes time, and the limit on `held` has to limit this time too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -436,7 +436,7 @@ class ChatAssembler:
             self._details += details
         for name in _TEXTS:
             if name == "reasoning" and delta.get("reasoning_content"):
-                continue  # vLLM and some gateways send the same thoughts under both names
+                continue  # vLLM and some gateways send the thoughts as `reasoning_content` too
             said = delta.get(name)
             text = _text(said, name)
             self.held += 0 if said is None or isinstance(said, str) else w.weight(said)
@@ -462,9 +462,9 @@ class _Calls:
     """The tool calls of a reply.
 
     Each piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
-    endpoints send neither a new index nor an id with a new call. So a piece with a name but without an id
-    begins a new call if the arguments of the call that it names are already complete, or if that call has
-    got another piece from the same chunk.
+    endpoints send neither a new index nor an id with a new call. So a piece with a tool's name and without an
+    id begins a new call if the call that it would belong to is complete, or has got another piece from the
+    same chunk.
     """
 
     def __init__(self) -> None:
@@ -523,8 +523,8 @@ class _Calls:
                 return self._by_id.get(call_id)
             return self._calls[-1]
         latest = self._by_index.get(_key(index))
-        # The piece continues the latest call with its index, unless both have ids that differ: some endpoints
-        # give all calls one index.
+        # The piece continues the latest call with its index, unless the piece and that call have different
+        # ids: some endpoints give all calls one index.
         if latest is None or not (call_id and latest.id) or latest.id == call_id:
             return latest
         other = self._by_id.get(call_id)
@@ -553,7 +553,7 @@ class _Calls:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
         # A malicious endpoint can send many pieces that repeat the call's name and end with a brace. For each
-        # of them, `complete` parses all arguments so far. This limits the work.
+        # of them, `complete` parses all arguments so far. `_MOST_READ` limits this work.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")
@@ -564,8 +564,8 @@ class _Calls:
         if not isinstance(name, str):
             raise DamagedStream("adds to a tool call that has not begun")
         before = self._calls[-1].index if self._calls else None
-        # Compare only with an earlier call. The first call may have any index, because some gateways give an
-        # index to the text before it, too.
+        # Compare only with an earlier call. The first call may have any index, because some gateways also
+        # give an index to the text before it.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"begins tool call {index} after tool call {before}")
         if len(self._calls) >= w.MAX_CALLS:

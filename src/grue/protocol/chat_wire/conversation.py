@@ -164,7 +164,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return the `echo` of a reply whose text was changed; `{}` if the echo contains the old text."""
+    """Return a reply's `echo` after its text was changed: `{}` if echoes of this format contain the text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
@@ -489,7 +489,7 @@ class EncodedConversation:
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the conversation's first system text if grue puts a cache marker there."""
+        """Return the position of the first system text; `()`: grue puts no cache marker there."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
@@ -503,7 +503,7 @@ class EncodedConversation:
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
         """Return the position of the last item that can have a cache marker.
 
-        Empty: there is none, or the caller has set markers itself.
+        `()`: no item can have one, or the caller has set markers itself.
         """
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
@@ -542,7 +542,7 @@ class EncodedConversation:
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
     def _with_schema(self, said: m.Said) -> tuple[m.ConversationItem, ...]:
-        """Return the items, with the answer's schema as text if the model would not see it otherwise."""
+        """Return the items of `said`, and the answer's schema as text unless the model sees it elsewhere."""
         if said.answer is None:
             return said.items
         schema = to_json(said.answer.schema).decode()

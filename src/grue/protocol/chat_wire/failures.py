@@ -328,7 +328,7 @@ def fault_of_status(
         now_s: The current time, in seconds since the epoch. `None`: a time in the body is ignored.
     """
     if 300 <= status < 400:
-        # Without user, password and query: those of a login page hold secrets.
+        # Leave out user, password and query: in a redirect to a login page they may be secrets.
         target = re.sub(r"(?<=//)[^/?#]*@|[?#].*", "", location or "nowhere", flags=re.DOTALL)
         words = f"redirects to {target}"
         return Fault(kind="refused", status=status, message=words, reason="address")
@@ -350,7 +350,7 @@ def fault_of_error(error: object) -> Fault:
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
     """Read an object that came with HTTP status 200 and is not a completion: an error in any shape.
 
-    If the body has no error text, the message is `missing`: what a completion has and the body lacks.
+    If the body has no error text, the message is `missing`, which says what the body lacks.
     """
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")

@@ -37,8 +37,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         reasoning_tokens: The most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
-            not know its chat template. `ask`: the model is asked to make a real call. `run`: the call is made
-            if it is complete and exactly in a known form, else as `ask`. `keep`: it is a text as any other.
+            not know the model's chat template. `ask`: the model is asked to make a real call. `run`: the call
+            is made if it is complete and exactly in a known form, else as `ask`. `keep`: it stays in the
+            text.
     """
 
     model: str
@@ -151,7 +152,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return min(wanted, self.max_output_tokens)
 
     def sampled(self, settings: ModelSettings) -> dict[str, object]:
-        """Return the sampling settings that have a value and that the endpoint accepts, by grue's names."""
+        """Return those sampling settings that have a value and that the endpoint accepts, by name."""
         fields: dict[str, object] = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -184,7 +185,7 @@ def changed_fields(before: WireProfile, now: WireProfile) -> dict[str, Any]:
 
 
 def with_fields(profile: WireProfile, fields: Mapping[str, Any]) -> WireProfile:
-    """Return the profile with these fields, which are JSON; without them if a value does not fit."""
+    """Return the profile with the values of `fields` (JSON); unchanged if one of them is not valid."""
     if not fields:
         return profile
     with contextlib.suppress(msgspec.ValidationError):

@@ -267,7 +267,7 @@ _ADAPTIVE = r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive"
 
 
 def _refused(noun: str) -> str:
-    """Return a pattern for texts that refuse a kind of input altogether, and not only one format or size."""
+    """Return a pattern for refusals of the input kind `noun` itself, and not only of one format or size."""
     taken = rf"\b(?:{noun})s?\b(?!/|[ _-]?(?:format|type|size|media|mime|dimension))"
     return (
         rf"(?:\bnot|n't|cannot) (?:\w+ )?(?:support|accept|allow)\w*[^\n.]{{0,30}}?{taken}"
@@ -568,7 +568,7 @@ def checked_support(
 
 
 def tool_support_error(model: str, reason: str = "") -> MCPError:
-    """Return the error for a turn with tools whose model cannot call tools.
+    """Return the error for a turn that has tools, but a model that cannot call them.
 
     Source: R12.5
     """

@@ -126,7 +126,7 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far. The endpoint sends the reply in three forms; the largest counts."""
+        """The size of the reply so far. It comes in pieces, as items and as a whole: the largest counts."""
         return max(self._held.values())
 
     @property
@@ -283,7 +283,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call of earlier events that `item` repeats. Each such call is returned only once."""
+        """Return the call of earlier events that `item` repeats, or `None`. No call is returned twice."""
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True
@@ -294,7 +294,7 @@ class ResponsesAssembler:
         ids = _ids(item)
         for given in ids:
             calls = self._by_id.get(given, [])
-            while calls and calls[0].told:  # drop them, so that a long list is not searched again and again
+            while calls and calls[0].told:  # forget this call: no second item may repeat it
                 calls.pop(0)
             yield from calls
         here = self._named.get((index, ""))
@@ -380,7 +380,7 @@ class Responses(w.WireFormat):
             elif (call := calls.get(str(item.get("call_id")))) is not None:  # type: ignore[call-overload]  # NewType
                 encoded.append(item | _called(call, names))
         while encoded and encoded[-1].get("type") == "reasoning":
-            # The endpoint refuses reasoning that no call or text of the same reply follows.
+            # The endpoint refuses reasoning at the end of a reply: a call or a text has to follow it.
             encoded.pop()
         return tuple(map(to_json, encoded))
 
@@ -439,7 +439,7 @@ def _input(item: w.WireItem, profile: WireProfile) -> m.JsonObject:
         case m.AssistantText(text=text):
             return {"role": "assistant", "content": w.non_blank(text)}
         case w.Shown():
-            raise NotImplementedError  # see `results_carry_media`
+            raise NotImplementedError  # `Shown` is made only for formats without `results_carry_media`
         case m.ToolMessage(call_id=call_id):
             text = w.non_blank(w.result_text(item, profile))
             output = [_text(text), *map(_part, w.sent(item, profile))]
@@ -502,7 +502,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
                 arguments = f"{arguments}{CUT_MARK}"
             call = w.read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
-            # The endpoint may have sent no id, or the id of another call.
+            # Use grue's id: the endpoint may have sent no id, or the id of another call.
             item = item | {"call_id": call.call_id}
         # Later requests repeat all items, in order: OpenAI refuses a call without the reasoning before it.
         again = _again(item)
@@ -542,7 +542,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # Without `encrypted_content` or `content`, only an endpoint that has stored the item can use it.
+            # Other reasoning is not sent back: only an endpoint that has stored the item could use it.
             return said
         case _:
             return {}

@@ -99,7 +99,7 @@ class EventLines:
     """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
 
     Attributes:
-        damage: A text about the first line that cannot be part of an event; empty: there is no such line. If
+        damage: What is wrong with the first line that cannot be part of an event; empty: every line can. If
             there were no events at all, ignore the text: the body may be plain JSON.
     """
 
@@ -131,7 +131,7 @@ class EventLines:
             raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
 
     def end(self) -> Iterator[ServerEvent]:
-        """Yield the last event of the stream, if the blank line is missing that ends an event."""
+        """Yield the last event of the stream, if the blank line that should end the event is missing."""
         for last in (bytes(self._rest.removesuffix(b"\r")), b""):
             event = self._take(last)
             if event is not None:
@@ -170,7 +170,8 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # Probably the newline after the name is lost, so that the event's data follows in this line.
+                # Probably the newline after the event's name is lost, so that the event's data follows in
+                # this line.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

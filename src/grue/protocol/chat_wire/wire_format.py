@@ -356,8 +356,8 @@ def label(message: m.ToolMessage) -> str:
 def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireItem, ...]:
     """Insert user messages with the attachments of the tool messages.
 
-    The user message comes after all tool messages in a row, because providers require the results of all
-    calls before any other message.
+    Each user message comes after the last of several tool messages in a row, because providers require the
+    results of all calls before any other message.
     """
     arranged: list[WireItem] = []
     waiting: list[m.ToolMessage] = []
@@ -520,7 +520,7 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the part of `path` that is this format's request path, for any model.
+        """Return the end of `path` that is this format's request path, whatever model it names.
 
         Empty: `path` does not end with such a request path.
         """
@@ -546,7 +546,7 @@ class WireFormat(Protocol):
     def encode_tools(
         self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
     ) -> bytes:
-        """Encode a list of tools; an empty one gives `b""`, because endpoints refuse it.
+        """Encode a list of tools; `b""` if there are no tools, because endpoints refuse an empty list.
 
         Source: R4.1, P10
         """
@@ -602,7 +602,7 @@ EPHEMERAL: m.JsonObject = {"type": "ephemeral"}
 def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[str, m.JsonObject | None]]:
     """Split a text at its cache markers; return the pieces, each with the marker at its end or `None`.
 
-    If `marked`, and the caller has set no marker, one is put at the end.
+    If `marked`, and the caller has set no marker in the text, one is put at its end.
     """
     text = item.text
     points = item.cache_points or ((m.CachePoint(len(text), EPHEMERAL),) if marked else ())

@@ -232,7 +232,7 @@ def _split_harmony(text: str) -> tuple[str, str]:
 
 
 def _messages(text: str) -> Iterable[tuple[re.Match[str], str, int]]:
-    """Yield the messages in a harmony text: the header's match, the message's text, and the text's end."""
+    """Yield the messages in a harmony text: the header's match, the message's text, and where it ends."""
     head = _HARMONY.match(text)
     while head is not None:
         ending = _HARMONY_END.search(text, head.end())
@@ -305,8 +305,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If `attached` is set, the text before `mark` has what looks like a call but could not be read, so the
-    # result is not `sure`.
+    # If `attached` is set, the text before `mark` contains something like a call that could not be read, so
+    # the result is not `sure`.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
@@ -594,7 +594,7 @@ def _bare(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _named(text: str, known: Iterable[str]) -> Written | None:
-    """Find a call written as `>>>name`. The result has no calls: the arguments are not read."""
+    """Find a call written as `>>>name`. `Written.calls` stays empty, because the arguments are not read."""
     if text.startswith("{") or not text.endswith("}"):
         return None
     fences = at = 0

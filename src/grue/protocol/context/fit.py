@@ -139,7 +139,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         if guessed and guessed <= rest * _SLACK and rest <= guessed * _SLACK:
             factor, spread = rest / guessed, False
         else:
-            # The earlier counts do not fit this one, perhaps because the prompt was rewritten: correct the
+            # The earlier counts contradict this one, perhaps because the prompt was rewritten: correct the
             # counted sizes too, not only the guessed ones.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
@@ -187,8 +187,9 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 def _learned(bytes_per_token: float, factor: float) -> float:
     """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
 
-    A prediction that was too high is corrected only by half: it clears old results sooner than necessary. One
-    that was too low is corrected in full: it leads to a request that the model refuses.
+    A prediction that was too high is corrected only by half, because it merely clears old results sooner than
+    necessary. One that was too low is corrected in full, because it leads to a request that the model
+    refuses.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -271,8 +272,8 @@ def stub_of(
 ) -> str:
     """Return the text that the model sees in the place of a cleared result.
 
-    With `handle` the model can read the result again by `read_result`; empty: it cannot. With `plain` the
-    text is not put into JSON.
+    With `handle` the model can read the result again by the tool `read_result`; empty: it cannot. With
+    `plain` the text is not put into JSON.
     """
     if handle:
         return READ_AGAIN.format(handle=handle)
@@ -300,7 +301,7 @@ def fit(
 ) -> Fit:
     """Decide what is cleared or cut so that a request that adds `new` fits into the window.
 
-    `named` has the tool's name for the call id of each result in `new`.
+    `named` maps the call id of each result in `new` to the tool's name.
     """
     added = sum(ledger.item_of(item, named).tokens for item in new)
     if ledger.tokens + added <= room.high:
@@ -377,7 +378,7 @@ def cut_last(
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
     """Leave out the oldest items, so that `most` tokens remain; `None`: nothing is older than the last reply.
 
-    Return the ledger without these items, and the fraction of the tokens in `items` that was kept.
+    Return the ledger without these items, and the fraction of the tokens in `ledger.items` that stays.
     """
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):

@@ -117,8 +117,9 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that a call of `call_tool` asks for, unchecked; return any other call unchanged.
 
-    Some models write the tool's arguments beside its name. With `bind`, such a call is not the tool's:
-    without its arguments the tool would run with its defaults.
+    Some models write the tool's arguments beside `name`, and not in `arguments`. Such a call is returned
+    unchanged: otherwise the tool would run without its arguments. Without `bind`, as in the replay of an old
+    trace, such a call is returned without its arguments.
     """
     if call.name != CALL_TOOL.name:
         return call

@@ -139,7 +139,7 @@ def _check_of(written: bytes) -> Check:
     compiled = functools.cache(functools.partial(_compiled, own, name))
     is_plain = _is_plain(schema)
     if not is_plain:
-        compiled()  # now, so that an invalid schema is refused here and not at its first use
+        compiled()  # compile now, so that an invalid schema is refused here and not at its first use
     has_patterns, has_branches = b"attern" in written, b"Of" in written
 
     def check(value: object) -> str | None:
@@ -265,7 +265,8 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # `maxProperties: 0` refuses the same values, but the error's text about it names the arguments.
+        # Say `maxProperties: 0` instead: it refuses the same values, and the error's text about it names the
+        # arguments.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
@@ -323,8 +324,8 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator may know the other schema, for instance a meta-schema, but how much work it is to
-            # check it is not known here.
+            # The validator may know the other schema, for instance a meta-schema. But how much work it is to
+            # check that schema is not known here.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)

@@ -142,7 +142,7 @@ class WireNames:
         readable = name if is_wire_name(name) else _readable(name)
         wire, attempt = readable[:MAX_WIRE_NAME], 0
         while wire in self._canonical or (attempt == 0 and len(readable) > MAX_WIRE_NAME):
-            # Each attempt makes another wire name.
+            # The number of the attempt changes the hash, if the name with the last hash is taken too.
             digest = hashlib.sha256(f"{attempt}:{name}".encode("utf-8", "surrogatepass")).hexdigest()[:10]
             wire = f"{readable[: MAX_WIRE_NAME - len(digest) - 1]}_{digest}"
             attempt += 1
@@ -258,7 +258,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
         return f"the arguments are not valid JSON: {plain_text(str(error))[:_WORDS]}"
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
-    # Most values have too few brackets to be nested too deeply.
+    # Count the brackets first, which is fast: a value with few of them cannot be nested too deeply.
     deep = count_of(text, "{[") > MAX_DEPTH and is_deep(value)
     return _DEEP if deep else value
 

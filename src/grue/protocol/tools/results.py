@@ -145,8 +145,8 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    For other data no size is returned: it may contain a secret, for which the trace has a placeholder, so a
-    replay would compute another size. Data of more than a megabyte is taken for base64 without a check.
+    Other data may contain a secret, for which the trace has a placeholder. A replay would compute another
+    size, so none is returned. Data of more than a megabyte is taken for base64 without a check.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
@@ -479,13 +479,13 @@ def _may_be_indented(text: bytes) -> bool:
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     shape = text.translate(None, _NO_SHAPE)
-    if 2 * shape.count(b'""') < shape.count(b'"'):  # there are brackets in strings
+    if 2 * shape.count(b'""') < shape.count(b'"'):  # some strings contain brackets
         shape = _STRINGS.sub(b"", shape)
     brackets = shape.translate(None, b'"')
     if len(brackets) > len(text) // 2:
         return False
     for _ in range(_MOST_LEVELS // 2):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # one or two levels
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # removes the innermost one or two levels
     return not brackets
 
 
@@ -502,7 +502,7 @@ def _kind_of(content: object) -> str:
 
 
 def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> str:
-    """Cut the middle out of a result's text; in its place, tell the model to read it with `handle`."""
+    """Cut the middle out of a result's text. A mark there tells the model to read it by `handle`."""
     tail = max_chars // 3
     head, end = max_chars - tail, len(whole) - tail
     # Cut at the end of a line.

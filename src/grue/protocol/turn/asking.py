@@ -207,7 +207,7 @@ def _make_room(
 def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # The user text is the task of this turn; only a later turn may clear it.
+    # The user text is the task of this turn. Remove its `stub`, so that only a later turn can clear it.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 
@@ -221,7 +221,7 @@ def _summary_request(turn: Turn) -> m.UserText:
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Put a summary in the place of everything but the first entry and the last reply.
 
-    If this replaces the turn's user text too, in a continued conversation, that text follows the summary.
+    In a continued conversation this may replace the turn's user text too. Then that text follows the summary.
     """
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]

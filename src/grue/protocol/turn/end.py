@@ -98,8 +98,8 @@ def with_calls_ended(
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
     """Prepare a turn to end while calls of its last reply are under way.
 
-    Every call gets an answer. The sessions of `starting` servers are closed as soon as they have opened.
-    Return also the notes that were not recorded yet.
+    Every call gets an answer. The sessions of `starting` servers are closed as soon as they have opened. The
+    notes that were not recorded yet are returned too.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}
@@ -140,7 +140,7 @@ PARKED = (
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return the turn's progress as a `TurnParked`, which does not have the tool calls of the last reply."""
+    """Return the turn's progress as a `TurnParked`, without the tool calls of the last reply."""
     return m.TurnParked(
         turn=turn.run.turn,
         requests=turn.requests + turn.sampled,

@@ -26,7 +26,7 @@ def cut_off(
 
     A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
     server has made an MCP task of the call, the turn asks the server for the result. Otherwise the turn tells
-    the model that the call was interrupted. The policy judges again the calls that were not sent.
+    the model that the call was interrupted. Calls that were not sent are judged by the policy once more.
 
     `state` is the turn's state after the last event of the trace; `called` are the calls that were sent.
     """

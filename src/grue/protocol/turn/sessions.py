@@ -49,7 +49,7 @@ def begin(run: m.RunTurn) -> Transition:
 
 
 def open_all(turn: Turn, new: tuple[m.ConversationItem, ...], *, asking: bool = False) -> Transition:
-    """Open the sessions, and then send `new`; with `asking`, check meanwhile that the model calls tools."""
+    """Open the sessions, then send `new`. `asking`: check meanwhile that the model can call tools."""
     opening = tools.servers_at_start(turn)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
     state = s.AwaitingSessions(turn, opening, new, asking)
@@ -220,7 +220,7 @@ def _may_ask(turn: Turn) -> bool:
 
 
 def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Transition | None:
-    """Return the step for an event while tools are presumed; `None`: `tool_loop.step` decides."""
+    """Return the transition for an event while tools are presumed; `None`: `tool_loop.step` decides."""
     match state, event:
         case s.Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)
@@ -229,7 +229,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
             return _replied(state, event)
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
-            # The reply was on its way when the agent sent `DropCompletion`.
+            # The reply was on its way when the agent sent `DropCompletion`. Count only its cost.
             return replace(state, turn=turn.count(usage)), ()
         case s.AwaitingDrop(), m.CompletionFailed():
             return state, ()

@@ -96,7 +96,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """Where a resumed turn went on; `None`: the turn was not resumed, or has made calls since.
+        """The point at which a resumed turn went on; `None`: it was not resumed, or has made calls since.
 
         Without the second condition, a reconnect would make the parked calls again.
         """
@@ -119,7 +119,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """The tool messages that the conversation's next turn has to send; empty if this turn is the last."""
+        """Answers to tool calls that the model has not got: the conversation's next turn sends them."""
         return () if self.run.history is None else self.told
 
     @property
@@ -155,7 +155,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:
-        """Return the call that `call` makes through `call_tool`; `call` itself if there is no such tool."""
+        """Return the call that `call` makes through `call_tool`, or `call` if it makes no valid one."""
         named = named_call(call, bind=self.run.binds_arguments) if self.searching else call
         if named is call:
             return call
