@@ -40,7 +40,8 @@ class BatchState(Struct, frozen=True, kw_only=True):
         total: How many requests the batch has; `None`: the provider does not say.
         results: API paths of the files with the batch's results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: How the batch ended, if that is why requests have no result; empty: the provider does not say.
+        left: `expired` or `cancelled`, if requests have no result because the batch ended so; empty: for
+            another reason, or none.
     """
 
     id: str

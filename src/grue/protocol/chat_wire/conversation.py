@@ -4,7 +4,7 @@ How one message is written is up to the wire formats. Add messages with `ask`, s
 give replies to `read` and `keep`. The encoded messages are made from the `history` and the profile alone.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
-  have a result, because providers refuse a call id without one.
+  have a result, because providers refuse a call without a result.
 - Cache markers are put on the system text and on the newest messages, four at most. When an older message
   loses its marker, its other bytes stay the same, so that the endpoint still finds the text in its cache.
 - If the wire format allows only text in a tool's result, images and files are put into a user message, after
@@ -12,8 +12,8 @@ give replies to `read` and `keep`. The encoded messages are made from the `histo
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
   is sent as text. The text is part of the user message of the first request that asks for this schema, so
   that earlier messages do not change.
-- What a provider wants to get back with its reply (`CompletionReceived.echo`) is sent only in the format and
-  to the model that it came from.
+- Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
+  the model that it came from.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class EncodedConversation:
     Args:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         history: The history so far; default: an empty one.
-        names: The names that requests have used for tools in an earlier part of the conversation.
+        names: The wire names that requests in an earlier part of the conversation have used for tools.
         given_markers: How many cache markers the caller will set in its texts (`SystemText.cache_points`,
             `UserText.cache_points`). They take precedence over the markers that the conversation sets.
 

@@ -536,7 +536,7 @@ def _objects(text: str) -> list[WrittenCall]:
     try:
         value = strict_value(text)
     except ValueError:
-        lines = text.splitlines()  # some models write one call a line
+        lines = text.splitlines()  # some models write one call per line
         if not all(line.startswith("{") and line.endswith("}") for line in lines):
             raise _Unreadable from None
         try:

@@ -3,8 +3,8 @@
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
 one batch within its session. A replay compares the commands of both state machines with the trace. The rules:
 
-- One call at a time: the next call is made when the one before is settled and its settlement reported. A
-  server may handle concurrent requests in any order.
+- Calls are made one at a time, because a server may handle concurrent requests in any order: the next call is
+  made when the one before is settled and its settlement reported.
 - After a timeout the rest of the batch is skipped, because the server may still be at work on the call. With
   `FailurePolicy(after_timeout="continue")` the rest is sent all the same.
 - After the server's death the rest of the batch is skipped, and so is a batch that reaches a session without

@@ -296,7 +296,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time. An invalid one also counts: the validator refuses it."""
+    """Return whether a pattern runs in linear time, or is invalid, so that the validator refuses it."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 

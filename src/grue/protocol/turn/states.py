@@ -40,7 +40,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         serving_unlisted: Servers that serve tools which they do not list.
         iterations: Replies with tool calls so far.
         requests: Requests of this turn so far, which is also the number of the last one.
-        sampled: Requests of servers to the model that have ended (sampling).
+        sampled: Finished requests of servers to the model (sampling).
         usage: What `requests` and `sampled` have cost.
         batches: The number of the last batch of tool calls.
         records: The settled tool calls of earlier replies.
@@ -503,7 +503,8 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         doing: What the turn waits for, in words: `waiting for the model (request 2)`.
         iterations: Replies with tool calls so far.
-        requests: Requests of the turn to the model so far, plus those of servers that have ended (sampling).
+        requests: Requests of the turn to the model so far, plus the finished requests of servers to it
+            (sampling).
         tool_calls: Tool calls settled so far.
         usage: Tokens and cost of the finished completions.
         elapsed_s: Seconds since the turn was requested.
