@@ -40,8 +40,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
         total: How many requests the batch has; `None`: the provider does not say.
         results: API paths of the files with the batch's results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: `expired` or `cancelled`, if requests have no result because the batch ended so; empty: for
-            another reason, or none.
+        left: How the batch ended, if it ended so early that some requests have no result; else empty.
     """
 
     id: str
@@ -102,7 +101,7 @@ class OpenAIBatches:
     path = "/batches"
 
     def line(self, item: str, path: str, body: bytes) -> bytes:
-        """Return a request as a line of the batch's file."""
+        """Return the line for a request in the file that is uploaded for a batch."""
         head = msgspec.json.encode({"custom_id": item, "method": "POST", "url": f"/v1{path}"})
         return head[:-1] + b',"body":' + body + b"}\n"
 

@@ -296,7 +296,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time, or is invalid, so that the validator refuses it."""
+    """Return whether a pattern runs in linear time. An invalid one passes too: the validator refuses it."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 
@@ -324,8 +324,8 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator may know the other schema, for instance a meta-schema. But how much work it is to
-            # check that schema is not known here.
+            # The validator may know the other schema, for instance a meta-schema. But it is not known here
+            # how much work a check by that schema is.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)
@@ -389,7 +389,7 @@ def _applied(
 
 
 def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
-    """Return the schema parts that apply to a value's keys, and those that apply to each member or item."""
+    """Return the lists of schema parts that apply to a value's keys, and to each member or item."""
     named: dict[object, list[m.JsonObject]] = defaultdict(list)
     others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}
     keys: list[m.JsonObject] = []

@@ -64,7 +64,7 @@ def start_calls(
     """
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
-        # No batch is sent, but the notes about this reply's calls have used up the next batch's number.
+        # No batch is sent, but the notes about the calls that are not made have used the next batch's number.
         turn = replace(turn, batches=turn.batches + 1)
     state = s.AwaitingTools(
         turn,
