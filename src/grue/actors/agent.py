@@ -56,8 +56,8 @@ class AgentActor(Actor[m.TurnEvent]):
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
         presumed: The tools that grue expects the turn's servers to list. Set it before the actor runs.
-        forked: The `TurnForked` to record after `RunTurn`, if the turn is a fork from the beginning of a
-            recorded turn; else `None`.
+        forked: The `TurnForked` to record after `RunTurn`, if the turn forks a recorded turn at its
+            beginning; else `None`.
         on_step: Called after each event, if set.
         end: The actor's reply to `RunTurn`; `None` while the turn runs.
         said: The turn's part of the conversation, in order: requests, replies, and a `ReplyDropped` for each

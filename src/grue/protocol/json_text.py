@@ -48,7 +48,7 @@ def from_json(body: bytes) -> object:
     """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
 
     Raises:
-        ValueError: The body is not even near-JSON, too deeply nested, or holds too many values.
+        ValueError: The body is neither JSON nor near-JSON, is nested too deeply, or holds too many values.
     """
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")
@@ -119,7 +119,7 @@ def strict_value(text: str) -> object:
     """Return the value of `text`, read as strict JSON.
 
     Raises:
-        ValueError: The text is not JSON, too large, or too deeply nested.
+        ValueError: The text is not JSON, is too large, or is nested too deeply.
     """
     if len(text) > MAX_CHARS or is_crowded(text):
         raise ValueError("too large")

@@ -99,8 +99,8 @@ class EventLines:
     """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
 
     Attributes:
-        damage: What is wrong with the first line that cannot be part of an event; empty: every line can. If
-            there were no events at all, ignore the text: the body may be plain JSON.
+        damage: What is wrong with the first line that cannot be part of an event; empty: nothing. If there
+            were no events at all, ignore the text: the body may be plain JSON.
     """
 
     def __init__(self) -> None:
