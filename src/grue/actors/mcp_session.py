@@ -342,7 +342,7 @@ class SessionActor(Actor[m.SessionCommand]):
             result=result,
             duration_s=lasted(),
             request_id=sent_id,
-            # Without `sent_id` the call was not sent, so the error code did not come from the server.
+            # If `sent_id` is empty, the call was not sent, so the error code did not come from the server.
             error_code=error_code if sent_id else None,
         )
 

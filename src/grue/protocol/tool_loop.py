@@ -101,7 +101,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
             return sessions.presume(state, event)  # ask the model early, with the presumed tools (rule 10)
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
-            # it is known now whether the model can call tools (rule 8)
+            # the check has shown whether the model can call tools (rule 8)
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
             return sessions.reported(state, event)  # wait for all sessions and the check (rule 8)
@@ -110,7 +110,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
             others = s.without(pending, server)
             return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
         case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:
-            return early  # the first request offers presumed tools (rule 10)
+            return early  # the event concerns presumed tools (rule 10)
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
             # the reply has tool calls, or an answer, or neither (rules 1, 2, 6, 7)
             return tools.loop_reply(asking.heard(turn, event), event)
@@ -141,7 +141,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingTools(starting=starting), (
             m.SessionOpened() | m.McpDisabled() | m.StartupFailed()
         ) if event.server in starting:
-            return tools.called_first(state, event)  # servers that start when called (rule 12)
+            return tools.called_first(state, event)  # a server that starts when called has reported (rule 12)
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
             # the next request offers the tools that the server lists now (rule 5)
             return replace(state, turn=turn.relist({server: listed})), ()

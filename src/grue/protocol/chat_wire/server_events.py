@@ -140,7 +140,7 @@ class EventLines:
 
     def _line(self) -> bytes | None:
         end = _END_OF_LINE.search(self._rest, self._searched)
-        # If the bytes end in a CR, its line feed may come with the next bytes.
+        # If the bytes end in a CR, wait: its line feed may come with the next bytes.
         if end is None or (end[0] == b"\r" and end.end() == len(self._rest)):
             self._searched = len(self._rest) if end is None else end.start()
             return None

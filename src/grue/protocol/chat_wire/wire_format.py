@@ -611,7 +611,7 @@ def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[s
     pieces: list[tuple[str, m.JsonObject | None]] = []
     start = 0
     for point in points:
-        # Endpoints refuse a blank piece.
+        # Leave out a blank piece, which endpoints refuse.
         if not _is_blank(text[start : point.end]):
             pieces.append((text[start : point.end], point.control))
             start = point.end

@@ -143,7 +143,7 @@ class History:
         if reply is not None:
             answered = tuple(call for call in calls if call.call_id in answers)
             added.append(reply if len(answered) == len(calls) else replace(reply, tool_calls=answered))
-        # Some endpoints refuse an empty system text.
+        # Leave out an empty system text, which some endpoints refuse.
         items = tuple(item for item in new if not isinstance(item, m.SystemText) or item.text)
         if answer == self.asked:
             answer = None

@@ -328,7 +328,7 @@ def _ask(
     turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
     """Ask about the calls that `decisions` does not answer. If it answers all of them, start the calls."""
-    # A decision counts even if the policy has changed since the question, and allows the call now.
+    # A decision counts even if the policy has changed since the question and allows the call now.
     answered = frozenset(each.call_id for each in decisions)
     accepted, ignored = settled_decisions(_questions(turn, reply, answered), decisions)
     notes = (*notes, *ignored)
