@@ -469,7 +469,7 @@ def _names_of(given: object) -> frozenset[str] | None:
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:
-    """Return the entry for a model; a variant (`vendor/name:nitro`) uses the entry without the suffix."""
+    """Return the entry for a model; for a variant (`vendor/name:nitro`), the entry of `vendor/name`."""
     return models.get(model) or models.get(model.rpartition(":")[0])
 
 

@@ -139,7 +139,7 @@ def _poll_s(task: Mapping[str, object]) -> float:
 
 
 def seconds_in(answer: Mapping[str, object], *names: str) -> float | None:
-    """Return a time in seconds, read from the first usable of these members, which are in milliseconds."""
+    """Return a time in seconds, read from the first usable member in `names`; members are in milliseconds."""
     for name in names:
         stated = answer.get(name)
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):

@@ -119,7 +119,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """Answers to tool calls that the model has not got: the conversation's next turn sends them."""
+        """Tool messages not sent yet, for the conversation's next turn; empty without a conversation."""
         return () if self.run.history is None else self.told
 
     @property
