@@ -176,7 +176,7 @@ def plain_value(value: Any) -> object:
 
 
 def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.JsonObject:
-    """Return a mapping as a JSON object. Values that JSON does not have are replaced as by `json_value`."""
+    """Return a mapping as a JSON object. Values that JSON cannot express are replaced as in `json_value`."""
     return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
 
 

@@ -91,10 +91,7 @@ class Run(Struct, frozen=True):
 def without_doubles(
     tools: tuple[m.ToolDefinition, ...],
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ServerNoted, ...]]:
-    """Drop tools whose name is already taken; return the others, and a note for each that was dropped.
-
-    Two servers list the same name only if a host opens the sessions itself.
-    """
+    """Drop tools whose name is already taken; return the others, and a note for each that was dropped."""
     first: dict[str, m.ToolDefinition] = {}
     notes = [
         m.ServerNoted(
