@@ -159,8 +159,8 @@ class _Prompted(Struct, kw_only=True):
         moved: Number and kind of the trace message that chose this model.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
-        notes: Possible reasons if the next request offers no tools: each with the number and kind of a trace
-            message.
+        notes: Reasons why the next request may offer no tools. Each stands after the number and the kind of
+            the trace message that gives it.
     """
 
     name: m.ConversationId

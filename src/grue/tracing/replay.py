@@ -169,7 +169,8 @@ class AgentReplay:
 
     Attributes:
         compared: How many messages agreed with the recording.
-        commands: The state machine's commands, by the number of the recorded message compared with each.
+        commands: The state machine's commands. The key of a command is the number of the recorded message
+            with which it was compared.
         end: How the turn ended.
         divergence: The first message that differs from the recording; `None`: none differs.
     """

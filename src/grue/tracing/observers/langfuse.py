@@ -303,7 +303,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `metadata` with `content` as its `part`; with only the size if content must not be sent."""
+        """Return `metadata` and, under the name `part`, `content`; its size if content must not be sent."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}

@@ -288,7 +288,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return the line about a batch's skipped calls at the first of them; nothing at the others."""
+        """For a batch's first skipped call, return a line about all of them; for the others, nothing."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []
