@@ -340,7 +340,7 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
         where = f"the tag {tag!r} of {kind.__name__}"
         base = next((base for base in EPISODE_FACTS if issubclass(kind, base)), None)
         if base is not None and tag == base.__struct_config__.tag:
-            # Replace a class without moving it: a fact that fits several classes is read into the first of them.
+            # Replace a class without moving it: a fact that fits several classes is read into the first.
             known_ones = [kind if _same_name(each, kind) else each for each in _subclasses[base]]
             _subclasses[base] = known_ones if kind in known_ones else [*known_ones, kind]
             continue

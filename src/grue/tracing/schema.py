@@ -40,7 +40,7 @@ _FACT: dict[str, Any] = {
 
 
 def _any_json(kind: type) -> dict[str, Any]:
-    # A message's field that is declared as `object` holds any JSON value, from a server, a model or a host.
+    # Of the types without a schema, messages use only `object`: a JSON value of a server, model or host.
     if kind is not object:
         raise NotImplementedError
     return {"description": "Any JSON value."}
