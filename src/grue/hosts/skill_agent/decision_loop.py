@@ -78,7 +78,7 @@ class StepRunner:
         run = self._run
         try:
             call: McpCall = run.registry.params(MCP_CALL, action.params)
-        except ValueError as error:  # an earlier version, which accepted more, has planned the call
+        except ValueError as error:  # the call was planned by an older grue, which accepted more
             return action.ended("failed", error=self.cut(str(error)))
         about: dict[str, Any] = {
             "turn": run.turn,

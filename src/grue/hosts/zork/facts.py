@@ -95,7 +95,7 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
         return " ".join([*only, *self.warnings])
 
     def summary(self) -> str:
-        """Return the problem, or else the server's name."""
+        """Return the text of `problem`; if it is empty, the server's name."""
         return self.problem() or self.server
 
     def severity(self) -> Severity:

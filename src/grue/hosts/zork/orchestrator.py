@@ -536,8 +536,8 @@ class ZorkOrchestratorV2:
     def _process_turn(self) -> bool:
         """Play one turn and return `True`; `False`: the episode is over.
 
-        If an error occurs that another turn cannot mend, the end of the episode is recorded, and the error
-        is raised as by `play_episode`.
+        If an error occurs that another turn cannot mend, the end of the episode is recorded. Raises the
+        errors of `play_episode`.
 
         Source: R6.1, R10.2
         """

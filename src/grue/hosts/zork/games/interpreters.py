@@ -52,7 +52,7 @@ class Interpreter(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: What users call it.
-        command: The program, and the arguments to put before those of `InterpreterProcess`.
+        command: The program, and its first arguments; `InterpreterProcess` adds further ones.
         breaks_lines: Whether it breaks long lines at `WIDTH` columns.
         answer_within_s: The default time limit for one answer, in seconds.
         versions: The versions of stories that it plays.
@@ -326,7 +326,7 @@ def find_interpreter(name: str | None = None) -> Interpreter:
 
     Raises:
         GameError: grue knows no interpreter of this name.
-        MissingDependencyError: The interpreter is not installed, or none is.
+        MissingDependencyError: This interpreter is not installed, or, without a name, no interpreter is.
     """
     if name is not None:
         if name not in INTERPRETERS:

@@ -162,7 +162,7 @@ class ZMachineGame:
 
     Raises:
         GameError: The file cannot be read or is not a story, or there is no interpreter of that name.
-        MissingDependencyError: The interpreter is not installed, or none is.
+        MissingDependencyError: This interpreter is not installed, or, without a name, no interpreter is.
     """
 
     def __init__(
