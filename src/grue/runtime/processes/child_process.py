@@ -523,7 +523,7 @@ class Command(ChildProcess):
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.
         """
-        # Closing its input asks a command to exit. `__aexit__` need not ask again, and begins with SIGTERM.
+        # `end_input` below asks the command to exit. `__aexit__` does not ask again: it begins with SIGTERM.
         self._asked_to_exit = True
         if stdin:
             # A command may close its input without reading it.
