@@ -1,4 +1,4 @@
-"""Tools as a model names them: their names, their definitions, and the arguments that the model writes.
+"""Tools as a model sees them: their names, their definitions, and the arguments that the model writes.
 
 The canonical name, used everywhere inside grue, is `{server}.{tool}`. MCP allows dots and up to 128
 characters in a tool's name. Most LLM endpoints allow only letters, digits, `_` and `-`, and at most 64

@@ -1,7 +1,7 @@
-"""Apply a `ToolPolicy` to the calls of a reply, and read what a person has decided about them; pure.
+"""Apply a `ToolPolicy` to the calls of a reply, and read what a person has decided about them.
 
-A reply is judged as a whole before any of its calls is sent, so that a person is asked about all of them
-before any has had an effect.
+A reply is judged as a whole before any of its calls is sent, so that a person decides before any of them has
+had an effect.
 
 Annotations come from the server, which may lie. So each tool is judged twice: with its annotations, and with
 the defaults of the MCP specification. If the annotations are not trusted, the stricter result counts. Whether

@@ -12,7 +12,7 @@ The rules:
 ```
 Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──▶ Proven ──ConnectRequested──▶ Connecting ...
                                   │
-                                  └─AttemptFailed─▶ Connecting (next attempt) | Disabled | Untried (raised)
+                                  └─AttemptFailed─▶ Connecting (next attempt), Disabled or Untried
 Disabled ──ConnectRequested, and it is time──▶ Connecting
 ```
 

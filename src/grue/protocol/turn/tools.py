@@ -8,7 +8,7 @@ The rules for the calls of a reply, besides those in `tool_loop.py`:
 - A denied call is answered with the reason. The other calls of the reply are made all the same.
 - A call that an earlier process has sent, and that its server works on as a task, is neither asked about nor
   counted again.
-- If nobody answers now, the turn is parked. A resumed turn judges the reply again. If the definition of a
+- If no person decides now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 
 More rules, for servers that start when they are called (`RunTurn.when_called`):
