@@ -1,6 +1,6 @@
 """Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
-Requests and results are in memory for at most `2 * concurrency` turns, so a batch may be larger than memory.
+Requests and results are in memory for at most `2 * concurrency` turns, so a batch need not fit in memory.
 """
 
 import contextlib

@@ -473,7 +473,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions if the agent now waits for the model. Called after each event.
+        """Prewarm the next turn's sessions if the agent waits for the model. Called after each of its events.
 
         A server that has not started yet in this episode is not prewarmed, because it may not start at all.
         """

@@ -218,7 +218,7 @@ class ConversationFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """The size of the file in bytes."""
         return self._file.size
 
     def begin(self, header: FileHeader, lines: Iterable[bytes] = ()) -> None:
@@ -264,7 +264,7 @@ class ConversationFile:
 
 
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
-    """Read the conversation in `text`; `None`: in the file `path`.
+    """Read the conversation from `text`, or from the file `path` if `text` is `None`.
 
     Raises `ConversationError`, with `path` and the line, if the file is missing, damaged, or no conversation.
     """

@@ -529,7 +529,7 @@ class RecordedTurn:
             del self.said[at + 1 :]
 
     def replay(self, history: History) -> None:
-        """Add the turn's entries to `history`, the entries before the turn. `ValueError`: they do not fit."""
+        """Add the turn's entries to `history`. Raises `ValueError` if they do not fit the entries there."""
         for each in (self.run, *self.said):
             take_step(history, each)
 
@@ -582,7 +582,7 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return `{server: tools}` if the message lists all tools of a server, unredacted; otherwise nothing."""
+    """Return `{server: tools}` if the message lists all tools of a server, unredacted; otherwise `{}`."""
     body = envelope.body
     if not isinstance(body, m.SessionOpened) or envelope.redacted or body.serves_unlisted:
         return {}
