@@ -54,8 +54,8 @@ text of one turn and accept the next one."""
 def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
     """Return whether an error ends the whole episode, and not only the turn in which it occurred.
 
-    `answered`: the model has answered in the episode. If it never has, and the endpoint cannot be reached,
-    the address is most likely wrong.
+    `answered`: the model has answered in the episode. If it never has, an endpoint that cannot be reached
+    ends the episode: the address is most likely wrong.
     """
     final = error.reason in FINAL_REASONS if error.reason else error.status in FINAL_STATUSES
     return final or (error.kind == "unreachable" and not answered)

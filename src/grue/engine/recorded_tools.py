@@ -447,7 +447,7 @@ class RecordedConnection:
             await self._live.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Return the recorded listing, or else that of the real server."""
+        """Return the recorded listing; if none was recorded, the real server's."""
         listing = self._fork.record.listing(self._server)
         await self._fork.record.start(self._server, in_order=self._fork.misses == "fail")
         if self._live is not None and self._entered:

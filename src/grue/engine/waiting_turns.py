@@ -404,7 +404,7 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        # Free what the turn has reserved of the budget. After `BudgetSpent` it keeps that: it still waits.
+        # Free the budget that the turn has reserved. After `BudgetSpent` the turn still waits, and keeps it.
         if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)
