@@ -526,8 +526,8 @@ class Runner(AsyncToolAccess, Closing):
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates
                 over the results.
             concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
-            resume_from: The trace of an earlier run of the same batch. A turn that this run completed is not
-                run again, unless its texts, servers or answer schema have changed.
+            resume_from: The trace of an earlier run of the same batch. A turn that was completed there is
+                not run again, unless its texts, servers or answer schema have changed.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
             batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer

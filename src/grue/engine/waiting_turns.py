@@ -187,7 +187,7 @@ class _Turns(Generic[T]):
                 return found[0]
             if asks_the_same(part.run, command):
                 # The answer is not accepted any more, or a secret was removed from it. The turn is run again,
-                # with the replies that are in the folder.
+                # and its replies come from the folder.
                 self._files.set_aside(number)
                 return None
         if isinstance(end, m.TurnCompleted) or (part.run.system, part.run.user) != (
