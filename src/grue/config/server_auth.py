@@ -72,8 +72,8 @@ def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str
     grue does not use URLs of the authorization server, for example: it asks the MCP server for them.
 
     Raises:
-        ValueError: `oauth` is not understood. The text continues a sentence that begins with the key's name,
-            and shows no value.
+        ValueError: `oauth` is not understood. The error's text continues a sentence that begins with the name
+            `oauth`, such as "should be an object", and quotes no value, which may be a secret.
     """
     if isinstance(oauth, bool):
         return oauth, ()

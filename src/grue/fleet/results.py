@@ -144,9 +144,10 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
-    If `Fleet.map` was called last, the latest sweep is all episodes of the work's version that was played.
-    Of episodes that differ only in the content of a file, it has the newest. If none of `found` belongs to
-    the latest sweep, all are returned: the caller has chosen earlier episodes on purpose.
+    `Fleet.map` names no sweep: if the fleet was last played by a call of it, all episodes that were played
+    with that call's version of the work count as the latest sweep. Of cases that differ only in the content
+    of a file that they name, only the newest counts. If none of `found` belongs to the latest sweep, all are
+    returned: the caller has chosen earlier episodes on purpose.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)

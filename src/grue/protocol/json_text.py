@@ -77,8 +77,8 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     the call does. Such arguments become a string, and the code that reads them later refuses the call.
 
     The wire formats have different keys for arguments, but each has the key `name` in the same object. So
-    every value beside a key `name` is treated as arguments. `called`: `value` is inside such arguments, and
-    contains neither NaN nor infinity.
+    every value beside a key `name` is treated as arguments. `called`: `value` is a part of arguments in which
+    the caller has found neither NaN nor infinity.
     """
     match value:
         case dict() | list() if depth < 1:

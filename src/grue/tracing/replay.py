@@ -497,7 +497,7 @@ class _Session:
         first = self._sent[0].body if self._sent else None
         at_s = math.inf  # so late that the time for which the server was disabled is over
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # Disabled before this turn. If the host itself did it, only this message records the reason.
+            # The server was disabled before this turn. If the host did that, only `first` has its reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
             # A retry means that an earlier turn had connected to this server. The fork's trace does not hold

@@ -272,8 +272,8 @@ class Conversation(Closing):
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
         One call of `map` may continue many conversations, each with one request. `map(resume_from=...)`
-        recognises a turn of the earlier run by the conversation's entries: they have to be the same as in the
-        earlier run just before the turn, or just after it.
+        takes over a turn of the earlier run only if the conversation has the same entries now as it had in
+        that run, either right before the turn or right after it.
         """
         if not isinstance(text, str):
             raise MCPConfigError(

@@ -199,7 +199,7 @@ def _going_on(
         conversation=kept,
     )
     if kept is None:
-        # The turn belongs to no `Conversation`, so its entries are written to the trace only.
+        # No `Conversation` object runs this turn, so its entries are written to the trace only.
         wiring = settings.wiring.lending(command.conversation, history, part.tools)
         settings = replace(settings, wiring=wiring)
     turn: HostTurn[Any] = HostTurn(request, settings, memory)

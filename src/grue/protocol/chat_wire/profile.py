@@ -70,8 +70,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             `-`, as many endpoints require; `learn`: `server.tool` until the endpoint refuses a name, and then
             encoded.
         sampling: The sampling fields that the endpoint accepts; others are left out.
-        max_tokens_field: The name of the field for the longest reply, in formats that have several such
-            fields.
+        max_tokens_field: The field for the longest reply, in formats that have several such fields.
         default_max_tokens: The limit to send if the settings have none; `None` sends none.
         max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
         system_role: The role of instructions, in formats that know several roles for them.

@@ -115,7 +115,10 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """If this process has inherited a server's RLIMIT_RTTIME mark, remove the mark from its child `pid`."""
+    """Remove the RLIMIT_RTTIME that marks a server's processes from the child `pid` of this process.
+
+    Only a process that runs inside such a server has inherited the mark, and hands it on to its children.
+    """
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         # A limit below `_BASE` does not mark a server. "Unlimited" is not possible, because the kernel lets
         # no process raise its hard limit.
