@@ -99,6 +99,8 @@ CHECKS = {
 
 LATE = {"client-sse-retry-timing": "WARNING"}
 """Reconnecting up to half a second late is acceptable by the suite's own words; a busy machine does."""
+VERY_LATE = {"client-sse-retry-timing": "FAILURE"}
+"""A busy machine may do this, too, so it is tried again. A client that ignores `retry` does it each time."""
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +125,13 @@ def next_suite(suite: list[str]) -> list[str]:
 @pytest.mark.parametrize("scenario", CHECKS)
 def test_the_session_conforms(suite: list[str], scenario: str, tmp_path: Path) -> None:
     client = shlex.join([sys.executable, str(conformance_client.__file__)])
-    with assert_nothing_left():
-        done, judged = run_client(suite, client, scenario, tmp_path)
-    short = {name: status for name, status in judged.items() if status not in ("SUCCESS", "INFO")}
+    for attempt in "abcde":
+        (tmp_path / attempt).mkdir()
+        with assert_nothing_left():
+            done, judged = run_client(suite, client, scenario, tmp_path / attempt)
+        short = {name: status for name, status in judged.items() if status not in ("SUCCESS", "INFO")}
+        if short != VERY_LATE:
+            break
     assert judged.keys() >= CHECKS[scenario], done.stdout
     assert short in ({}, LATE), done.stdout
     assert done.returncode == 0 or (short == LATE and "CLIENT EXITED" not in done.stdout), done.stdout
