@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 DEFAULT_FILE_NAME = "mcp_config.json"
 URL_KEYS_OF_OTHERS = ("serverUrl", "httpUrl")
-"""What Windsurf and Gemini CLI call `url`."""
+"""The key `url` as Windsurf and Gemini CLI name it."""
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
 # Keys that other MCP hosts use, and that need no warning. They say which calls need no approval (in grue,

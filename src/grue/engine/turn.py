@@ -671,6 +671,7 @@ class HostTurn(Generic[T]):
     ) -> m.RunTurn:
         """Return the message that starts the turn. `history` refers to the entries before the turn."""
         request, settings = self._request, self._settings
+        search = request.tool_search or settings.tool_search
         limits = startup_limits(replace(settings.limits, budget=budget), settings.wiring.servers)
         policy, required = settings.policy, first_connects(settings.wiring.servers)
         if required:
@@ -704,7 +705,7 @@ class HostTurn(Generic[T]):
             sorts_tools=True,
             references=self._references(),
             waits=self.waits,
-            tool_search=(search := request.tool_search or settings.tool_search),
+            tool_search=search,
             binds_arguments=search is not None,
         )
 

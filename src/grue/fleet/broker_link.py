@@ -42,8 +42,8 @@ class BrokerLink:
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
         """Wait until the broker lets the request `wanted` start; `None`: a server process.
 
-        Return the permission, or the reason for a refusal. If this call is cancelled, the broker is told that
-        the answer is no longer wanted.
+        Return the permission or, if the broker refuses, its reason. If this call is cancelled, the broker is
+        told that nobody waits any more.
         """
         id_, answer = next(self._ids), Future[str]()
         with self._lock:

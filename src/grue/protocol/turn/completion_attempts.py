@@ -80,7 +80,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
             to it at once, without a retry.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
-        cut: The cut reply that this request is to replace; `None`: there is none.
+        cut: The cut reply that the request is made again for; `None`: no reply was cut.
         lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 

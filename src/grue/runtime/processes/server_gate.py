@@ -31,5 +31,5 @@ def set_server_gate(gate: ServerGate | None) -> None:
 
 
 def server_gate() -> ServerGate | None:
-    """Return the gate that `set_server_gate` has set; `None`: there is none."""
+    """Return the gate that `set_server_gate` has set, or `None`."""
     return _gates[0] if _gates else None
