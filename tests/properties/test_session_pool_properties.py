@@ -11,9 +11,10 @@ from typing import Any, Literal, Self
 
 import anyio
 from example_counts import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 from scripted_server import LISTED
 from turns import failure
 
@@ -197,6 +198,9 @@ def played(sessions: Sessions, turns: Sequence[TurnPlan], fates: Sequence[Fate])
     return play
 
 
+IDLE = TurnPlan(servers=SERVERS, does=(), cut_after_s=0.0, pause_s=0.0)
+"""A turn that is cancelled at once. A spare that was prepared for it is there for a later turn."""
+
 episodes = settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -204,6 +208,11 @@ episodes = settings(max_examples=examples(100), suppress_health_check=[HealthChe
     st.sampled_from(["beside", "ahead"]),
     st.lists(plans, min_size=1, max_size=8),
     st.lists(fates, min_size=1, max_size=9),
+)
+@example(
+    "ahead",
+    [replace(IDLE, cut_after_s=0.5), IDLE, IDLE, replace(IDLE, pause_s=0.3)],
+    [Fate(start_s=0.0, end_s=0.01, dies_after_s=0.02, starts="well")],
 )
 @episodes
 def test_p9_older_processes_are_never_alive_at_a_call_and_three_generations_at_most(

@@ -385,7 +385,7 @@ def endless_head(rng: Random, sound: Sound) -> Plan:
 
 
 def compressed(rng: Random, sound: Sound) -> Plan:
-    packed = gzip.compress(sound.whole)
+    packed = gzip.compress(sound.whole, mtime=0)
     match rng.randrange(5):
         case 0:
             coding, body = "gzip", damaged(rng, packed)
@@ -397,7 +397,7 @@ def compressed(rng: Random, sound: Sound) -> Plan:
                 rng.choice((zlib.compress(sound.whole), zlib.compress(sound.whole)[2:-4], b"x")),
             )
         case 3:
-            coding, body = "gzip, gzip", gzip.compress(packed)
+            coding, body = "gzip, gzip", gzip.compress(packed, mtime=0)
         case _:
             coding, body = "gzip", packed * 2
     # A stream may have said all that counts before the damage; a body has not.
@@ -531,7 +531,7 @@ def another_end(rng: Random, sound: Sound) -> Plan:
 def big_bomb(rng: Random, sound: Sound) -> Plan:
     body = b" " * (rng.choice((60, 300)) * MB)
     for _ in range(layers := rng.choice((1, 2, 3))):
-        body = gzip.compress(body, 1)
+        body = gzip.compress(body, 1, mtime=0)
     return Plan(
         "",
         iter(
@@ -569,7 +569,7 @@ def big_parts(rng: Random, sound: Sound) -> Plan:
         "responses": b'{"type": "response.output_item.done", "item": {"x": %b}}',
     }[sound.wire]
     event = b"data: " + part.replace(b"%b", many) + b"\n\n"
-    body = gzip.compress(b"".join(sound.events[:2]) + event * rng.choice((20, 300)), 1)
+    body = gzip.compress(b"".join(sound.events[:2]) + event * rng.choice((20, 300)), 1, mtime=0)
     return Plan("", iter((head("text/event-stream", len(body), "Content-Encoding: gzip") + body,)))
 
 

@@ -314,11 +314,14 @@ class SessionPool:
         """Wait for the end of the processes of turns that are three or more before the turn of `starting`.
 
         Cancelled turns do not wait for older processes. So without this, a series of them could leave more
-        and more processes alive.
+        and more processes alive. A spare that no turn has taken counts for the running turn.
         """
-        newest = starting.generation - _GENERATIONS
-        while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:
+        while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
+
+    def _is_too_old(self, leaving: PooledConnection, starting: PooledConnection) -> bool:
+        newest = max(starting.generation, self._generation) - _GENERATIONS
+        return leaving.generation <= newest and not leaving.gone.is_set()
 
     def lose(self, owned: PooledConnection, cause: str) -> None:
         """Record that a prewarmed connection cannot be used, and close it."""
