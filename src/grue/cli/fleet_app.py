@@ -1,4 +1,4 @@
-"""The commands of `grue fleet`; `fleet.py` and `fleet_view.py` implement them."""
+"""The commands of `grue fleet` and their options. Most of what they do is in the modules `fleet*.py`."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

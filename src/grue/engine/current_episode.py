@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
-"""Work that runs as a turn, given the processes and sessions that it may use."""
+"""Work that runs in the episode's loop, as a turn or beside one, with the processes and sessions given."""
 
 
 class Episode:

@@ -173,7 +173,8 @@ def work(
         version: Change it when the work changes: episodes of another version are played anew.
         files: Names of settings that are paths of files, whose content belongs to the episode's identity;
             `None`: `game_file`, `tool_lock` and `mcp_config`.
-        scores: The names of the work's scores. An episode whose work returns other names has failed.
+        scores: The names of the scores that the work returns. If it returns any other set of names, the
+            episode has failed. Empty: any names are accepted.
         settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
             before the episode is played.
         complete: Returns a case's settings together with those that the work would read from elsewhere, such

@@ -1,6 +1,7 @@
-"""Replies for the script of a `ScriptedLlmServer`, written as chat completions.
+"""Replies for the script of a `ScriptedLlmServer`.
 
-The server translates them to the format of each request. Replies that fail are in `llm_faults.py`.
+Completions are written as chat completions, and the server translates them to the format of each request.
+More faulty replies are in `llm_faults.py`.
 """
 
 import itertools

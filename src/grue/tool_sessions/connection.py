@@ -241,7 +241,7 @@ class WrappedConnection:
         return exclusive(self._connection)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if they have changed since the last listing; otherwise `None`."""
+        """Return the new tools; `None`: no change was announced, or the tools could not be listed."""
         return await self._connection.refresh_tools(timeout_s)
 
     @property

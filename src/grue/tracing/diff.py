@@ -1,11 +1,12 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The i-th turn of one trace is compared with the i-th turn of the other. A fork runs a recorded turn again, and
-has that turn's number. If a trace has forks, only turns with a fork's number are compared.
+The turns of the two traces are paired in order; a turn that was run again in only one trace has no partner. A
+fork runs a recorded turn again, and has that turn's number. If a trace has forks, only turns with a fork's
+number are compared.
 
-The messages of a turn form a tree, in which each message is below the message that caused it. If two messages
-are counterparts, the messages that they caused are paired, in order, if they have the same sender, receiver
-and kind. So two traces can be identical even if their actors ran in a different order.
+The messages of a turn form a tree, in which each message is below the message that caused it. Below each pair
+of messages, those with the same sender, receiver and kind are paired: in order if both sides have equally
+many, otherwise by content. So two traces can be identical even if their actors ran in a different order.
 
 The messages' numbers, times and `IGNORED` fields are not compared. The ids in the fields `IDS` may differ if
 each id on the left always pairs with the same id on the right. Messages whose class has `compared = False`

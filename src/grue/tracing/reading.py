@@ -1,7 +1,8 @@
 """Open an episode's trace file and decode its messages.
 
-Facts of hosts that are not installed can be read, shown and written again unchanged. For this, the module
-creates a class for each combination of a tag and a set of fields. The values of these fields are plain JSON.
+Facts, the messages that a host records of its own, can be read even if the host is not imported. They are
+shown and written again unchanged. For such facts this module creates a class for each combination of a fact's
+`type` and its fields. The values of these fields are plain JSON.
 """
 
 import contextlib

@@ -49,9 +49,9 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
-    A `create` with a parameter `name` is called like the one of `LLMClient`: with all arguments, `None` for
-    those that are not set, and tool names such as `files.read`. Any other `create` is called like an SDK's:
-    only with the arguments that are set, and with tool names that every endpoint accepts.
+    If the client's `chat.completions.create` takes an argument `name`, it is called as in `LLMClient`: with
+    all arguments, `None` for those that are not set, and tool names such as `files.read`. Otherwise it is
+    called as in an SDK: only with the arguments that are set, and tool names that every endpoint accepts.
 
     A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
     is dropped. grue does not retry a client's requests.

@@ -481,10 +481,11 @@ class _Calls:
         return [call.as_json() for call in self._calls]
 
     def add(self, piece: m.JsonObject) -> int:
-        """Add a piece of a call, and return the number of characters to add to `ChatAssembler.held`.
+        """Add a piece of a call, and return its size, which the caller adds to `ChatAssembler.held`.
 
         Raises:
-            DamagedStream: The piece is malformed, comes after the end of its call, or belongs to no call.
+            DamagedStream: The piece is malformed, belongs to no call, or does not fit the pieces before it.
+            OversizedStream: The reply has too many calls, or names them too often.
         """
         said = intact(_member(intact(piece, _PIECE).get("function") or {}, "function"), _FUNCTION)
         call = self._of(piece, said)

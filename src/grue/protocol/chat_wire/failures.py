@@ -506,8 +506,8 @@ def describe(
         base_url: The configured base URL.
         model: The model that was requested.
         profile: Names the environment variable of the key.
-        redacted: Redacts the endpoint's text. It is called before the text is cut, so that no part of a
-            secret remains.
+        redacted: Redacts the endpoint's text. It is called before the text is cut to what is shown, so that
+            no part of a secret remains.
         key: A sentence about where the API key was looked for; empty: the host gave the key.
     """
     message = redacted(beginning(fault.message, _MOST_READ))

@@ -373,7 +373,7 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return the parts in `state`, and all parts that these apply to the same value (`allOf`, `$ref`)."""
+    """Return the parts in `state`, and the subschemas that check the same value (`allOf`, `$ref`)."""
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]
     while waiting:

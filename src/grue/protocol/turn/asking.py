@@ -207,7 +207,8 @@ def _make_room(
 def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # The user text is the task of this turn. Remove its `stub`, so that only a later turn can clear it.
+    # The user text is the task of this turn, so this turn must not clear it. A text without a `stub`, its
+    # shorter replacement, is never cleared. A later turn gets the text with its `stub`.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 

@@ -453,7 +453,10 @@ class ServerProcess(ChildProcess):
 
 
 _READS_AT_END = 64
-"""How many chunks are read after the exit. A pipe holds few; an escaped process may go on writing."""
+"""How many chunks of each output are read at most after the command has exited.
+
+A full pipe holds fewer. The limit is for a descendant that left the process group and goes on writing.
+"""
 
 
 class Capture:

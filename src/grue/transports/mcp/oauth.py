@@ -528,9 +528,9 @@ class Authorizer:
                 await flow.aclose()
 
     def _require_issuer(self, provider: httpx2.Auth, asked: httpx2.Request) -> None:
-        """Raise `AuthorizationRefused` if the request would go to another server than the configured issuer.
+        """Raise `AuthorizationRefused` if the MCP server itself would get what is meant for the issuer.
 
-        If the SDK finds no metadata, it sends its requests to the MCP server's own origin.
+        The SDK sends its POST requests there if it has found no metadata of an authorization server.
         """
         context, issuer = getattr(provider, "context", None), self._auth.issuer
         if not issuer or asked.method != "POST" or context is None or context.oauth_metadata is not None:
