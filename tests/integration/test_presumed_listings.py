@@ -309,6 +309,30 @@ def test_the_runners_last_listing_counts_more_than_the_file(
     assert sources == ["locked", "runner"]
 
 
+@pytest.mark.parametrize("keep", ["nothing", "sessions"])
+def test_tools_that_a_server_adds_during_a_session_are_presumed_only_if_the_session_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Any
+) -> None:
+    monkeypatch.setenv("GRUE_CACHE", str(tmp_path))
+
+    def reply(request: LlmRequest) -> LlmReply:
+        """Call `added` if it is offered, otherwise `echo`, and answer when it has been called."""
+        if request.messages[-1]["role"] == "tool" and "faulty.added" in request.tool_names:
+            return DONE
+        return tool_calls_reply(("faulty.added", {})) if "faulty.added" in request.tool_names else ECHO
+
+    offered: list[list[bool]] = []
+    for run in ("first", "second"):  # the second runner reads the first one's cache
+        server, path = faulty("--change-tools"), tmp_path / run
+        path.mkdir()
+        turn = Presumed(path, reply, server=server, turns=2, start="beside", keep=keep)
+        assert (turn.error, turn.dropped) == (None, 0)
+        firsts = [body.request for body in turn.of(RequestCompletion)]
+        places = [place for place, number in enumerate(firsts) if number == 1]
+        offered.append(["faulty.added" in turn.offered(place) for place in places])
+    assert offered == [[False, keep == "sessions"]] * 2
+
+
 def test_a_budget_of_one_request_presumes_nothing(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
     turn = Presumed(tmp_path, [DONE], tool_lock=locked(*listed), budget=Budget(requests=1))
     assert turn.outcome is not None

@@ -71,8 +71,9 @@ class SessionActor(Actor[m.SessionCommand]):
 
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.
-        listed: The tools that the server listed last; `None`: it has listed none so far, or it also serves
-            tools that it does not list.
+        listed: The tools that the server listed when its last session opened; `None`: no session has opened,
+            or the server also serves tools that it does not list.
+        listed_last: As `listed`, but with the changes that the server has announced since.
         reopens: The command to open the session, if a fork begins at a point where the recorded session was
             open. The agent has read the recorded `SessionOpened` already, and gets no second one.
     """
@@ -99,6 +100,7 @@ class SessionActor(Actor[m.SessionCommand]):
         self._connected: ToolConnection | None = None
         self._closed_reported = False
         self.listed: tuple[m.ToolDefinition, ...] | None = None
+        self.listed_last: tuple[m.ToolDefinition, ...] | None = None
         self._tools: tuple[m.ToolDefinition, ...] = ()
         self._serves_unlisted = False
         self.reopens: m.OpenSession | None = None
@@ -182,7 +184,7 @@ class SessionActor(Actor[m.SessionCommand]):
                     box=connection.status.box,
                 )
                 self._tools, self._serves_unlisted = opened.tools, opened.serves_unlisted
-                self.listed = None if opened.serves_unlisted else opened.tools
+                self.listed = self.listed_last = None if opened.serves_unlisted else opened.tools
                 if command is self.reopens:
                     self.reopens = None
                 else:
@@ -273,7 +275,7 @@ class SessionActor(Actor[m.SessionCommand]):
         if tools is not None:
             tools = self._named(tools)
             self._tools = tools
-            self.listed = None if self.listed is None else tools
+            self.listed_last = None if self.listed is None else tools
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
     def _is_as_decided(self, call: m.ServerCall) -> bool:

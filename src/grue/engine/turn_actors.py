@@ -421,10 +421,14 @@ class TurnActors:
         return presumed.for_turn(self._command, self._before, self._resources.registry)
 
     def _learn_listings(self) -> None:
+        pool = self._resources.pool
+        kept = pool is not None and pool.sessions == "kept"
         if self._wiring.presumed is not None:
             for name, session in self._sessions.items():
-                if session.listed is not None:
-                    self._wiring.presumed.learn(name, session.listed)
+                # A server that adds tools during a session starts the next session without them.
+                listed = session.listed_last if kept else session.listed
+                if listed is not None:
+                    self._wiring.presumed.learn(name, listed)
 
     async def _save_listings(self) -> None:
         """Store new listings in the user's cache, whose folder may be on a slow network."""

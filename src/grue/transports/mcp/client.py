@@ -404,7 +404,7 @@ class McpClient:
             instructions=well_formed(link.instructions),
         )
         self._phase = "list"
-        return replace(said, tools=self._select(await self._list(link)))
+        return replace(said, tools=self._select(await self._list(link, self._options.on_listed)))
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         """Return the listed tools that the server's options and the tool lock allow. Report changed tools."""
@@ -420,7 +420,9 @@ class McpClient:
         self._outputs.declare(tools)
         return tools
 
-    async def _list(self, link: "sdk.Link") -> tuple[m.ToolDefinition, ...]:
+    async def _list(
+        self, link: "sdk.Link", on_listed: Callable[[SeenListing], None] | None = None
+    ) -> tuple[m.ToolDefinition, ...]:
         from grue.transports.mcp import sdk
 
         async def page(params: m.JsonObject) -> m.JsonObject:
@@ -434,10 +436,10 @@ class McpClient:
         server, most = m.ServerName(self._server.name), self._options.max_pages
         listed: ListedTools = await read_pages(page, server, most, self._notify)
         self._as_tasks = listed.as_tasks
-        if self._options.on_listed is not None:
+        if on_listed is not None:
             expires_at = None if listed.ttl_s is None else time.time() + listed.ttl_s
             spoken = plain_text(link.protocol_version)
-            self._options.on_listed(SeenListing(listed.tools, spoken, expires_at, listed.private))
+            on_listed(SeenListing(listed.tools, spoken, expires_at, listed.private))
         return listed.tools
 
     async def _broken(self, link: "sdk.Link") -> ServerFailed:

@@ -32,7 +32,8 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
             once, in the event loop's thread. Has no effect if the SDK is imported already.
         on_secret: Called with the name and the value of each token obtained, before the token is used.
-        on_listed: Called with each listing, before the server's options and the tool lock leave out any tool.
+        on_listed: Called with the first listing of a session, before the server's options and the tool lock
+            leave out any tool.
         spoken: Called before the first request; returns the MCP revision that the server spoke when it was
             last seen, or an empty text if that is not known. A wrong revision costs one request.
         on_task: Called with the tool and the handle when the server makes a task of a call.
