@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from real_servers import installed
 from typer.testing import CliRunner
 
+from grue import StdioServer, TurnLimits
+from grue.cli import doctor as doctor_command
 from grue.cli.app import app
 from grue.hosts.servers import think
+from grue.messages import SessionOpened
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -49,8 +53,13 @@ def launcher(path: Path, *program: str | Path) -> Path:
     return script(path, f"#!/bin/sh\nexec {shlex.join(map(str, program))}\n")
 
 
-def doctor(project: Path, command: str, *args: str) -> str:
-    servers = {"mcpServers": {"mind": {"command": command, "args": args}}}
+def slow_launcher(path: Path, *program: str | Path) -> Path:
+    """A launcher that takes a second before it starts the program."""
+    return script(path, f"#!/bin/sh\nsleep 1\nexec {shlex.join(map(str, program))}\n")
+
+
+def doctor(project: Path, command: str, *args: str, names: tuple[str, ...] = ("mind",)) -> str:
+    servers = {"mcpServers": {name: {"command": command, "args": args} for name in names}}
     (project / "mcp_config.json").write_text(json.dumps(servers))
     told = CliRunner().invoke(app, ["doctor", "--no-network", "--mcp-config", "mcp_config.json"])
     return told.output
@@ -61,11 +70,37 @@ def test_npx_is_measured_and_the_packages_own_program_is_named(project: Path) ->
     own = server_at(modules / ".bin" / "thinker")
     (modules / "thinker").mkdir()
     (modules / "thinker" / "package.json").write_text('{"version": "1.2.3", "bin": "x.js"}')
-    launcher(project / "bin" / "npx", own)
+    slow_launcher(project / "bin" / "npx", own)
     told = doctor(project, "npx", "-y", "thinker")
     assert re.search(PARTS.format(launcher="npx"), told), told
     assert f'"command": "{own}", "args": []' in told
     assert "It stays at version 1.2.3." in told
+
+
+def test_servers_that_start_at_the_same_time_are_measured_alone_too(project: Path) -> None:
+    modules = project / "node_modules"
+    own = server_at(modules / ".bin" / "thinker")
+    (modules / "thinker").mkdir()
+    (modules / "thinker" / "package.json").write_text('{"version": "1.2.3", "bin": "x.js"}')
+    launcher(project / "bin" / "npx", own)
+    told = doctor(project, "npx", "-y", "thinker", names=("mind", "body"))
+    assert len(re.findall(r"its start: npx [\d.]+ s, the other servers [\d.]+ s, ", told)) == 2, told
+
+
+def test_a_start_that_is_not_faster_is_not_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = server_at(project / ".local" / "share" / "uv" / "tools" / "thinker" / "bin" / "thinker")
+    launcher(project / "bin" / "uvx", own)
+
+    def slowly(server: StdioServer, limits: TurnLimits) -> SessionOpened:
+        opened = started(server, limits)
+        assert opened is not None
+        return replace(opened, elapsed_s=600.0)
+
+    started = doctor_command._started
+    monkeypatch.setattr(doctor_command, "_started", slowly)
+    told = doctor(project, "uvx", "thinker")
+    assert re.search(PARTS.format(launcher="uvx"), told), told
+    assert "faster" not in told
 
 
 def test_nothing_is_named_if_the_program_is_not_found(project: Path) -> None:
@@ -77,7 +112,7 @@ def test_nothing_is_named_if_the_program_is_not_found(project: Path) -> None:
 
 def test_uvx_is_measured_and_the_tools_own_program_is_named(project: Path) -> None:
     own = server_at(project / ".local" / "share" / "uv" / "tools" / "thinker" / "bin" / "thinker")
-    launcher(project / "bin" / "uvx", own)
+    slow_launcher(project / "bin" / "uvx", own)
     told = doctor(project, "uvx", "thinker")
     assert re.search(PARTS.format(launcher="uvx"), told), told
     assert f'"command": "{own}", "args": []' in told
@@ -85,7 +120,7 @@ def test_uvx_is_measured_and_the_tools_own_program_is_named(project: Path) -> No
 
 def test_uv_offline_is_named_only_if_it_starts(project: Path) -> None:
     own = server_at(project / "elsewhere")
-    launcher(project / "bin" / "uvx", own)
+    slow_launcher(project / "bin" / "uvx", own)
     uv = script(project / "bin" / "uv", "#!/bin/sh\nexit 1\n")
     assert "faster" not in doctor(project, "uvx", "thinker")
     script(uv, f"#!/bin/sh\nexec {shlex.quote(str(own))}\n")

@@ -91,20 +91,21 @@ def _is_installed(server: McpServer) -> bool:
 
 
 def boot_lines(
-    server: McpServer, opened: m.SessionOpened, limits: TurnLimits, *, installed: bool
+    server: McpServer, opened: m.SessionOpened, limits: TurnLimits, *, installed: bool, alone: bool
 ) -> Iterator[str]:
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
-    `opened` is the report of the first start, which included a download unless the package was `installed`.
-    For comparison, the server is started once more without the download, and once without its launcher, such
-    as `npx`.
+    `opened` is the report of the first start, which included a download unless the package was `installed`,
+    and was slowed down by the starts of other servers unless it was `alone`. For comparison, the server is
+    started once more without both, and once without its launcher, such as `npx`.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return
     first_s = opened.elapsed_s
-    again = None if installed else _started(server, limits)
+    again = None if installed and alone else _started(server, limits)
     warm_s = first_s if again is None else min(first_s, again.elapsed_s)
-    parts = [f"download {first_s - warm_s:.2f} s"]
+    waited = "download" if alone else "the other servers" if installed else "download and the other servers"
+    parts = [f"{waited} {first_s - warm_s:.2f} s"]
     direct = direct_command(server)
     straight = None if direct is None else _started(direct.server, limits)
     if direct is None or straight is None or _names(straight) != _names(opened):
@@ -118,7 +119,8 @@ def boot_lines(
         parts.append(f"{name} {min(took_s, own_s):.2f} s")
         own_s = max(0.0, own_s - took_s)
     yield f"its start: {', '.join(parts)}, program and handshake {own_s:.2f} s"
-    yield from _advice(launcher, direct, f"{straight.elapsed_s:.2f} s instead of {warm_s:.2f} s")
+    if straight.elapsed_s < warm_s:
+        yield from _advice(launcher, direct, f"{straight.elapsed_s:.2f} s instead of {warm_s:.2f} s")
 
 
 def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
@@ -359,7 +361,8 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             yield Finding("WRONG", failure_text(outcome))
         else:
             found = _server(outcome, client.closed.get(name), known.source)
-            lines = boot_lines(asked[name], outcome, limits, installed=name in installed)
+            is_there, alone = name in installed, len(asked) == 1
+            lines = boot_lines(asked[name], outcome, limits, installed=is_there, alone=alone)
             saved = () if known.source == BUNDLED else saved_when_called(asked[name], outcome)
             yield Finding(found.verdict, "\n".join([found.text, *lines, *saved]))
             yield from _tools(known, config, outcome, notices.of[name])

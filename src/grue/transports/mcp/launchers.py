@@ -242,8 +242,9 @@ def _only_program(manifest: dict[str, Any], package: str) -> str:
     bins, own = manifest.get("bin"), package.rpartition("/")[2]
     if isinstance(bins, str):
         return own
-    names = [str(name) for name in bins if _is_plain(name)] if isinstance(bins, dict) else []
-    if len(names) == 1:
+    programs = {str(name): str(path) for name, path in bins.items()} if isinstance(bins, dict) else {}
+    names = [name for name in programs if _is_plain(name)]
+    if len({programs[name] for name in names}) == 1:
         return names[0]
     return own if own in names else ""
 

@@ -34,6 +34,7 @@ def install(modules: Path, package: str, bins: Any, *programs: str) -> list[Path
     [
         (("-y", "thinker"), "thinker", "cli.js", "thinker", ()),
         (("--yes", "thinker", "--deep", "2"), "thinker", {"think": "a"}, "think", ("--deep", "2")),
+        (("-y", "@org/t"), "@org/t", {"think": "a", "thinker": "a"}, "think", ()),
         (("@org/thinker@1.2",), "@org/thinker", {"thinker": "a", "other": "b"}, "thinker", ()),
         (
             ("-y", "--package=@org/t", "--", "run-it", "x"),
