@@ -39,6 +39,9 @@ from grue.runtime.secrets.secret_forms import secrets_in
 _NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
 """Kinds of failed completions after which the episode is tried again, because another try may succeed."""
 
+_ACCOUNT = frozenset({"key", "credit"})
+"""Reasons of refusals that say nothing about the model: with another key, or more credit, it would answer."""
+
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
 _OUTPUT = "output.txt"
 _MOST_OUTPUT = 16 * 2**20
@@ -121,7 +124,7 @@ def run_attempt(job: Job) -> Attempted:
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
-    interrupted = [path for _, path in reversed(folder.attempts()) if (path / TRACE).is_file()]
+    interrupted = [path for _, path in reversed(folder.attempts()) if _was_cut_off(folder, path)]
     case = CaseFile(
         work=job.work,
         version=job.version,
@@ -134,7 +137,7 @@ def run_attempt(job: Job) -> Attempted:
         id=folder.id,
         folder=attempt,
         repetition=job.repetition,
-        interrupted=next((path for path in interrupted if folder.end_of(path) is None), None),
+        interrupted=next(iter(interrupted), None),
     )
     began = time.monotonic()
     with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:
@@ -160,6 +163,12 @@ def run_attempt(job: Job) -> Attempted:
     elif job.keep == "results" or (job.keep == "failed" and end.outcome == "scored"):
         folder.drop_trace()
     return Attempted(end=end, attempt=attempt.name, committed=committed)
+
+
+def _was_cut_off(folder: EpisodeFolder, attempt: Path) -> bool:
+    """Return whether an attempt with a trace ended together with its driver or its worker."""
+    end = folder.end_of(attempt)
+    return (end is None or end.kind == "died") and (attempt / TRACE).is_file()
 
 
 def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
@@ -226,7 +235,7 @@ def _judged(error: BaseException, end: AttemptEnd) -> AttemptEnd:
     infrastructure = isinstance(error, MCPServerStartupError | ActorCrashed | TraceError | ConnectionError)
     if isinstance(error, LLMError):
         end = replace(end, kind=f"LLMError: {plain_text(error.kind)}", endpoint=plain_text(error.endpoint))
-        infrastructure = error.kind in _NETWORK
+        infrastructure = error.kind in _NETWORK or error.reason in _ACCOUNT
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM):
         infrastructure = True
     return replace(end, outcome="infrastructure") if infrastructure else end

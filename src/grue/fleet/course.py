@@ -129,6 +129,18 @@ def _add(found: dict[str, Any], **counts: int) -> None:
         found[name] = found.get(name, 0) + count
 
 
+def last_failure(trace: Path) -> m.TurnFailed | None:
+    """Return the end of the last turn, if that turn has failed, up to any damage of the trace."""
+    end: object = None
+    try:
+        for line in open_episode(trace).lines():
+            if line.tag in ("TurnCompleted", "TurnFailed", "TurnParked"):
+                end = line.envelope().body
+    except (TraceError, OSError):
+        pass  # use what was read before the damage
+    return end if isinstance(end, m.TurnFailed) else None
+
+
 def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
     """Return what the requests in a trace have cost, as far as it is known, up to any damage."""
     spent, model = Amount(), ""

@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from grue.errors import FleetError, MCPConfigError
+from grue.engine.turn import error_for
+from grue.errors import FleetError, MCPConfigError, MCPError
 from grue.field_checks import fault_of
+from grue.fleet.course import last_failure
 from grue.fleet.folder import MANIFEST, TRACE
 from grue.fleet.work import Episode, cached_in_a_run
 from grue.hosting import GameConfiguration
@@ -94,6 +96,16 @@ def continue_interrupted(episode: Episode) -> bool:
     ignored = shutil.ignore_patterns(*LEFT_OUT)
     shutil.copytree(episode.interrupted, episode.folder, symlinks=True, dirs_exist_ok=True, ignore=ignored)
     return True
+
+
+def error_of_failed(episode: Episode, said: str) -> MCPError:
+    """Return the error of an episode that its host has ended with a failure.
+
+    That is the error of the last turn, so that the episode is tried again if the endpoint cannot be reached.
+    If that turn has not failed, it is an error that says `said`.
+    """
+    end = last_failure(episode.trace)
+    return MCPError(said) if end is None else error_for(end)
 
 
 def begin_again(episode: Episode) -> None:

@@ -111,13 +111,25 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of the files whose paths are in the settings `names`; raises `FleetError`."""
+        """Return the SHA-256 of the files whose paths are in the settings `names`; raises `FleetError`.
+
+        For a setting that is a list of paths, return one hash of all its files.
+        """
         found: dict[str, str] = {}
         for name in names:
             value = case.settings.get(name)
-            if isinstance(value, str) and value and Path(value).is_file():
-                found[name] = self._digest(Path(value).resolve())
+            if isinstance(value, list | tuple):
+                each = [self._digest_at(path) for path in value]
+                if any(each):
+                    found[name] = hashlib.sha256("\n".join(each).encode()).hexdigest()
+            elif digest := self._digest_at(value):
+                found[name] = digest
         return found
+
+    def _digest_at(self, path: object) -> str:
+        """Return the SHA-256 of the file at `path`; empty if there is no such file."""
+        there = isinstance(path, str) and path != "" and Path(path).is_file()
+        return self._digest(Path(str(path)).resolve()) if there else ""
 
     def _digest(self, path: Path) -> str:
         if path not in self._known:

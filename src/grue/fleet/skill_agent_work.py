@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from grue.errors import FleetError, MCPError, TraceError
+from grue.errors import FleetError, TraceError
 from grue.fleet.host_settings import (
     begin_again,
     chosen_endpoint,
     continue_interrupted,
+    error_of_failed,
     files_digest,
     not_of_the_workspace,
     require_usable,
@@ -83,7 +84,7 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     config.llm = _llm(settings, config)
     result = _result(config, settings, episode, original)
     if result.reason == "failed":
-        raise MCPError(f"The run ended with {result.reason}: {result.detail}")
+        raise error_of_failed(episode, f"The run ended with {result.reason}: {result.detail}")
     done = result.succeeded and _is_there(settings.expected, result, _written(config.workspace, original))
     return {
         "score": float(done),

@@ -138,7 +138,7 @@ def read_sweep(path: Path) -> Sweep:
     try:
         sweep = msgspec.convert(document, Sweep)
     except msgspec.ValidationError as error:
-        raise _of_msgspec(file, str(error)) from error
+        raise _of_msgspec(file, str(error), document) from error
     except (FleetError, MCPConfigError) as error:  # raised by the check of a limit or a price
         key = re.match(r"(?:Price\()?(\w+)", str(error))
         raise file.error(key[1] if key else "", str(error)) from error
@@ -194,11 +194,12 @@ def _check(sweep: Sweep, file: _File) -> None:
         both = next((name for name in case if name in sweep.grid), None)
         if both is not None:
             raise file.error(both, f"{both!r} is an axis of the grid and a setting of a case.")
-    size = sweep.repetitions * max(1, len(sweep.cases))
+    size = len(sweep.cases) or int(bool(sweep.grid) or not sweep.include)
     for axis in sweep.grid.values():
         size *= axis.last - axis.first + 1 if isinstance(axis, Span) else len(axis)
+    size = sweep.repetitions * (size + len(sweep.include))
     if size > MOST_CASES:
-        raise FleetError(f"{file.path}: the grid has {size:,} episodes; the most are {MOST_CASES:,}.")
+        raise FleetError(f"{file.path}: the sweep has {size:,} episodes; the most are {MOST_CASES:,}.")
 
 
 def _refuse_repeated(file: _File, name: str, values: Sequence[Any]) -> None:
@@ -248,7 +249,16 @@ def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:
     return range(axis.first, axis.last + 1) if isinstance(axis, Span) else axis
 
 
-def _of_msgspec(file: _File, error: str) -> FleetError:
+def _wrong_axis(document: dict[str, Any]) -> str:
+    for name, axis in document["grid"].items():
+        try:
+            msgspec.convert(axis, list[Any] | Span)
+        except msgspec.ValidationError:
+            return str(name)
+    return ""
+
+
+def _of_msgspec(file: _File, error: str, document: dict[str, Any]) -> FleetError:
     """Return msgspec's `error` about a wrong key or value as an error that names the file and the line."""
     place = re.search(r" - at `\$\.?([^`]*)`", error)
     where = place[1] if place else ""
@@ -258,6 +268,10 @@ def _of_msgspec(file: _File, error: str) -> FleetError:
         likely = nearest(key, known, similarity=_MISSPELT_FROM)
         meant = f" Did you mean {likely!r}?" if likely else ""
         return file.error(key, f"unknown key {key!r}.{meant} Known keys: {', '.join(known)}.")
-    key = re.split(r"[.\[]", where)[-1].rstrip("]")
     said = error[: place.start()] if place else error
+    if where == "grid[...]":
+        name = _wrong_axis(document)
+        example = "give a list of values, or { first = 0, last = 9 }"
+        return file.error(name, f"grid.{name}: {said[0].lower()}{said[1:]}: {example}.")
+    key = re.split(r"[.\[]", where)[-1].rstrip("]")
     return file.error(key or where, f"{f'{where}: ' if where else ''}{said[0].lower()}{said[1:]}.")

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import re
@@ -171,8 +172,8 @@ def work(
 
     Args:
         version: Change it when the work changes: episodes of another version are played anew.
-        files: Names of settings that are paths of files, whose content belongs to the episode's identity;
-            `None`: `game_file`, `tool_lock` and `mcp_config`.
+        files: Names of settings that are paths of files, or lists of them. The files' content belongs to the
+            episode's identity. `None`: `game_file`, `tool_lock` and `mcp_config`.
         scores: The names of the scores that the work returns. If it returns any other set of names, the
             episode has failed. Empty: any names are accepted.
         settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
@@ -219,6 +220,8 @@ def find_work(name: str) -> KnownWork:
             f"work = {name!r} names no function: write module:function, or one of {known}.{meant}"
         )
     function = find_function(full)
+    if inspect.iscoroutinefunction(function):
+        raise FleetError(f"The work {name} is an async function: write `def`, and call asyncio.run in it.")
     return KnownWork(name=full, function=function, **getattr(function, "__fleet_work__", {}))
 
 

@@ -14,7 +14,13 @@ from msgspec import Struct
 
 from grue import Recorder
 from grue.errors import MCPError
-from grue.fleet.host_settings import begin_again, continue_interrupted, usable_case, with_endpoint
+from grue.fleet.host_settings import (
+    begin_again,
+    continue_interrupted,
+    error_of_failed,
+    usable_case,
+    with_endpoint,
+)
 from grue.fleet.work import Episode, work
 from grue.hosting import GameConfiguration, RunFolder
 from grue.hosts.zork.bundled import bundled_server
@@ -68,7 +74,7 @@ def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
         settings = msgspec.convert(case, PlayCase)
     result = _played(settings, episode)
     if result.reason == "failed" or result.reason == "fallbacks":
-        raise MCPError(f"The episode ended with {result.reason}: {result.detail}")
+        raise error_of_failed(episode, f"The episode ended with {result.reason}: {result.detail}")
     return {
         "score": float(result.score or 0),
         "turns": float(result.turns),

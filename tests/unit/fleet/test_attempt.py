@@ -34,7 +34,9 @@ def raises(case: dict[str, Any], episode: Episode) -> float:
         "work": ValueError(f"bad luck, {SECRET}"),
         "server": MCPServerStartupError("no", server="s", phase="spawn", command="c"),
         "down": LLMError("down", kind="unreachable", endpoint="http://x"),
-        "refused": LLMError("no key", kind="refused", endpoint="http://x"),
+        "refused": LLMError("no such model", kind="refused", reason="model", endpoint="http://x"),
+        "key": LLMError("no key", kind="refused", reason="key", endpoint="http://x"),
+        "credit": LLMError("no credit", kind="refused", reason="credit", endpoint="http://x"),
         "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     }[case["what"]]
 
@@ -74,6 +76,8 @@ def test_the_second_of_two_attempts_is_no_result(tmp_path: Path) -> None:
     [
         ("work", "failed", "ValueError"),
         ("refused", "failed", "LLMError: refused"),
+        ("key", "infrastructure", "LLMError: refused"),
+        ("credit", "infrastructure", "LLMError: refused"),
         ("down", "infrastructure", "LLMError: unreachable"),
         ("server", "infrastructure", "MCPServerStartupError"),
         ("disk", "infrastructure", "OSError"),
@@ -179,13 +183,16 @@ def test_only_results_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / ("0" * 24)).iterdir()) == ["case.json", "commit.json"]
 
 
-def test_a_work_gets_the_attempt_that_was_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("worker_died", [False, True])
+def test_a_work_gets_the_attempt_that_was_interrupted(tmp_path: Path, worker_died: bool) -> None:
     folder = EpisodeFolder(tmp_path / ("0" * 24))
     case = CaseFile(work="", version="", settings={})
     ended, interrupted = folder.begin(case), folder.begin(case)
     for attempt in (ended, interrupted):
         (attempt / "trace.jsonl").write_text("")
-    folder.end(ended, AttemptEnd(outcome="infrastructure", kind="died"))
+    folder.end(ended, AttemptEnd(outcome="infrastructure", kind="LLMError: unreachable"))
+    if worker_died:
+        folder.end(interrupted, AttemptEnd(outcome="infrastructure", kind="died"))
     assert attempted(tmp_path, "after_an_interruption").end.scores == {"score": 1.0}
 
 

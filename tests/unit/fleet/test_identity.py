@@ -60,3 +60,14 @@ def test_the_content_of_a_file_counts_and_not_its_place(tmp_path: Path) -> None:
     found = [digests.of(Case(settings={"game": str(tmp_path / name)}), ("game",)) for name in "abc"]
     assert found[0] == found[1] != found[2]
     assert digests.of(Case(settings={"game": "house"}), ("game",)) == {}
+
+
+def test_the_content_of_each_file_in_a_list_counts(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    case, seen = Case(settings={"texts": paths, "words": ["no", "file"]}), set()
+    for content in ("", "one", "two"):
+        (tmp_path / "a").write_text("story")
+        (tmp_path / "b").write_text(content)
+        seen.add(FileDigests().of(case, ("texts", "words"))["texts"])
+    assert len(seen) == 3
+    assert FileDigests().of(case, ("words",)) == {}

@@ -111,6 +111,11 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         ('work = "zork"\nepisode_timeout_s = 0\n', "line 2: episode_timeout_s must be above 0"),
         ('work = "zork"\nkeep = "some"\n', "line 2: keep: invalid enum value 'some'"),
         ('work = "zork"\n[grid]\nseed = []\n', "line 3: the axis 'seed' has no values"),
+        (
+            'work = "zork"\n[grid]\ngame = ["house"]\nseed = 3\n',
+            "line 4: grid.seed: .* give a list of values",
+        ),
+        ('work = "zork"\n[grid]\nseed = { first = 3 }\n', "line 3: grid.seed: .* missing .* `last`"),
         ('work = "zork"\n[grid]\nseed = [1, 2, 1]\n', "line 3: 'seed' has 1 twice. For more .* repetitions"),
         (
             'work = "zork"\ncases = [{ seed = 1 }]\n[grid]\nseed = [1]\n',
@@ -121,6 +126,10 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         (
             'work = "zork"\n[grid]\nseed = {first = 1, last = 99999999999999999999}\n',
             "the most are 1,000,000",
+        ),
+        (
+            'work = "zork"\nrepetitions = 600000\n[[include]]\nseed = 1\n[[include]]\nseed = 2\n',
+            "the sweep has 1,200,000 episodes; the most are 1,000,000",
         ),
         ("version = 1\n", "missing required field `work`|expected `str"),
         ('\nwork = "zrk"\n', "line 2: work = 'zrk' names no function.* Did you mean 'zork'"),

@@ -67,6 +67,15 @@ def test_a_work_that_cannot_be_found_is_said(name: str, words: str) -> None:
         find_work(name)
 
 
+async def waits(case: dict[str, object], episode: Episode) -> float:
+    return 1.0
+
+
+def test_an_async_function_is_refused_before_anything_is_played() -> None:
+    with pytest.raises(FleetError, match="waits is an async function: write `def`"):
+        find_work(f"{__name__}:waits")
+
+
 def test_a_function_within_a_function_cannot_be_a_work() -> None:
     with pytest.raises(FleetError, match="define the work at the top of a module"):
         name_of(lambda case, episode: 0.0)

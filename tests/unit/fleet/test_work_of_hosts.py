@@ -16,6 +16,9 @@ from grue.fleet.identity import Case
 from grue.fleet.plan import read_plan
 from grue.fleet.sweep import read_sweep
 from grue.fleet.work import contains, find_work
+from grue.testing.llm_faults import rate_limited
+from grue.testing.llm_replies import LlmReply, error_reply, text_reply
+from grue.testing.llm_server import ScriptedLlmServer
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
 ID = "0" * 24
@@ -143,6 +146,25 @@ def test_a_workspace_with_the_runs_and_links_in_it_is_copied_without_them(
     os.utime(place / "agent.yaml", (1, 1))  # so that everything is read again
     again = completed("skill_agent", {"agent": "agent.yaml", "offline": True, "mcp": False})
     assert again["content"] == settings["content"], "runs make no new episodes"
+
+
+@pytest.mark.parametrize(
+    ("work", "reply", "outcome"),
+    [
+        ("zork", rate_limited(), "infrastructure"),
+        ("zork", text_reply(""), "failed"),
+        ("skill_agent", error_reply(401, "wrong key"), "infrastructure"),
+        ("skill_agent", error_reply(400, "no such parameter"), "failed"),
+    ],
+)
+def test_an_endpoint_that_cannot_answer_is_no_result(
+    tmp_path: Path, agent: str, work: str, reply: LlmReply, outcome: str
+) -> None:
+    Path("pyproject.toml").write_text("[tool.grue.retry]\nmax_retries = 0\n")
+    own: dict[str, Any] = {"turns": 1} if work == "zork" else {"agent": agent}
+    with ScriptedLlmServer([reply] * 9) as llm:
+        done = played(tmp_path, work, {"mcp": False, "base_url": llm.base_url, "model": "m", **own})
+    assert (done.end.outcome, done.committed) == (outcome, outcome == "failed"), done.end.error
 
 
 def test_the_agent_loop_is_scored_by_its_last_answer(tmp_path: Path) -> None:
