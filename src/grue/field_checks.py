@@ -21,6 +21,8 @@ from grue.errors import MCPConfigError
 P = ParamSpec("P")
 
 _MOST = 2**63
+WHERE_TO_DEFINE = "Define that name at the top of the module, outside `if TYPE_CHECKING`."
+"""What to do if a name in an annotation is not defined."""
 _PLAIN = frozenset((str, bool, int, float, NoneType))
 _OWNERS: dict[str, Collection[str]] = {}  # the name of each public class, and the keywords that it accepts
 

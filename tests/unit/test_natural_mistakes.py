@@ -125,6 +125,7 @@ def test_a_negative_budget_is_refused_where_it_is_made(limit: str) -> None:
         ("localhost:8901", "http://localhost:8901"),
         ("127.0.0.1:11434/v1", "http://127.0.0.1:11434/v1"),
         ("api.openai.com/v1", "https://api.openai.com/v1"),
+        ("https:/api.openai.com/v1", "https://api.openai.com/v1"),
     ],
 )
 def test_a_base_url_without_its_scheme_is_refused_where_it_is_made(base_url: str, meant: str) -> None:
@@ -144,6 +145,10 @@ def http(**wrong: Any) -> HttpServer:
 
 def stdio(**wrong: Any) -> StdioServer:
     return StdioServer(**{"name": "a", "command": "python", **wrong})
+
+
+async def later(answer: Any) -> Any:
+    return answer
 
 
 def request(**wrong: Any) -> TurnRequest[Any]:
@@ -229,6 +234,12 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: Runner(llm=LLM).conversation(3), "instructions as a text"),
         (lambda: Runner(llm=LLM).conversation().ask(request()), "ask() wants a text and options by name"),
         (lambda: AnswerSpec.from_model(int), "from_model wants a pydantic model"),
+        (lambda: AnswerSpec.of(int, check=3), "AnswerSpec: check= wants a function that gets the answer"),
+        (
+            lambda: AnswerSpec.of(int, check=later),
+            "check= wants a function that gets the answer and returns it, not an",
+        ),
+        (lambda: AnswerSpec(later), "parse= wants a function that gets the text, not an `async def`"),
         (lambda: tool(3), "tool wants a function, not 3"),
         (lambda: tool(timeout_s=0), "ToolSettings: timeout_s is 0; it must be a finite number above 0"),
         (lambda: tool(name=3), "ToolSettings: name: Expected `str | null`"),
@@ -327,10 +338,13 @@ def test_a_servers_command_and_its_address_may_be_given_by_position() -> None:
     assert HttpServer("http://127.0.0.1:9/mcp").url == "http://127.0.0.1:9/mcp"
 
 
-def test_a_policy_for_the_first_connect_of_no_server_is_refused() -> None:
+def test_a_policy_or_a_limit_for_no_server_is_refused() -> None:
     policy = FailurePolicy(first_connects={"ratez": "disable"})
     with pytest.raises(MCPConfigError, match="first_connects has 'ratez', and the runner has 'rates'"):
         Runner(llm=LLM, servers={"rates": FunctionTools([now])}, policy=policy)
+    limits = TurnLimits(startup_timeouts_s={"ratez": 20})
+    with pytest.raises(MCPConfigError, match="startup_timeouts_s has 'ratez', and the runner has 'rates'"):
+        Runner(llm=LLM, servers={"rates": FunctionTools([now])}, limits=limits)
 
 
 def test_a_call_names_its_tool_by_a_text() -> None:

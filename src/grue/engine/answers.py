@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
+from inspect import iscoroutinefunction
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints, is_typeddict, overload
 
@@ -16,8 +17,8 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import shown
-from grue.protocol.answers import json_objects
+from grue.field_checks import WHERE_TO_DEFINE, shown
+from grue.protocol.answers import fenced_blocks, json_objects
 from grue.protocol.chat_wire.wire_format import UNREADABLE
 from grue.protocol.json_text import json_value, plain_value, strict_value
 from grue.runtime.loops.host_code import blame
@@ -60,8 +61,8 @@ class AnswerSpec(Generic[T]):
         fallback: T | None = None,
         told: bool = False,
     ) -> None:
+        _refuse_unless_plain("parse", parse, "a function that gets the text")
         for argument, value, kind, form in (
-            ("parse", parse, Callable, "a function that gets the text"),
             ("schema", schema, Mapping | None, "a JSON schema, schema={'type': 'object', ...}"),
             ("name", name, str, "a text"),
             ("told", told, bool, "True or False"),
@@ -149,6 +150,12 @@ class AnswerSpec(Generic[T]):
             MCPConfigError: `type_` is not a type, or JSON cannot express its values.
         """
         return _reader(type_).spec(check, fallback, told=told)
+
+
+def _refuse_unless_plain(argument: str, function: object, form: str) -> None:
+    if not callable(function) or iscoroutinefunction(function):
+        found = "an `async def`" if callable(function) else type(function).__name__
+        raise MCPConfigError(f"AnswerSpec: {argument}= wants {form}, not {found}.")
 
 
 def spec_of(answer: AnswerSpec[T] | type[T] | None) -> AnswerSpec[T]:
@@ -240,6 +247,8 @@ class _Reader:
         return bool(found and self._members) and self._members.isdisjoint(found)
 
     def spec(self, check: Callable[[Any], Any] | None, fallback: Any, *, told: bool) -> AnswerSpec[Any]:
+        if check is not None:
+            _refuse_unless_plain("check", check, "a function that gets the answer and returns it")
         parse = self.read if check is None else lambda text: check(self.read(text))
         return AnswerSpec(parse, schema=self.schema, name=self.name, fallback=fallback, told=told)
 
@@ -256,10 +265,10 @@ class _Reader:
             elif "value" in found:
                 yield found["value"]
         if self._bare:
-            bare = text.strip()
-            with suppress(ValueError):
-                yield strict_value(bare)
-            yield bare
+            for bare in map(str.strip, (text, *fenced_blocks(text))):
+                with suppress(ValueError):
+                    yield strict_value(bare)
+                yield bare
 
 
 def _without_nulls(value: object) -> object:
@@ -325,6 +334,10 @@ def _new_reader(type_: Any) -> _Reader:
             pass  # msgspec may accept the type, for example a list of Structs
     try:
         schema = msgspec.json.schema(type_, ref_template="#/$defs/{name}")
+    except NameError as error:
+        raise MCPConfigError(
+            f"The answer's type {type_!r} has an annotation that cannot be read: {error}. {WHERE_TO_DEFINE}"
+        ) from error
     except (TypeError, RuntimeError) as error:
         if has_meta:
             raise MCPConfigError(

@@ -45,8 +45,7 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
     """
     text = text[-MAX_CHARS:]
     seen: list[dict[str, object]] = []
-    fenced = (match.group(1) for match in islice(_FENCE.finditer(text), _MOST_CANDIDATES))
-    for candidate in (text, *fenced):
+    for candidate in (text, *fenced_blocks(text)):
         value = _parse(candidate)
         if value is not None and value not in seen:
             seen.append(value)
@@ -55,6 +54,11 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
         if value not in seen:
             seen.append(value)
             yield value
+
+
+def fenced_blocks(text: str) -> Iterator[str]:
+    """Yield what stands in the code fences of a text."""
+    return (match.group(1) for match in islice(_FENCE.finditer(text[-MAX_CHARS:]), _MOST_CANDIDATES))
 
 
 def _parse(text: str) -> dict[str, object] | None:

@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError, MCPError
-from grue.field_checks import check_settings, shown
+from grue.field_checks import WHERE_TO_DEFINE, check_settings, shown
 from grue.policies import NoticeKind, ToolAnnotations
 from grue.protocol.json_text import json_value, plain_value
 from grue.protocol.tools import results as tool_results
@@ -199,7 +199,10 @@ def _signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, SyntaxError, TypeError, ValueError) as error:
-        raise MCPConfigError(f"The signature of the tool '{tool}' cannot be read: {error}.") from error
+        advice = f" {WHERE_TO_DEFINE}" if isinstance(error, NameError) else ""
+        raise MCPConfigError(
+            f"The signature of the tool '{tool}' cannot be read: {error}.{advice}"
+        ) from error
 
 
 def _is_context(annotation: Any) -> bool:

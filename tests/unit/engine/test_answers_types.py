@@ -113,6 +113,7 @@ STRICT = Strict(colour=Colour.RED, day=dt.date(2026, 2, 1), steps=(1, 2))
         (Literal["a", "b"], "b", "b", "b"),
         (list[int], '{"value": [1, 2]}', [1, 2], [1, 2]),
         (list[int], "[1, 2]", [1, 2], [1, 2]),
+        (list[int], "They are:\n```json\n[1, 2]\n```", [1, 2], [1, 2]),
         (list[Record], '{"value": [{"a": 1}]}', [Record(1)], [{"a": 1}]),
         (list[Model], '{"value": [{"a": 1}]}', [Model(a=1)], [{"a": 1, "b": None}]),
         (int, '{"value": 7}', 7, 7),
@@ -199,6 +200,15 @@ def test_a_check_may_refuse_and_change() -> None:
 def test_what_json_cannot_express_is_refused_with_what_to_use(type_: Any) -> None:
     with pytest.raises(MCPConfigError, match=r"cannot be expressed in JSON. Use a pydantic model"):
         AnswerSpec.of(type_)
+
+
+def test_a_type_with_a_name_that_is_not_defined_is_refused_with_where_to_define_it() -> None:
+    @dataclass
+    class Outer:
+        inner: "Inner"  # type: ignore[name-defined]  # noqa: F821 - that is the mistake
+
+    with pytest.raises(MCPConfigError, match=r"'Inner' is not defined\. Define that name at the top"):
+        AnswerSpec.of(Outer)
 
 
 def test_a_turn_takes_a_type_and_returns_an_instance() -> None:
