@@ -226,6 +226,13 @@ def test_limits_are_those_given() -> None:
         outcome = tools.connect()["faulty"]
     assert isinstance(outcome, ServerFailure)
     assert "no answer to initialize within 0." in outcome.cause, "less what the spawn took"
+    limits = TurnLimits(startup_timeouts_s={"faulty": 0.3})
+    with client("--silent-at", "initialize", limits=limits) as tools:
+        outcome = tools.connect()["faulty"]
+    assert isinstance(outcome, ServerFailure)
+    assert "raise startup_timeouts_s in these TurnLimits" in outcome.remedy, (
+        "not that of the server's options"
+    )
 
 
 def test_a_forked_child_that_leaves_the_block_ends_as_it_wanted_to() -> None:

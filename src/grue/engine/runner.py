@@ -25,7 +25,8 @@ from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with
 from grue.engine.outside_turns.tool_access import AsyncToolAccess
 from grue.engine.tool_servers import (
     PresumedListings,
-    check_first_connects,
+    check_named_servers,
+    limited,
     load_sessions,
     refuse_other_kinds,
     settings_or_default,
@@ -172,8 +173,10 @@ class Runner(AsyncToolAccess, Closing):
             elicit=elicit,
             tool_lock=tool_lock,
         )
-        self._wiring = replace(self._wiring, servers=starting(self._wiring.servers, when))
-        check_first_connects(self.policy, self._wiring.servers)
+        self._wiring = replace(
+            self._wiring, servers=limited(starting(self._wiring.servers, when), self.limits)
+        )
+        check_named_servers(self.policy, self.limits, self._wiring.servers)
         self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock)
         self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
         parking = Parking(self.recorder) if self.tool_policy.parking else None

@@ -173,6 +173,17 @@ def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dic
     }
 
 
+def limited(servers: Mapping[m.ServerName, ToolServer], limits: TurnLimits) -> dict[m.ServerName, ToolServer]:
+    """Return the servers. The errors of those that `limits` gives a start-up limit of their own name it."""
+    place = "startup_timeouts_s in these TurnLimits"
+    return {
+        name: replace(server, options=replace(server.options, startup_timeout_place=place))
+        if isinstance(server, StdioServer | HttpServer) and name in limits.startup_timeouts_s
+        else server
+        for name, server in servers.items()
+    }
+
+
 def starts_when_called(server: object) -> bool:
     """Return whether a tool server starts at the first call of one of its tools."""
     return isinstance(server, StdioServer | HttpServer) and server.options.start == "when_called"
@@ -193,13 +204,18 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
     return {name: "raise" if required else "disable" for name, required in chosen.items()}
 
 
-def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName]) -> None:
-    """Raise `MCPConfigError` if `policy.first_connects` names a server that the runner does not have."""
-    for name in policy.first_connects:
-        if servers and name not in servers:
-            known = ", ".join(map(repr, servers))
-            text = f"first_connects has {name!r:.60}, and the runner has {known}."
-            raise MCPConfigError.of_value("FailurePolicy", ("first_connects", name), text)
+def check_named_servers(policy: FailurePolicy, limits: TurnLimits, servers: Collection[m.ServerName]) -> None:
+    """Raise `MCPConfigError` if `policy` or `limits` names a server that the runner does not have."""
+    named = (
+        ("FailurePolicy", "first_connects", policy.first_connects),
+        ("TurnLimits", "startup_timeouts_s", limits.startup_timeouts_s),
+    )
+    for kind, field, names in named:
+        for name in names:
+            if servers and name not in servers:
+                known = ", ".join(map(repr, servers))
+                text = f"{field} has {name!r:.60}, and the runner has {known}."
+                raise MCPConfigError.of_value(kind, (field, name), text)
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:

@@ -156,10 +156,17 @@ def remedy_for(
         if missing:
             return f"{check} Install Node.js: {INSTALL_NODE}"
         return check if slow_place is None else f"{check} {needs_longer(slow_place)}"
+    if missing and "://" in command:
+        return '`command` is a program. For a server with a URL, write "url"; in code, HttpServer(url=...).'
     if missing and " " in command and "/" not in command:
         first, *others = command.split()
         listed = ", ".join(f'"{each}"' for each in others)
         return f'`command` is the program alone: write "command": "{first}", "args": [{listed}, ...].'
+    if missing and program.endswith((".py", ".js", ".mjs")):
+        interpreter = "python" if program.endswith(".py") else "node"
+        return (
+            f'A script needs its interpreter: write "command": "{interpreter}", "args": ["{command}", ...].'
+        )
     if missing:
         return _INSTALL.get(
             program, f"Install {program}, or correct `command` in the server's configuration."

@@ -62,6 +62,19 @@ def test_r14_1_a_missing_command_says_what_to_install() -> None:
     assert "Install foo" in remedy_for("foo", "spawn", missing=True)
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("./server.py", 'write "command": "python", "args": ["./server.py", ...]'),
+        ("server.mjs", 'write "command": "node", "args": ["server.mjs", ...]'),
+        ("python server.py", 'write "command": "python", "args": ["server.py", ...]'),
+        ("https://mcp.example.com/mcp", 'write "url"; in code, HttpServer(url=...)'),
+    ],
+)
+def test_a_missing_command_that_is_no_program_says_what_to_write(command: str, says: str) -> None:
+    assert says in remedy_for(command, "spawn", missing=True)
+
+
 def test_timed_out_start_mentions_the_time_limit_and_a_death_does_not() -> None:
     assert "timeout" in remedy_for("foo", "initialize", slow_place="the timeout")
     assert "timeout" not in remedy_for("foo", "initialize")

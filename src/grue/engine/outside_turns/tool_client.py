@@ -22,6 +22,7 @@ from grue.engine.outside_turns.tool_access import ToolAccess
 from grue.engine.tool_servers import (
     connect_to,
     hide_secrets,
+    limited,
     refuse_other_kinds,
     settings_or_default,
     startup_limits,
@@ -86,7 +87,7 @@ class ToolClient(ToolAccess):
         refuse_other_kinds(recorder=recorder, elicit=elicit, process_limits=process_limits)
         self.limits = settings_or_default("limits", limits, TurnLimits())
         self.recorder = recorder or Recorder()
-        self._servers = usable_servers(servers)
+        self._servers = limited(usable_servers(servers), self.limits)
         self._options = ClientOptions(
             limits=process_limits or ProcessLimits(),
             abilities=Abilities(elicit=elicit),
