@@ -231,6 +231,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
                 )
         url = self.base_url.strip()
         if url and "://" not in url:
+            url = re.sub(r"^https?:/*", "", url)
             host = re.split(r"[:/]", url)[0]
             scheme = "https" if "." in host and not is_loopback(f"http://{url}") else "http"
             meant = f" Did you mean {shown_endpoint(f'{scheme}://{url}')}?"
@@ -357,6 +358,9 @@ class LlmEndpoint:
         self._redaction = _redaction(settings)
         self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
         self.profile = self.first_profile
+        header = _header_with_key(settings, self.profile)
+        if header:
+            self._key_words, self._key_setting = "", f"{header} in extra_headers"
         _refuse_ours(settings)
         self.headers = _headers(settings, self.profile)
         self._transport = transport
@@ -783,6 +787,13 @@ def _refuse_ours(settings: LlmSettings) -> None:
     ours = sorted(fields & settings.extra_body.keys())
     if ours:
         raise MCPConfigError(f"extra_body may not have {', '.join(ours)}: these fields are set by the turn.")
+
+
+def _header_with_key(settings: LlmSettings, profile: WireProfile) -> str:
+    """Return the name of the user's own header that holds the key; empty: the key is in the usual header."""
+    usual = {name.lower() for name in FORMATS[profile.wire].headers("key") if looks_secret(name)}
+    own = (name for name in settings.extra_headers if looks_secret(name))
+    return next((name for name in own if name.lower() in usual or not settings.api_key), "")
 
 
 def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:

@@ -104,6 +104,21 @@ def test_a_refused_key_is_an_error_that_says_where_it_was_looked_for(
         assert read.describe(refused).remedy.startswith(f"Set {name} to "), "as for a key of pyproject.toml"
 
 
+@pytest.mark.parametrize("header", ["Authorization", "api-key"])
+def test_a_refused_key_in_a_header_of_ones_own_is_an_error_that_names_the_header(
+    header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRUE_API_KEY", raising=False)
+    headers = {header: "Bearer sk-own-0123456789"}
+    settings = LlmSettings(base_url="http://127.0.0.1:1/v1", model="m", extra_headers=headers)
+    refused = Fault(kind="refused", status=401, message="no")
+    own = f"Set {header} in extra_headers to a key"
+    assert LlmEndpoint(settings).describe(refused).remedy.startswith(own)
+    monkeypatch.setenv("GRUE_API_KEY", "sk-grue-0123456789")
+    remedy = LlmEndpoint(settings).describe(refused).remedy
+    assert remedy.startswith(own) == (header == "Authorization"), "then only that header is not sent"
+
+
 def test_a_runner_redacts_the_key_that_the_environment_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRUE_API_KEY", "sk-grue-0123456789")
     runner = Runner(llm=LlmSettings(base_url="http://127.0.0.1:1/v1", model="m"))
