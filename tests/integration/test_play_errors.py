@@ -152,6 +152,8 @@ def test_an_endpoint_that_nobody_serves_ends_the_episode_in_its_first_turn(tmp_p
         played = grue("play", "--base-url", url, "--model", "m", "--run-dir", "run", cwd=tmp_path)
     says(played, 1, "cannot connect", "Is the server running?")
     assert "\\n" not in played.stdout + played.stderr
+    read = grue("trace", "show", "run", "--kind", "EpisodeEnded", cwd=tmp_path)
+    assert "failed Is the server running?" in read.stdout
     (ended,) = bodies(tmp_path / "run", "EpisodeEnded")
     assert (ended["reason"], ended["turns"]) == ("failed", 1)
     assert len(bodies(tmp_path / "run", "CompletionRetried")) == 1

@@ -650,7 +650,7 @@ def _log_left_out(body: m.SettingsLeftOut) -> LogLine:
 
 _GENERIC = _Row(_any_fields)
 _FACT = _Row(
-    lambda fact: clipped(said_by(fact, Fact.summary), _LONGEST_FACT),
+    lambda fact: clipped(said_by(fact, Fact.summary).replace("\n", " "), _LONGEST_FACT),
     judge=lambda fact: (severity_told(fact), said_by(fact, Fact.mark)),
 )
 """The row of all facts of hosts, whose methods return the words."""

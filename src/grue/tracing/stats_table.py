@@ -202,7 +202,8 @@ def _ending(stats: EpisodeStats) -> str:
     if stats.ending is not None:
         end = stats.ending
         result = f", {printable(end.result, _LONGEST_DETAIL)}" if end.result else ""
-        reason, detail = (printable(text, _LONGEST_DETAIL) for text in (end.reason, end.detail))
+        texts = (end.reason, end.detail.replace("\n", " "))
+        reason, detail = (printable(text, _LONGEST_DETAIL) for text in texts)
         return f"{reason}{result}, {after}: {detail}"
     if stats.hosted:
         return f"{after}; its host recorded no end: it was killed, or is still running"
