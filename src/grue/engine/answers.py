@@ -67,7 +67,7 @@ class AnswerSpec(Generic[T]):
             ("name", name, str, "a text"),
             ("told", told, bool, "True or False"),
         ):
-            if not isinstance(value, kind):  # type: ignore[arg-type]  # a class, or a union of classes
+            if not isinstance(value, kind):
                 raise MCPConfigError(f"AnswerSpec: {argument}= wants {form}, not {type(value).__name__}.")
         self.parse = parse
         self.told = told
