@@ -129,9 +129,17 @@ class ServerSessions:
         return {name: outcomes[name] for name in names}
 
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers. Connect to the servers that were not tried yet."""
-        untried = [name for name, state in self._states.items() if not state.attempts]
-        for outcome in (await self.connect(untried)).values():
+        """Return the tools of all servers. Connect to the servers that were not tried yet.
+
+        Without a limit for reconnects, connect also to those that did not start, or have died.
+        """
+        always = self._sources.max_reconnects is None
+        wanted = [
+            name
+            for name, state in self._states.items()
+            if not state.attempts or (always and not (state.session and state.session.usable))
+        ]
+        for outcome in (await self.connect(wanted)).values():
             if isinstance(outcome, m.ServerFailure):
                 raise error_for(m.TurnFailed(turn=0, failure=outcome))
         sessions = [state.session for state in self._states.values() if state.session is not None]

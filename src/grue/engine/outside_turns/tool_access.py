@@ -44,7 +44,7 @@ class ToolAccess(ABC):
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers. Connects if necessary.
 
-        A `ToolClient` leaves out a server whose connect failed earlier.
+        A `ToolClient` leaves out a server whose connect failed earlier, unless it has `max_reconnects=None`.
 
         Raises:
             MCPServerStartupError: A server that this call connects to could not be started.

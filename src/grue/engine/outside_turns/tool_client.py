@@ -65,7 +65,8 @@ class ToolClient(ToolAccess):
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: every question is
             declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it;
-            `None`: without limit. The call during which a server died is never repeated.
+            `None`: without limit, also before `tools()`, and after a start that failed. The call during which
+            a server died is never repeated.
 
     Raises:
         MCPConfigError: A server name cannot be used.

@@ -4,6 +4,7 @@ The function is an argument of an `AgentLoop` and not a global, so that one test
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from copy import deepcopy
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -76,7 +77,7 @@ class InjectedTools:
 
     def _call(self, name: str, arguments: m.JsonObject) -> Any:
         try:
-            value = self._invoke(name, arguments)
+            value = self._invoke(name, deepcopy(arguments))  # a copy, which the function may change
         except BaseException as error:
             self.calls.append(McpCall(name, arguments, error=error))
             raise
@@ -105,17 +106,16 @@ class _ListingConnection(WrappedConnection):
 
 
 def _definition(tool: McpTool) -> m.ToolDefinition:
-    match tool:
+    given: m.ToolDefinition | Mapping[str, Any] = {"name": tool} if isinstance(tool, str) else tool
+    match given:
         case m.ToolDefinition():
-            return replace(tool, server=MCP, tool=_bare(tool.name), full_name="")
-        case str():
-            return m.ToolDefinition(server=MCP, tool=_bare(tool), input_schema=_ANY_OBJECT)
-        case {"name": str(name)} if isinstance(tool.get("inputSchema") or {}, Mapping):
+            return replace(given, server=MCP, tool=_bare(given.name), full_name="")
+        case {"name": str(name)} if _bare(name) and isinstance(given.get("inputSchema") or {}, Mapping):
             return m.ToolDefinition(
                 server=MCP,
                 tool=_bare(name),
-                description=str(tool.get("description") or ""),
-                input_schema=dict(tool.get("inputSchema") or _ANY_OBJECT),
+                description=str(given.get("description") or ""),
+                input_schema=dict(given.get("inputSchema") or _ANY_OBJECT),
             )
         case _:
             raise MCPConfigError(

@@ -211,6 +211,7 @@ class _SharedClient:
 def _tool_server(server: Server) -> ToolServer:
     if not isinstance(server, str | Sequence):
         return server
+    server = server.strip() if isinstance(server, str) else server
     if isinstance(server, str) and "://" in server and not any(map(str.isspace, server)):
         return HttpServer(name=MCP, url=server)
     try:
@@ -373,7 +374,7 @@ class AgentLoop:
         if invoke_mcp_tool is not None:
             self._injected = InjectedTools(invoke_mcp_tool, mcp_tools)
             mcp = {MCP: self._injected}
-        elif tuple(mcp_tools):
+        elif mcp_tools not in ((), []):
             raise MCPConfigError("mcp_tools= lists the tools of invoke_mcp_tool=, which is missing.")
         else:
             mcp = prefixed(servers or {})

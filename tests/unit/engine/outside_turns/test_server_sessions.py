@@ -201,6 +201,17 @@ async def test_a_server_that_has_died_is_connected_again_as_often_as_the_limit_s
     await cave.sessions.close()
 
 
+@pytest.mark.parametrize(("most", "sessions"), [(1, 1), (None, 2)])
+async def test_tools_are_those_of_a_new_session_if_any_number_is_allowed(
+    most: int | None, sessions: int
+) -> None:
+    cave = Cave(most)
+    await cave.dies()
+    assert [tool.name for tool in await cave.sessions.tools()] == ["a.dig"]
+    assert cave.times(OpenSession) == sessions
+    await cave.sessions.close()
+
+
 async def test_a_server_that_could_not_be_connected_again_is_left_alone() -> None:
     cave = Cave(1)
     await cave.dies()

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from grue import FunctionTools, LlmSettings
 from grue.errors import MCPConfigError
-from grue.hosts.agent_loop import AgentLoop
+from grue.hosts.agent_loop import AgentLoop, ToolStarted
 from grue.messages import ToolDefinition
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -70,6 +70,22 @@ def test_the_calls_are_those_of_the_last_input() -> None:
         with AgentLoop(settings, invoke_mcp_tool=lambda _, arguments: arguments["n"]) as loop:
             made = [[call.result for call in loop.mcp_calls] for text in "abc" if loop.run(text)]
     assert made == [[1, 2], [3], []]
+
+
+def test_what_it_does_to_its_arguments_is_not_seen_elsewhere() -> None:
+    events: list[Any] = []
+
+    def invoke(_: str, arguments: dict[str, Any]) -> None:
+        arguments["paths"].append("b")
+        arguments.clear()
+
+    replies = [tool_calls_reply(("mcp.files.read", {"paths": ["a"]})), text_reply("done")]
+    with ScriptedLlmServer(replies) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with AgentLoop(settings, invoke_mcp_tool=invoke, on_event=events.append) as loop:
+            loop.run("Read them.")
+    assert [call.arguments for call in loop.mcp_calls] == [{"paths": ["a"]}]
+    assert [event.arguments for event in events if isinstance(event, ToolStarted)] == [{"paths": ["a"]}]
 
 
 async def fails_later(name: str, arguments: dict[str, Any]) -> None:
@@ -163,7 +179,9 @@ def test_the_listed_tools_are_offered_however_they_are_written() -> None:
         ({"tools": fails}, "tools= wants a list of functions"),
         ({"invoke_mcp_tool": fails, "mcp_tools": [{"title": "x"}]}, "is not a tool. Write a name"),
         ({"invoke_mcp_tool": fails, "mcp_tools": [{"name": "x", "inputSchema": "y"}]}, "is not a tool."),
+        ({"invoke_mcp_tool": fails, "mcp_tools": ["mcp."]}, "is not a tool. Write a name"),
         ({"mcp_tools": ["fs.read"]}, "mcp_tools= lists the tools of invoke_mcp_tool="),
+        ({"mcp_tools": None}, "mcp_tools= lists the tools of invoke_mcp_tool="),
     ],
 )
 def test_what_cannot_be_used_is_refused_when_the_loop_is_made(how: dict[str, Any], says: str) -> None:

@@ -86,6 +86,16 @@ def test_a_server_that_does_not_start_is_an_error_and_is_tried_again() -> None:
     assert invoke_mcp_tool("echo").content == "hello"
 
 
+def test_tools_of_a_server_that_does_not_start_are_an_error_each_time() -> None:
+    server = echoing()
+    configure_mcp_client(server)
+    server.fails_to_start(2)
+    for _ in range(2):
+        with pytest.raises(MCPServerStartupError):
+            list_mcp_tools()
+    assert [tool.name for tool in list_mcp_tools()] == ["mcp.echo"]
+
+
 def test_another_configuration_closes_the_client_and_a_reset_forgets_it() -> None:
     configure_mcp_client(echoing())
     assert list_mcp_tools()
@@ -100,6 +110,7 @@ def test_another_configuration_closes_the_client_and_a_reset_forgets_it() -> Non
     ("given", "server"),
     [
         ("http://127.0.0.1:8000/mcp?a=b&c", HttpServer(name="mcp", url="http://127.0.0.1:8000/mcp?a=b&c")),
+        (" http://127.0.0.1:8000/mcp\n", HttpServer(name="mcp", url="http://127.0.0.1:8000/mcp")),
         ("npx -y 'my server'", StdioServer(name="mcp", command="npx", args=("-y", "my server"))),
         (["serve", "http://x"], StdioServer(name="mcp", command="serve", args=("http://x",))),
         ("serve --url http://x", StdioServer(name="mcp", command="serve", args=("--url", "http://x"))),
