@@ -167,16 +167,14 @@ def _add_tools_that_notify(server: MockServer) -> None:
         """Add a tool to this server, and tell the clients that the list has changed."""
         server.add_tool(lambda: f"this is {name}", name=name, description=f"The tool {name}.")
         await ctx.notify_tools_changed()
-        if ctx.protocol_version is not None and ctx.protocol_version < "2026":
-            await ctx.session.send_tool_list_changed()
+        await server.tell_tools_changed()
         return f"added {name}"
 
     @server.tool(structured_output=False)
     async def touch(uri: str, ctx: Context[Any, Any]) -> str:
         """Tell the clients that are subscribed to a resource that it has changed."""
         await ctx.notify_resource_updated(uri)
-        if uri in server.subscribed:
-            await ctx.session.send_resource_updated(uri)
+        await server.tell_updated(uri)
         return f"touched {uri}"
 
 
@@ -186,7 +184,7 @@ async def _log(server: MockServer, ctx: Context[Any, Any], level: types.LoggingL
     The SDK's own method is not used, because each call of it warns that logging is deprecated.
     """
     request = ctx.request_context
-    if server.logs(level) and level in allowed_log_levels(request.protocol_version, request.meta):
+    if server.logs(level, request) and level in allowed_log_levels(request.protocol_version, request.meta):
         params = types.LoggingMessageNotificationParams(level=level, data=text)
         await ctx.session.send_notification(types.LoggingMessageNotification(params=params), ctx.request_id)
 

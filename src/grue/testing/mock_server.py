@@ -25,21 +25,26 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from grue.errors import MissingDependencyError
+from grue.protocol.tools.json_schema import fault_of
 
 try:
     import mcp_types as types
     import uvicorn
     from anyio.abc import ObjectReceiveStream
+    from mcp.server.connection import Connection
     from mcp.server.lowlevel.server import NotificationOptions, Server
     from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.stdio import stdio_server
     from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
     from mcp.shared.exceptions import MCPError as ProtocolError
     from mcp.shared.message import SessionMessage
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+    from pydantic import ValidationError
 except ImportError as error:
     raise MissingDependencyError(
         "The mock server needs the package 'mcp', version 2 or later: pip install 'mcp>=2.3,<3'"
@@ -157,6 +162,15 @@ _METHODS: Mapping[Feature, tuple[str, ...]] = {
 # How many seconds `serve_http` waits at its end for clients to disconnect.
 _GRACE_S = 1
 F = TypeVar("F", bound=Callable[..., Any])
+_logger = logging.getLogger(__name__)
+
+
+class _OfClient:
+    """What one client has set: its subscriptions and its log level."""
+
+    def __init__(self) -> None:
+        self.subscribed: set[str] = set()
+        self.log_level = "debug"
 
 
 class MockServer(MCPServer[Any]):
@@ -168,10 +182,6 @@ class MockServer(MCPServer[Any]):
         era: The protocol revisions that the server speaks. `initialize`: the older ones, in which a client
             begins with the request `initialize`. `stateless`: 2026-07-28, which has no such request. `both`:
             all of them.
-
-    Attributes:
-        subscribed: URIs that clients are subscribed to, with `resources/subscribe`.
-        log_level: The level that a client has asked for with `logging/setLevel`.
 
     Raises:
         MissingDependencyError: On import, if `mcp` is missing.
@@ -188,8 +198,8 @@ class MockServer(MCPServer[Any]):
         without: Sequence[Feature] = (),
         era: Era = "both",
     ) -> None:
-        if page_size is not None and page_size < 1:
-            raise ValueError(f"page_size is at least 1, not {page_size}")
+        if page_size is not None and (not isinstance(page_size, int) or page_size < 1):
+            raise ValueError(f"page_size is at least 1, not {page_size!r}")
         unknown = [feature for feature in without if feature not in FEATURES]
         if unknown:
             raise ValueError(f"there is no feature {unknown[0]!r}; the features are {', '.join(FEATURES)}")
@@ -197,16 +207,39 @@ class MockServer(MCPServer[Any]):
             raise ValueError(f"era is one of {', '.join(ERAS)}, not {era!r}")
         with _logging_as_it_is():
             super().__init__(name, version="1.0", middleware=[self._check_request])
-        self.subscribed: set[str] = set()
-        self.log_level = "debug"
+        self._clients: dict[Connection, _OfClient] = {}
         self._page_size = page_size
         self._without = frozenset(without)
         self._era = era
         self._add_handlers(self._lowlevel_server)
 
-    def logs(self, level: str) -> bool:
-        """Return whether `level` is at least the level that clients have asked for."""
-        return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
+    @property
+    def subscribed(self) -> set[str]:
+        """URIs that clients are subscribed to, with `resources/subscribe`."""
+        return {uri for client in self._clients.values() for uri in client.subscribed}
+
+    def logs(self, level: str, ctx: "ServerRequestContext[Any, Any]") -> bool:
+        """Return whether `level` is at least the level that the client has set with `logging/setLevel`."""
+        return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self._client(ctx).log_level)
+
+    async def tell_updated(self, uri: str) -> None:
+        """Tell the clients that are subscribed to a resource, with `resources/subscribe`, that it changed."""
+        for connection, client in tuple(self._clients.items()):
+            if uri in client.subscribed:
+                await connection.send_resource_updated(uri)
+
+    async def tell_tools_changed(self) -> None:
+        """Tell all clients that began with `initialize` that the list of tools has changed."""
+        for connection in tuple(self._clients):
+            await connection.send_tool_list_changed()
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool. Arguments that its schema refuses are an error; the SDK would convert `"1"` to `1`."""
+        tool = self._tool_manager.get_tool(name)
+        fault = None if tool is None else fault_of(tool.parameters, arguments)
+        if fault is not None:
+            raise ToolError(f"Error executing tool {name}: invalid arguments: {fault}")
+        return await super().call_tool(name, arguments, context)
 
     def completion(self) -> Callable[[F], F]:
         """Return a decorator for the function that completes arguments."""
@@ -219,7 +252,9 @@ class MockServer(MCPServer[Any]):
         """Serve one client over standard input and output, until the input ends."""
         async with stdio_server() as (read, write):
             reading = WithoutInitialize(read, write) if self._era == "stateless" else read
-            await self._lowlevel_server.run(reading, write, self._options())
+            await self._lowlevel_server.run(
+                reading, write, self._lowlevel_server.create_initialization_options()
+            )
 
     @contextmanager
     def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
@@ -256,11 +291,11 @@ class MockServer(MCPServer[Any]):
 
     # --- What the SDK leaves to the application ---
 
-    def _options(self) -> Any:
-        changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
-        return self._lowlevel_server.create_initialization_options(changes)
-
     def _add_handlers(self, server: Server[Any]) -> None:
+        # The SDK's HTTP transports call this without arguments, and would not declare that lists can change.
+        changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        options = partial(server.create_initialization_options, changes)
+        server.create_initialization_options = options  # type: ignore[method-assign]
         for method, listed, result, field in (
             ("tools/list", self.list_tools, types.ListToolsResult, "tools"),
             ("prompts/list", self.list_prompts, types.ListPromptsResult, "prompts"),
@@ -286,7 +321,7 @@ class MockServer(MCPServer[Any]):
     async def _check_request(
         self, ctx: "ServerRequestContext[Any, Any]", call_next: "CallNext"
     ) -> "HandlerResult":
-        """Refuse methods of switched-off features, protocol revisions outside of `era`, and unknown tools."""
+        """Refuse methods of switched-off features, protocol revisions outside of `era`, and unknown names."""
         if any(ctx.method in _METHODS[feature] for feature in self._without):
             raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -294,14 +329,52 @@ class MockServer(MCPServer[Any]):
             raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         if self._era == "stateless" and not modern:
             raise _unsupported(ctx.protocol_version)
-        if ctx.method == "tools/call":
-            self._require_tool((ctx.params or {}).get("name"))
-        return await call_next(ctx)
+        if not modern:
+            self._client(ctx)
+        self._require_known(ctx.method, ctx.params or {})
+        try:
+            return await call_next(ctx)
+        except (ProtocolError, ValidationError):
+            raise
+        except Exception as error:  # the SDK would send the code 0
+            _logger.exception("The handler of %s raised an exception", ctx.method)
+            raise ProtocolError(types.INTERNAL_ERROR, str(error)) from error
 
-    def _require_tool(self, name: object) -> None:
-        """Refuse an unknown tool by a JSON-RPC error, as MCP requires; the SDK would return a tool error."""
-        if isinstance(name, str) and self._tool_manager.get_tool(name) is None:
-            raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")
+    def _client(self, ctx: "ServerRequestContext[Any, Any]") -> "_OfClient":
+        """Return what the client of a request has set. It is kept until the connection ends."""
+        connection = ctx.session._connection  # noqa: SLF001 - the SDK makes a new session for each request
+        if connection not in self._clients:
+            self._clients[connection] = _OfClient()
+            connection.exit_stack.callback(self._clients.pop, connection, None)
+        return self._clients[connection]
+
+    def _require_known(self, method: str, params: Mapping[str, Any]) -> None:
+        """Refuse unknown names by the JSON-RPC error that MCP prescribes, which the SDK does not send."""
+        match method, params:
+            case "tools/call", {"name": str(name)} if self._tool_manager.get_tool(name) is None:
+                raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")
+            case "prompts/get", {"name": str(name)}:
+                given = params.get("arguments") or {}
+                missing = [each for each in self._required_of(name) if each not in given]
+                if missing:
+                    wanted = ", ".join(missing)
+                    raise ProtocolError(types.INVALID_PARAMS, f"Missing required arguments: {wanted}")
+            case "completion/complete", {"ref": {"type": "ref/prompt", "name": str(name)}}:
+                self._required_of(name)
+            case "completion/complete", {"ref": {"type": "ref/resource", "uri": str(uri)}}:
+                templates = self._resource_manager.list_templates()
+                known = {*(each.uri_template for each in templates)}
+                if uri not in known | {str(each.uri) for each in self._resource_manager.list_resources()}:
+                    raise ProtocolError(types.INVALID_PARAMS, f"Unknown resource: {uri}")
+            case _:
+                pass
+
+    def _required_of(self, prompt: str) -> list[str]:
+        """Return the names of the arguments that a prompt requires."""
+        known = self._prompt_manager.get_prompt(prompt)
+        if known is None:
+            raise ProtocolError(types.INVALID_PARAMS, f"Unknown prompt: {prompt}")
+        return [each.name for each in known.arguments or () if each.required]
 
     def _pages(
         self, listed: Callable[[], Awaitable[Sequence[Any]]], result: Callable[..., Any], field: str
@@ -324,16 +397,16 @@ class MockServer(MCPServer[Any]):
 
         return list_page
 
-    async def _subscribe(self, _: Any, params: types.SubscribeRequestParams) -> types.EmptyResult:
-        self.subscribed.add(str(params.uri))
+    async def _subscribe(self, ctx: Any, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        self._client(ctx).subscribed.add(str(params.uri))
         return types.EmptyResult()
 
-    async def _unsubscribe(self, _: Any, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        self.subscribed.discard(str(params.uri))
+    async def _unsubscribe(self, ctx: Any, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        self._client(ctx).subscribed.discard(str(params.uri))
         return types.EmptyResult()
 
-    async def _set_level(self, _: Any, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        self.log_level = params.level
+    async def _set_level(self, ctx: Any, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        self._client(ctx).log_level = params.level
         return types.EmptyResult()
 
 

@@ -14,14 +14,18 @@ import pytest
 pytest.importorskip("mcp", reason="the mock server needs the extra: pip install 'grue[mcp]'")
 
 from mcp import Client
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError as ProtocolError
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     CreateMessageResult,
     ElicitResult,
     ListRootsResult,
     PromptReference,
+    ResourceTemplateReference,
     Root,
     TextContent,
 )
@@ -107,7 +111,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "templates": lambda client: client.list_resource_templates(),
     "prompts": lambda client: client.get_prompt("test_simple_prompt", {}),
     "completions": lambda client: client.complete(
-        PromptReference(type="ref/prompt", name="p"), {"name": "city", "value": "P"}
+        PromptReference(type="ref/prompt", name="test_simple_prompt"), {"name": "city", "value": "P"}
     ),
 }
 OF_SESSIONS: dict[str, Callable[[Client], Any]] = {
@@ -176,6 +180,78 @@ async def test_arguments_are_validated_and_unknown_tools_are_errors(mode: str) -
     assert good.structured_content == {"result": 5}
     assert [result.is_error for result in (good, wrong, missing, failed)] == [False, True, True, True]
     assert caught.value.error.code == INVALID_PARAMS
+
+
+async def test_names_that_it_does_not_have_are_invalid_parameters(mode: str) -> None:
+    prompt = PromptReference(type="ref/prompt", name="no_such_prompt")
+    template = ResourceTemplateReference(type="ref/resource", uri="test://nothing/{id}")
+    async with connected(reference_server(), mode) as client:
+        for ask in (
+            lambda: client.get_prompt("no_such_prompt", {}),
+            lambda: client.get_prompt("test_prompt_with_arguments", {"arg1": "a"}),
+            lambda: client.complete(prompt, {"name": "arg1", "value": "p"}),
+            lambda: client.complete(template, {"name": "id", "value": "p"}),
+            lambda: client.read_resource("test://nothing"),
+        ):
+            with pytest.raises(ProtocolError) as caught:
+                await ask()
+            assert caught.value.error.code == INVALID_PARAMS
+        known = ResourceTemplateReference(type="ref/resource", uri="test://template/{id}/data")
+        assert (await client.complete(known, {"name": "id", "value": "Par"})).completion.total == 2
+
+
+async def test_a_prompt_that_raises_is_an_internal_error(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    server = MockServer("mine")
+
+    @server.prompt()
+    def broken() -> str:
+        raise OSError("no disk")
+
+    async with connected(server, mode) as client:
+        with pytest.raises(ProtocolError, match="Error rendering prompt broken") as caught:
+            await client.get_prompt("broken", {})
+    assert caught.value.error.code == INTERNAL_ERROR
+    assert "OSError: no disk" in caplog.text
+
+
+async def test_arguments_are_not_converted_to_what_the_schema_says(mode: str) -> None:
+    async with connected(reference_server(), mode) as client:
+        wrong = await client.call_tool("add", {"a": "2", "b": 3})
+        more = await client.call_tool("json_schema_2020_12_tool", {"name": "a", "size": 3})
+    assert wrong.is_error
+    assert '"2" is not of type "integer"' in wrong.content[0].text
+    assert more.is_error
+
+
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+@pytest.mark.parametrize("transport", ["http", "sse"])
+async def test_each_client_has_its_own_subscriptions_and_log_level(transport: Any) -> None:
+    heard: dict[str, list[str]] = {"ada": [], "bob": []}
+
+    def hearing(name: str) -> Callable[[Any], Any]:
+        async def hear(message: Any) -> None:
+            heard[name].append(getattr(message, "method", ""))
+
+        return hear
+
+    with reference_server().serve_http(transport=transport) as url:
+        connect = sse_client if transport == "sse" else streamable_http_client
+        async with (
+            Client(connect(url), mode="legacy", message_handler=hearing("ada")) as ada,
+            Client(connect(url), mode="legacy", message_handler=hearing("bob")) as bob,
+        ):
+            assert ada.server_capabilities.tools.list_changed is True
+            await ada.subscribe_resource("test://watched-resource")
+            await ada.set_logging_level("error")
+            await bob.unsubscribe_resource("test://watched-resource")
+            await bob.call_tool("touch", {"uri": "test://watched-resource"})
+            await bob.call_tool("add_tool", {"name": "dig"})
+            await bob.call_tool("test_tool_with_logging", {})
+            with anyio.fail_after(GUARD_S):
+                while len(heard["ada"]) < 2 or len(heard["bob"]) < 4:  # noqa: ASYNC110 - a callback appends
+                    await anyio.sleep(0.01)
+    assert heard["ada"] == ["notifications/resources/updated", "notifications/tools/list_changed"]
+    assert sorted(heard["bob"]) == [*["notifications/message"] * 3, "notifications/tools/list_changed"]
 
 
 async def test_a_tool_can_ask_for_a_sample_an_answer_and_roots(mode: str) -> None:
@@ -263,6 +339,7 @@ def test_it_leaves_the_programs_logging_alone() -> None:
     ("options", "says"),
     [
         ({"page_size": 0}, "page_size is at least 1"),
+        ({"page_size": 2.5}, "page_size is at least 1, not 2.5"),
         ({"without": ["toys"]}, f"the features are {', '.join(FEATURES)}"),
         ({"era": "old"}, "era is one of"),
     ],
