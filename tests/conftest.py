@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from _pytest.assertion import rewrite
 from coverage import Coverage
-from example_counts import named_tests, try_enough
+from example_counts import LEAST, count, named_tests, try_enough
 from hypothesis import is_hypothesis_test, settings
 from hypothesis.strategies import text
 from typer.main import get_command
@@ -128,7 +128,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--not-again",
         type=Path,
         metavar="FILE",
-        help="Leave out the tests that FILE names, but not those by Hypothesis, which may try more here.",
+        help="Leave out the tests that FILE names, but not those by Hypothesis that try more here.",
     )
 
 
@@ -165,13 +165,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             try_enough(test)
     if (list_of_passed := config.getoption("--not-again")) and list_of_passed.is_file():
         passed = frozenset(list_of_passed.read_text(encoding="utf-8").splitlines())
-        items[:] = [item for item in items if item.nodeid not in passed or _takes_more_time(item)]
+        items[:] = [item for item in items if item.nodeid not in passed or _tries_more(item)]
     if hasattr(config, "workerinput"):
         _mix(items)
         _put_long_first(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         items[:] = _shuffled(items, Random(seed))
+
+
+def _tries_more(item: pytest.Item) -> bool:
+    """Return whether a test by Hypothesis tries more examples with the profile `full` than with `quick`."""
+    test = getattr(item, "obj", None)
+    if not is_hypothesis_test(test):
+        return False
+    return count(test) > LEAST or item.nodeid.partition("[")[0] not in named_tests()
 
 
 def _spread_over(item: pytest.Item) -> float:
