@@ -61,12 +61,12 @@ def _row(folder: Path, path: Path) -> _Run:
     try:
         reader = open_episode(path)
         page = reader.path.with_suffix(".html")
+        refuse_foreign(page, "page")
         if _is_newer(page, reader.path):
             overview = Overview()
             for envelope in reader:
                 overview.see(envelope)
         else:
-            refuse_foreign(page, "page")
             overview = write_html(path, page)
     except TraceError as error:
         return _Run(name=name, error=printable(str(error), _ERROR_CHARS))

@@ -47,17 +47,20 @@ def test_each_episode_has_a_row_and_a_page(folder: Path) -> None:
 def test_a_page_that_is_newer_than_its_trace_stays(folder: Path) -> None:
     write_index(folder, traces_in(folder))
     pages = [folder / "first" / "trace.html", folder / "se cond<b>" / "trace.html"]
-    pages[0].write_text("mine")
+    mine = pages[0].read_text() + "<!-- mine -->"
+    pages[0].write_text(mine)
     first = rows(folder / "index.html")
     write_index(folder, traces_in(folder))
-    assert pages[0].read_text() == "mine"
+    assert pages[0].read_text() == mine
     assert rows(folder / "index.html") == first
 
 
-def test_a_file_of_ones_own_beside_a_trace_stays_and_its_row_says_so(folder: Path) -> None:
+@pytest.mark.parametrize("older", [True, False])
+def test_a_file_of_ones_own_beside_a_trace_stays_and_its_row_says_so(folder: Path, older: bool) -> None:
     page = folder / "first" / "trace.html"
     page.write_text("<h1>Mine</h1>")
-    os.utime(page, (0, 0))
+    if older:
+        os.utime(page, (0, 0))
     found = rows(write_index(folder, traces_in(folder)))
     assert page.read_text() == "<h1>Mine</h1>"
     assert "a file that grue did not write has its name" in found["first"]["error"]
