@@ -138,7 +138,7 @@ def row(name: str) -> Fault:
     return next(fault for fault in FAULTS if fault.name == name)
 
 
-WELL = row("well-behaved")
+WELL = patient(row("well-behaved"))
 JUDGED = {
     "outcome": (replace(WELL, outcome="forced"), "the outcome should be forced, not answered"),
     "settlements": (replace(WELL, settlements=("died",)), "the calls should be ('died',)"),
@@ -161,7 +161,8 @@ def test_what_is_not_as_it_has_to_be_is_told(fault: Fault, verdict: str) -> None
 @pytest.mark.parametrize("mode", MODES)
 def test_the_ending_is_judged_in_every_mode(mode: Mode) -> None:
     """By a server that can only be killed: on a busy machine another one may end later than expected."""
-    (result,) = run_matrix([replace(row("ignores-eof-and-term"), ending="polite")], modes=(mode,))
+    stubborn = replace(row("ignores-eof-and-term"), ending="polite")
+    (result,) = run_matrix([patient(stubborn)], modes=(mode,))
     assert result.wrong == ("the server should be polite, not killed",)
     assert result.fault.mode == mode
 
