@@ -559,8 +559,9 @@ class TraceWatch:
 
         Raises:
             AssertionError: The message was recorded too rarely or too often.
+            TypeError: `kind` has no such field.
         """
-        found = [body for body in self.bodies(kind) if _has(body, fields)]
+        found = self._found(kind, fields)
         if (times is None and not found) or (times is not None and len(found) != times):
             wanted = "at least once" if times is None else f"{times} times"
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not {wanted}", kind)
@@ -571,8 +572,9 @@ class TraceWatch:
 
         Raises:
             AssertionError: Such a message was recorded.
+            TypeError: `kind` has no such field.
         """
-        found = [body for body in self.bodies(kind) if _has(body, fields)]
+        found = self._found(kind, fields)
         if found:
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not never", kind)
 
@@ -613,6 +615,13 @@ class TraceWatch:
             if not any(isinstance(each.body, cause) for each in chain[1:]):
                 causes = " <- ".join(f"{each.seq} {type(each.body).__name__}" for each in chain)
                 raise self._failure(f"{kind.__name__} was not caused by {cause.__name__}, but {causes}")
+
+    def _found(self, kind: type, fields: dict[str, Any]) -> list[Any]:
+        known = getattr(kind, "__struct_fields__", tuple(fields))
+        for name in fields:
+            if name not in known:  # `never` would pass for a field that is misspelt
+                raise TypeError(f"{kind.__name__} has no field {name!r}; it has {', '.join(known) or 'none'}")
+        return [body for body in self.bodies(kind) if _has(body, fields)]
 
     def _keep(self, envelope: Envelope[Any], line: bytes) -> None:
         del line

@@ -50,6 +50,13 @@ def test_what_happened_is_returned(watch: TraceWatch) -> None:
     assert len(watch.bodies(RunTurn, TurnCompleted)) == 2
 
 
+def test_a_field_that_a_message_does_not_have_is_refused(watch: TraceWatch) -> None:
+    with pytest.raises(TypeError, match="ToolReturned has no field 'calid'; it has "):
+        watch.never(ToolReturned, calid="call_1")
+    with pytest.raises(TypeError, match="SessionOpened has no field 'name'"):
+        watch.happened(SessionOpened, times=0, name="cave")
+
+
 def test_order_and_causes_hold(watch: TraceWatch) -> None:
     watch.in_order(RunTurn, OpenSession, SessionOpened, CallTools, ToolReturned, TurnCompleted)
     watch.caused_by(ToolReturned, CallTools)

@@ -150,7 +150,7 @@ def _block(block: Mapping[str, Any]) -> str:
     data = block.get("data")
     if isinstance(data, str):
         mime = block.get("mimeType") or block.get("mime_type") or kind
-        return f"[{mime}, {size(len(data) * 3 // 4)}]"
+        return f"[{mime}, {size(len(data.rstrip('=')) * 3 // 4)}]"
     resource = block.get("resource")
     inner = resource if isinstance(resource, Mapping) else block
     if isinstance(inner.get("text"), str):

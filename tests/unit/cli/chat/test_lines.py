@@ -27,7 +27,7 @@ IMAGE = {"type": "image", "data": "A" * 4000, "mimeType": "image/png"}
         (ToolCallResult([{"no": "block"}]), '[{"no": "block"}]'),
         (ToolCallResult([{"type": "text", "text": "a"}, IMAGE]), "a [image/png, 3.0 kB]"),
         (ToolCallResult({"x": 1}, blocks=(IMAGE,)), '{"x": 1} [image/png, 3.0 kB]'),
-        (ToolCallResult([{"type": "audio", "data": "AA=="}]), "[audio, 3 bytes]"),
+        (ToolCallResult([{"type": "audio", "data": "AAA="}]), "[audio, 2 bytes]"),
         (ToolCallResult([{**IMAGE, "data": "A" * 4_000_000}]), "[image/png, 3.0 MB]"),
         (ToolCallResult([{"type": "resource_link", "uri": "file:///x"}]), "[file:///x]"),
         (ToolCallResult([{"type": "resource", "resource": {"uri": "u", "text": "t"}}]), "[u] t"),
