@@ -181,6 +181,9 @@ def test_nothing_begins_before_the_first_item_is_asked_for() -> None:
         assert asked.asked == []
         with pytest.raises(ValueError, match="at least 1"):
             runner.map([], concurrency=0)
+        for total in ("2", -1):
+            with pytest.raises(ValueError, match="total is a whole number, at least 0, not"):
+                runner.map([], progress=True, total=total)  # type: ignore[arg-type]  # the mistake
         assert list(runner.map([])) == []
         del items
 

@@ -542,7 +542,7 @@ class Runner(AsyncToolAccess, Closing):
             LLMError: With `batch`: the provider accepts no batch, or could not be reached for a long time.
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
-            ValueError: `concurrency` is not a whole number, or less than 1.
+            ValueError: `concurrency` is not a whole number of at least 1, or `total` not one of at least 0.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
         with importing():  # imported here, so that a program's first turn does not wait for the import
@@ -552,6 +552,8 @@ class Runner(AsyncToolAccess, Closing):
             raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {shown(concurrency)}")
+        if not isinstance(total, int | None) or (total or 0) < 0:
+            raise ValueError(f"total is a whole number, at least 0, not {shown(total)}")
 
         def begin() -> Episode:
             sessions = self._episode.batch_sessions
