@@ -24,6 +24,15 @@ _MOST = 2**63
 WHERE_TO_DEFINE = "Define that name at the top of the module, outside `if TYPE_CHECKING`."
 """What to do if a name in an annotation is not defined."""
 _PLAIN = frozenset((str, bool, int, float, NoneType))
+_ELSEWHERE = {
+    "prompt": "user",
+    "instructions": "system",
+    "system_prompt": "system",
+    "messages": "history",
+    **dict.fromkeys(("output_type", "response_format", "response_model"), "answer"),
+    "cmd": "command",
+}
+"""Keywords of other frameworks, and grue's names for them."""
 _OWNERS: dict[str, Collection[str]] = {}  # the name of each public class, and the keywords that it accepts
 
 
@@ -41,8 +50,14 @@ class OwnKeywords(StructMeta):
             """Make the Struct; raise a `TypeError` with advice if a keyword is unknown."""
             try:
                 return super().__call__(*args, **keywords)
-            except TypeError:
+            except TypeError as error:
                 _refuse_others(self.__name__, keywords, self.__struct_fields__, self)
+                named = [
+                    each for each in signature(self).parameters.values() if each.kind == each.KEYWORD_ONLY
+                ]
+                if str(error).startswith("Extra positional") and named:  # msgspec's error, without the class
+                    form = f"{self.__name__}({named[0].name}=...)"
+                    raise TypeError(f"{error}: write them by name, as in {form}.") from None
                 raise
 
 
@@ -68,6 +83,9 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
     """Return the end of an error text about an unknown keyword: a class that has it, or a similar name."""
+    own = [name for name in names if name.endswith(f"_{keyword}") or name == _ELSEWHERE.get(keyword)]
+    if own:
+        return f". Did you mean {own[0]!r}?"
     owners = [owner for owner, known in _OWNERS.items() if keyword in known]
     if not owners:
         from difflib import get_close_matches  # imported here, because only a mistake needs it

@@ -223,6 +223,10 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: request(user=None), "user= wants a text"),
         (lambda: request(system=["a"]), "system= wants a text"),
         (lambda: request(tools="files.read"), "tools=('files.read',)"),
+        (
+            lambda: request(tools=[now]),
+            "the functions go into Runner(servers={'mine': FunctionTools([...])})",
+        ),
         (lambda: request(images="a.png"), "images=['picture.png']"),
         (lambda: request(history=[{"role": "user", "content": "hi"}]), "UserText('...')"),
         (lambda: request(turn_timeout_s="3"), "turn_timeout_s= wants a number, not '3'"),
@@ -407,6 +411,8 @@ def test_a_keyword_of_another_class_is_refused_with_the_name_of_that_class(
 def test_an_argument_that_is_missing_is_named() -> None:
     with pytest.raises(TypeError, match="Missing required argument 'user'"):
         TurnRequest()  # type: ignore[call-arg]  # the mistake
+    with pytest.raises(TypeError, match=r"write them by name, as in LlmSettings\(model=\.\.\.\)\."):
+        LlmSettings("qwen3")  # type: ignore[call-arg, misc]  # the mistake
 
 
 @pytest.mark.parametrize(
@@ -415,6 +421,10 @@ def test_an_argument_that_is_missing_is_named() -> None:
         (lambda: ServerOptions(requierd=False), "required"),  # type: ignore[call-arg]
         (lambda: HttpServer("http://a/", header={}), "headers"),  # type: ignore[call-arg]
         (lambda: Runner(llm=LLM, server={}), "servers"),  # type: ignore[call-arg]
+        (lambda: LlmSettings(url="http://a", model="m"), "base_url"),  # type: ignore[call-arg]
+        (lambda: StdioServer(cmd="python"), "command"),  # type: ignore[call-arg]
+        (lambda: TurnRequest("x", output_type=int), "answer"),  # type: ignore[call-arg]
+        (lambda: TurnRequest("x", messages=[]), "history"),  # type: ignore[call-arg]
     ],
 )
 def test_a_misspelt_keyword_is_refused_with_the_right_one(made: Callable[[], object], meant: str) -> None:

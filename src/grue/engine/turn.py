@@ -254,6 +254,9 @@ def _right_form(request: TurnRequest[Any]) -> str:
     if not isinstance(given["tools"], bool | list | tuple) or (
         not isinstance(given["tools"], bool) and not all(isinstance(each, str) for each in given["tools"])
     ):
+        if _is_list(given["tools"]) and any(map(callable, given["tools"])):
+            form = "Runner(servers={'mine': FunctionTools([...])})"
+            return f"tools= wants the tools' names; the functions go into {form}"
         return f"tools= wants True, False or the tools' names, tools=({shown(given['tools'])},)"
     if not _is_list(given["history"]):
         return "history= wants a list, such as history=outcome.said"
