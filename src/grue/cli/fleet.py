@@ -105,15 +105,20 @@ def _cost(planned: PlannedWork) -> str:
 
 
 def stop_fleet(directory: Path) -> None:
-    """Ask the process that runs a fleet to stop once its running episodes have ended.
+    """Ask the process that runs a fleet to stop once its running episodes have ended; again: at once.
 
     Raises:
         FleetError: The folder holds no fleet.
     """
     require_fleet(directory)
-    stop(directory)
+    calls = stop(directory)
     if is_driven(FleetFolder(directory)):
-        say("The fleet stops after its running episodes. To go on, run its sweep again.")
+        what = (
+            "stops after its running episodes, or at once if you stop it again"
+            if calls == 1
+            else "cancels its running episodes"
+        )
+        say(f"The fleet {what}. To go on, run its sweep again.")
     else:
         # A process on another machine may run the fleet. Its lock may not be visible here, but the process
         # reads the file that `stop` has written.

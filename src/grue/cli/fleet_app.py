@@ -562,7 +562,10 @@ def show(
 
 @fleet_app.command()
 def stop(directory: _Directory) -> None:
-    """Stop a fleet: let its running episodes end, and start no others. To go on, run the sweep again."""
+    """Stop a fleet: let its running episodes end, and start no others. To go on, run the sweep again.
+
+    If the fleet was stopped already, cancel its running episodes.
+    """
     from grue.cli.fleet import stop_fleet
 
     take_interrupts()

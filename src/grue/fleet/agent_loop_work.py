@@ -16,19 +16,24 @@ from msgspec import Struct
 
 from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import llm_settings
+from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
 from grue.errors import MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint, usable_case, with_endpoint
 from grue.fleet.work import Episode, contains, work
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop import AgentLoop
+from grue.hosts.agent_loop.loop import RunnerOptions, prefixed_policy, prefixed_search
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
+from grue.policies import FailurePolicy
 from grue.testing.offline import offline_endpoint, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 
 
 class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `project` is a hash of `[tool.grue]` in `pyproject.toml`."""
+    """The settings of a case.
+
+    `project` is a hash of `[tool.grue]` in `pyproject.toml`, and `tool_lock` one of the lock of `mcp_config`.
+    """
 
     inputs: list[str]
     expected: str | int | float | None = None
@@ -40,6 +45,7 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp_config: str | None = None
     seed: int = 0
     project: str | None = None
+    tool_lock: str | None = None
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -51,6 +57,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     with usable_case("played"):
         case = msgspec.convert(settings, TalkCase)
         _servers(case)
+        _options(case)
         if not case.inputs:
             raise MCPConfigError("`inputs` is empty")
         return with_endpoint(settings)
@@ -65,9 +72,8 @@ def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """
     settings = msgspec.convert(case, TalkCase)
     answer, tool_calls = "", 0
-    with AgentLoop(
-        _llm(settings), system=settings.system, servers=_servers(settings), trace=episode.trace
-    ) as loop:
+    options: RunnerOptions = {**_options(settings), "trace": episode.trace}
+    with AgentLoop(_llm(settings), system=settings.system, servers=_servers(settings), **options) as loop:
         for text in settings.inputs:
             answer = loop.run(text)
             tool_calls += 0 if loop.last_outcome is None else len(loop.last_outcome.tool_calls)
@@ -84,6 +90,24 @@ def _llm(case: TalkCase) -> LlmEndpoint:
         return offline_endpoint(reply_in_chat)
     return LlmEndpoint(
         chosen_endpoint(llm_settings(GameConfiguration.of_project()), case.base_url, case.model)
+    )
+
+
+def _options(case: TalkCase) -> RunnerOptions:
+    """Return the options that the project sets; raises `MCPConfigError` if a required lock is missing."""
+    config = GameConfiguration.of_project()
+    own = case.mcp and case.mcp_config is not None
+    if own:
+        config.mcp_config_file = str(Path(str(case.mcp_config)).absolute())
+    return RunnerOptions(
+        limits=turn_limits(config),
+        policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
+        tool_policy=prefixed_policy(config.tool_policy),
+        tool_lock=tool_lock(config) if own else None,
+        budget=episode_budget(config),
+        context=config.context,
+        tool_search=prefixed_search(config.tool_search),
+        start=config.mcp_start,
     )
 
 

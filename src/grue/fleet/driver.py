@@ -6,10 +6,10 @@
                    ├─ waiting ──▶ running          when the episode's batch has ended; see `batches.py`
                    └─ interrupted, unpaid ─▶ missing   played when the same command is run again
 
-An attempt fails because of the infrastructure if its worker is lost, the endpoint cannot be reached, or a
-server does not start. An error of the model, the work, or the game that the work plays is a result: the
-episode has failed. If the last twenty attempts all failed in the same way at the same endpoint, the fleet
-pauses, because more attempts would probably fail too.
+An attempt fails because of the infrastructure if its worker is lost, the endpoint cannot be reached or
+refuses the key, or a server does not start. An error of the model, the work, or the game that the work plays
+is a result: the episode has failed. If the last twenty attempts all failed in the same way at the same
+endpoint, the fleet pauses, because more attempts would probably fail too.
 
 The work can do anything to its worker and to the episode's folder. So a reported result counts only if its
 commit is in that folder. If the folder cannot be read or written, only this episode fails.
@@ -183,7 +183,7 @@ class Driver:
         """Play the episodes without a result. Blocks until they are done, or the fleet pauses or is stopped.
 
         After the first Ctrl-C or `grue fleet stop`, no episode begins, and the running ones are played to
-        their end; a second Ctrl-C cancels them.
+        their end; a second one cancels them.
 
         Raises:
             FleetError: A case cannot be used or occurs twice, the fleet's folder is gone, its disk is full,
@@ -320,10 +320,17 @@ class Driver:
                 self._ended(*self._engine.ended.get_nowait())
         except queue.Empty:
             pass
-        if self._stop is None and (self._folder.path / STOP).exists():
-            self._end("stopped")
+        self._heed_stop()
         self._require_folder()
         self._watch(self.tally, self._playing())
+
+    def _heed_stop(self) -> None:
+        calls = _stops(self._folder.path)
+        if calls and self._stop is None:
+            self._end("stopped")
+        elif calls >= _DRAIN > self._presses:
+            self._presses = _DRAIN
+            self._engine.cancel()
 
     def _playing(self) -> dict[str, float]:
         """Return the id and the time of submission of each episode that is being played.
@@ -467,6 +474,18 @@ class Driver:
         return max(0, there - ours) if self._stop is None else 0
 
 
-def stop(path: Path) -> None:
-    """Ask the driver of the fleet in the folder `path` to stop after the running episodes."""
-    (path / STOP).touch(mode=0o600)
+def stop(path: Path) -> int:
+    """Ask the driver of the fleet in the folder `path` to stop after the running episodes.
+
+    A second call asks it to cancel them. Return how often this was called since the last run began.
+    """
+    with (path / STOP).open("a") as file:
+        file.write("stop\n")
+    return _stops(path)
+
+
+def _stops(path: Path) -> int:
+    try:
+        return (path / STOP).read_bytes().count(b"\n") or 1
+    except FileNotFoundError:
+        return 0

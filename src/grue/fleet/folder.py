@@ -54,6 +54,9 @@ _HELD = "commit"
 _DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_IDS = 64 * 2**20
+_MOST_BYTES_OF_CASE = 64 * 2**20
+"""`episode_id` admits 8 MiB of settings. The file may have them twice, and with indentation."""
+
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Errors of file systems without hard links: vfat, exfat, and many FUSE and SMB file systems."""
 
@@ -150,7 +153,7 @@ class EpisodeFolder:
     @property
     def case(self) -> CaseFile | None:
         """The case; `None` if the episode was never begun. Raises `FleetError` if it cannot be read."""
-        return _read(self.path / CASE, CaseFile)
+        return _read(self.path / CASE, CaseFile, _MOST_BYTES_OF_CASE)
 
     def attempts(self) -> list[tuple[int, Path]]:
         """Return the number and the folder of each attempt, sorted by number."""
@@ -384,9 +387,9 @@ def _sorted(folder: Path) -> list[Path]:
         return []
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read(path: Path, kind: type[T], most_bytes: int = _MOST_BYTES) -> T | None:
     try:
-        return msgspec.json.decode(read_regular(path, _MOST_BYTES), type=kind)
+        return msgspec.json.decode(read_regular(path, most_bytes), type=kind)
     except FileNotFoundError:
         return None
     except OSError as error:

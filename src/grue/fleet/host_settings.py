@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from grue.config.tool_lock_file import lock_path
 from grue.engine.turn import error_for
 from grue.errors import FleetError, MCPConfigError, MCPError
 from grue.field_checks import fault_of
@@ -46,7 +47,7 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
+    """Add the model, the base URL and hashes of `[tool.grue]` and of the tool lock to a case's settings.
 
     Raises:
         MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
@@ -63,6 +64,10 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
         require_key(url, api_key(url, os.environ))
     if digest:
         completed["project"] = digest
+    if settings.get("mcp_config") and settings.get("mcp", True) and config.mcp_tool_lock != "off":
+        lock = lock_path(Path(settings["mcp_config"]))
+        if lock.is_file():
+            completed["tool_lock"] = hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
     return completed
 
 

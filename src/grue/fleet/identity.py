@@ -22,6 +22,8 @@ from grue.runtime.secrets.secret_forms import looks_secret
 ID_LENGTH = 24
 """Hexadecimal digits of an id: 96 bits, so that two of a million cases never share one."""
 
+_MOST_BYTES = 8 * 2**20
+
 _DATA = frozenset({"key", "keys", "token", "tokens"})
 """Names that are no secrets inside a value, because data often has them: `{"key": "a", "value": 1}`."""
 
@@ -39,7 +41,8 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
     `files` has the SHA-256 of each file that a setting names, by the setting's name.
 
     Raises:
-        FleetError: A setting is not JSON, or its name or a key in it suggests a secret, such as `api_key`.
+        FleetError: A setting is not JSON, or its name or a key in it suggests a secret, such as `api_key`, or
+            the settings are longer than 8 MiB.
     """
     for name, value in case.settings.items():
         secret = _secret_name(name, value)
@@ -54,6 +57,11 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
         )
     except (TypeError, UnicodeEncodeError) as error:
         raise FleetError(f"The settings of a case have to be JSON: {error}.") from error
+    if len(written) > _MOST_BYTES:
+        raise FleetError(
+            f"The settings of a case have {-(-len(written) // 2**20)} MB as JSON; the most are"
+            f" {_MOST_BYTES // 2**20}. Put long texts into files, and name the files in the case."
+        )
     return hashlib.sha256(written).hexdigest()[:ID_LENGTH]
 
 

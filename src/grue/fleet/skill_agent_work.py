@@ -7,14 +7,14 @@ found), `turns`, `steps` and `requests`.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from grue.errors import FleetError, TraceError
+from grue.errors import FleetError, MCPServerStartupError, TraceError
 from grue.fleet.host_settings import (
     begin_again,
     chosen_endpoint,
@@ -27,11 +27,14 @@ from grue.fleet.host_settings import (
 )
 from grue.fleet.work import Episode, cached_in_a_run, contains, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
+from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServersConnected
 from grue.runtime.files import os_errors_as
 from grue.testing.offline import offline_endpoint, reply_to_task
+from grue.tracing.reading import open_episode
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
 
 _WORKSPACE = "workspace"
+_CONNECTING = [kind.__struct_config__.tag for kind in (McpConnectionFailed, McpServersConnected)]
 _MOST_FILE_BYTES = 2**20
 
 
@@ -75,6 +78,7 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Run the case's task.
 
     Raises:
+        MCPServerStartupError: The run went on without a server that `agent.yaml` requires.
         MCPError: The run has failed.
     """
     settings = msgspec.convert(case, TaskCase)
@@ -83,6 +87,8 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     config.mcp_enabled = config.mcp_enabled and settings.mcp
     config.llm = _llm(settings, config)
     result = _result(config, settings, episode, original)
+    if config.on_connect_failure == "raise":
+        _require_servers(episode.trace, config.optional_servers)
     if result.reason == "failed":
         raise error_of_failed(episode, f"The run ended with {result.reason}: {result.detail}")
     done = result.succeeded and _is_there(settings.expected, result, _written(config.workspace, original))
@@ -108,6 +114,19 @@ def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Pa
     # Keep links as links, so that a link that leads out of the workspace is refused, as in `grue run`.
     shutil.copytree(workspace, config.workspace, symlinks=True, ignore=not_of_the_workspace)
     return agent.run(case.task or config.task)
+
+
+def _require_servers(trace: Path, optional: Collection[str]) -> None:
+    failed: McpConnectionFailed | None = None
+    for line in open_episode(trace).lines():
+        if line.tag in _CONNECTING:
+            body = line.envelope().body
+            if isinstance(body, McpServersConnected):
+                failed = None  # an earlier process had failed to connect them
+            elif isinstance(body, McpConnectionFailed) and body.server_name not in optional:
+                failed = body
+    if failed is not None:
+        raise MCPServerStartupError(failed.error, server=failed.server_name)
 
 
 @cached_in_a_run

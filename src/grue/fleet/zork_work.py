@@ -33,7 +33,11 @@ from grue.transports.llm.endpoint import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `project` is a hash of `[tool.grue]`, so that a change there is a new case."""
+    """The settings of a case.
+
+    `project` is a hash of `[tool.grue]`, and `tool_lock` one of the lock of `mcp_config`, so that a change in
+    them is a new case.
+    """
 
     game: str = "house"
     seed: int = 0
@@ -45,6 +49,7 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp_config: str | None = None
     turn_timeout_s: float | None = None
     project: str | None = None
+    tool_lock: str | None = None
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:

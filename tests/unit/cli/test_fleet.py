@@ -73,5 +73,7 @@ def test_a_stop_tells_whether_a_process_runs_the_fleet(
     (tmp_path / STOP).unlink()
     with driver_lock(FleetFolder(tmp_path)):
         stop_fleet(tmp_path)
-    assert capsys.readouterr().out.startswith("The fleet stops after its running episodes.")
+        assert capsys.readouterr().out.startswith("The fleet stops after its running episodes")
+        stop_fleet(tmp_path)
+    assert capsys.readouterr().out.startswith("The fleet cancels its running episodes.")
     assert (tmp_path / STOP).exists()

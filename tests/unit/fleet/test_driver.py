@@ -252,6 +252,17 @@ def test_stop_lets_running_episodes_end_and_starts_no_others(tmp_path: Path) -> 
     assert run(tmp_path, lambda job, tries: SCORED, count=100)[0].tally.done == 100
 
 
+def test_the_second_stop_cancels_what_still_runs(tmp_path: Path) -> None:
+    calls = []
+
+    def watch(tally: Tally, running: dict[str, float]) -> None:
+        if len(running) and len(calls) < 2:
+            calls.append(stop(tmp_path))
+
+    finished, _ = run(tmp_path, lambda job, tries: None, count=3, watch=watch)
+    assert (finished.reason, finished.tally.done, calls) == ("stopped", 0, [1, 2])
+
+
 def test_the_second_ctrl_c_cancels_and_what_was_cancelled_is_played_again(tmp_path: Path) -> None:
     presses = iter((True, True))
 

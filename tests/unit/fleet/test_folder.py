@@ -12,6 +12,7 @@ import pytest
 
 from grue.errors import FleetError
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, driver_lock
+from grue.fleet.identity import Case, episode_id
 
 CASE = CaseFile(work="m:f", version="1", settings={"a": 1})
 RACES = 1000
@@ -68,6 +69,14 @@ def test_a_damaged_commit_is_named_and_what_to_do_with_it(tmp_path: Path) -> Non
     (folder.path / "commit.json").write_text('{"attempt": 1,')
     with pytest.raises(FleetError, match=r"commit\.json is damaged.*Move the episode's folder away"):
         _ = folder.commit
+
+
+def test_the_longest_case_can_be_read_again(tmp_path: Path) -> None:
+    folder, long = FleetFolder(tmp_path).episode("0" * 24), {"text": "x" * (8 * 2**20 - 100)}
+    case = CaseFile(work="m:f", version="1", settings=long, planned=long)
+    episode_id("m:f", "1", Case(settings=long), {})
+    folder.begin(case)
+    assert folder.case == case
 
 
 def test_a_folder_has_one_driver(tmp_path: Path) -> None:

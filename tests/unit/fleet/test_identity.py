@@ -52,6 +52,12 @@ def test_settings_have_to_be_json() -> None:
         episode_id("m:f", "1", Case(settings={"a": object()}), {})
 
 
+def test_settings_have_a_largest_size() -> None:
+    assert episode_id("m:f", "1", Case(settings={"a": "x" * 2**20}), {})
+    with pytest.raises(FleetError, match="have 10 MB as JSON; the most are 8"):
+        episode_id("m:f", "1", Case(settings={"a": "x" * 9 * 2**20}), {})
+
+
 def test_the_content_of_a_file_counts_and_not_its_place(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("story")
     (tmp_path / "b").write_text("story")

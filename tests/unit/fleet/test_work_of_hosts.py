@@ -167,6 +167,18 @@ def test_an_endpoint_that_cannot_answer_is_no_result(
     assert (done.end.outcome, done.committed) == (outcome, outcome == "failed"), done.end.error
 
 
+@pytest.mark.parametrize(("policy", "outcome"), [("raise", "infrastructure"), ("skip", "scored")])
+def test_a_run_without_a_required_server_is_no_result(tmp_path: Path, policy: str, outcome: str) -> None:
+    (tmp_path / "empty").mkdir()
+    yaml = tmp_path / "agent.yaml"
+    yaml.write_text(
+        f"task: Say hello.\nworkspace: {tmp_path / 'empty'}\nmcp:\n  on_connect_failure: {policy}\n"
+        "  servers:\n    s: {command: /no/such/server}\n"
+    )
+    done = played(tmp_path, "skill_agent", {"agent": str(yaml), "offline": True})
+    assert done.end.outcome == outcome, done.end.error
+
+
 def test_the_agent_loop_is_scored_by_its_last_answer(tmp_path: Path) -> None:
     done = played(tmp_path, "agent_loop", completed("agent_loop", {**TALK, "expected": "lamp"}))
     assert (done.end.error, done.end.scores) == ("", {"score": 1.0, "requests": 2.0, "tool_calls": 0.0})
@@ -191,6 +203,33 @@ def test_the_projects_model_and_settings_make_the_episode(
     chosen = completed("zork", {"base_url": base_url})
     assert (chosen["model"], len(chosen["project"])) == ("other", 16)
     assert completed("zork", {"base_url": base_url, "model": "third"})["model"] == "third"
+
+
+def test_the_agent_loop_keeps_to_the_settings_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text("[tool.grue.budget]\nepisode_requests = 1\n")
+    done = played(tmp_path, "agent_loop", completed("agent_loop", TALK))
+    assert (done.end.outcome, done.end.kind, done.end.spent.requests) == ("failed", "BudgetSpent", 1)
+
+
+@pytest.mark.parametrize("work", ["zork", "agent_loop"])
+def test_the_tool_lock_makes_the_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("servers.json").write_text('{"mcpServers": {"s": {"command": "true"}}}')
+    case = {"offline": True, "mcp_config": "servers.json", **({} if work == "zork" else {"inputs": ["Hi"]})}
+    ids = {completed(work, case).get("tool_lock")}
+    for servers in ("{}", '{"s": {}}'):
+        Path("mcp_tools.lock").write_text(f'{{"version": 1, "servers": {servers}}}')
+        ids.add(completed(work, case)["tool_lock"])
+    assert len(ids) == 3
+    assert "tool_lock" not in completed(work, {**case, "mcp": False})
+    Path("mcp_tools.lock").unlink()
+    Path("pyproject.toml").write_text('[tool.grue.mcp]\ntool_lock = "refuse"\n')
+    if work == "agent_loop":
+        with pytest.raises(FleetError, match="There is no tool lock"):
+            completed(work, case)
 
 
 @pytest.mark.parametrize(
