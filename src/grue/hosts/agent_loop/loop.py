@@ -374,6 +374,10 @@ class AgentLoop:
         if invoke_mcp_tool is not None:
             self._injected = InjectedTools(invoke_mcp_tool, mcp_tools)
             mcp = {MCP: self._injected}
+            policy = options.get("policy")
+            if isinstance(policy, FailurePolicy):  # it may name servers, which this loop does not have
+                others = {name: each for name, each in policy.first_connects.items() if not _is_mcp(name)}
+                options["policy"] = replace(policy, first_connects=others)
         elif mcp_tools not in ((), []):
             raise MCPConfigError("mcp_tools= lists the tools of invoke_mcp_tool=, which is missing.")
         else:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from grue import FunctionTools, LlmSettings
+from grue import FailurePolicy, FunctionTools, LlmSettings, StdioServer
 from grue.errors import MCPConfigError
 from grue.hosts.agent_loop import AgentLoop, ToolStarted
 from grue.messages import ToolDefinition
@@ -70,6 +70,13 @@ def test_the_calls_are_those_of_the_last_input() -> None:
         with AgentLoop(settings, invoke_mcp_tool=lambda _, arguments: arguments["n"]) as loop:
             made = [[call.result for call in loop.mcp_calls] for text in "abc" if loop.run(text)]
     assert made == [[1, 2], [3], []]
+
+
+def test_a_policy_may_name_the_servers_in_whose_place_it_is() -> None:
+    servers = {"files": StdioServer(command="no-such-program")}
+    policy = FailurePolicy(first_connects={"mcp.files": "disable"})
+    read, _ = told(lambda *_: "text", ("mcp.files.read", {}), servers=servers, policy=policy)
+    assert read == ["text"]
 
 
 def test_what_it_does_to_its_arguments_is_not_seen_elsewhere() -> None:
