@@ -4,6 +4,7 @@
 `prompting.py` has the reader with editing and completion. The texts of a server's form are untrusted.
 """
 
+import contextlib
 import json
 import math
 import sys
@@ -183,20 +184,20 @@ def value_of(field: Field, text: str) -> Any:
             if text.lower() not in _TRUE | _FALSE:
                 raise ValueError("write yes or no")
             return text.lower() in _TRUE
-        case "integer":
-            return int(text)
-        case "number":
-            return _finite(float(text))
+        case "integer" | "number":
+            return _number(text, whole=field.kind == "integer")
         case "string":
             return text
         case _:
             return json_value(text)
 
 
-def _finite(number: float) -> float:
-    if not math.isfinite(number):
-        raise ValueError("write a number that is not infinite")
-    return number
+def _number(text: str, *, whole: bool) -> float:
+    with contextlib.suppress(ValueError):
+        number = int(text) if whole else float(text)
+        if whole or math.isfinite(number):
+            return number
+    raise ValueError("write a whole number" if whole else "write a number that is not infinite")
 
 
 NOBODY = "it needs an approval, and there is no terminal to ask at"

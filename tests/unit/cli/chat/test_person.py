@@ -42,7 +42,7 @@ def test_a_form_is_filled_in_field_by_field() -> None:
     asked, screen, reader = person("y", "Ada", "old", "(default)", "")
     assert asked.fill_in(FORM) == {"name": "Ada", "age": 36}
     assert screen.lines[:2] == ["The tool server crm asks you:", "  Who are you?\\u001b[2J"]
-    assert screen.lines[2].startswith("! That cannot be used: invalid literal for int()")
+    assert screen.lines[2].startswith("! That cannot be used: write a whole number.")
     assert [question for question, _ in reader.questions[1:]] == [
         "name: ",
         "age, integer: ",
