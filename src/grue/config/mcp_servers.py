@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from msgspec.structs import replace
 from pydantic import (
@@ -52,7 +52,7 @@ from grue.config.server_auth import (
     to_oauth,
 )
 from grue.errors import MCPConfigError
-from grue.policies import StartWhen
+from grue.policies import StartAhead, StartWhen
 from grue.runtime.files import as_path, os_errors_as
 from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
@@ -727,6 +727,9 @@ def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
     match error["type"]:
         case "value_error":
             problem = fault_text(error["msg"])
+        case "literal_error" if error["input"] in get_args(StartAhead):
+            ahead = error["input"]
+            problem = f'is "{ahead}", which is for all servers of a runner: write Runner(start="{ahead}")'
         case "literal_error":
             problem = f"should be {error['ctx']['expected']}"
         case "extra_forbidden":

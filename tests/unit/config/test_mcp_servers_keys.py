@@ -100,6 +100,8 @@ def test_limits_and_tools_reach_the_server(
         ({"timeout": 0}, "timeout should be a number of seconds above zero"),
         ({"timeout_seconds": -1}, "timeout_seconds should be a number of seconds above zero"),
         ({"timeout": 1, "timeout_seconds": 1}, "has both a 'timeout' and a 'timeout_seconds': keep only one"),
+        ({"start": "later"}, "start should be 'before', 'beside_if_locked', 'beside' or 'when_called'"),
+        ({"start": "after_turn"}, 'write Runner(start="after_turn")'),
         ({"startup_timeout": 3}, "unknown key 'startup_timeout'. Did you mean 'startup_timeout_seconds'?"),
         ({"timeoutSeconds": 3}, "unknown key 'timeoutSeconds'. Did you mean 'timeout_seconds'?"),
         ({"tools": {"inlcude": []}}, "tools has the unknown key 'inlcude'. Did you mean 'include'?"),
