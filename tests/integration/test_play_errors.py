@@ -154,6 +154,7 @@ def test_an_endpoint_that_nobody_serves_ends_the_episode_in_its_first_turn(tmp_p
     assert "\\n" not in played.stdout + played.stderr
     read = grue("trace", "show", "run", "--kind", "EpisodeEnded", cwd=tmp_path)
     assert "failed Is the server running?" in read.stdout
+    assert "of turn 1." in grue("trace", "show", "run", "--turn", "9", cwd=tmp_path).stderr
     (ended,) = bodies(tmp_path / "run", "EpisodeEnded")
     assert (ended["reason"], ended["turns"]) == ("failed", 1)
     assert len(bodies(tmp_path / "run", "CompletionRetried")) == 1

@@ -30,7 +30,7 @@ from grue import (
     parked_turns,
     tool,
 )
-from grue.errors import MCPConfigError, MCPError
+from grue.errors import ActorCrashed, MCPConfigError, MCPError
 from grue.fleet import read_sweep
 from grue.hosting import (
     ConfinedFolder,
@@ -78,6 +78,7 @@ DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"a": inner}, range(5_0
         ({"llm": 42}, "llm= wants LlmSettings(base_url=..., model=...)"),
         ({"llm": LlmSettings(model="m", extra_body=DEEP)}, "llm=LlmSettings(...) is nested too deeply."),
         ({"llm": "qwen3"}, "LlmSettings(base_url=..., model='qwen3')"),
+        ({"llm": weather}, "an LlmFactory, which takes three arguments, not <function weather"),
         ({"limits": 30}, "limits= wants TurnLimits(...), not int 30"),
         ({"budget": 5}, "budget= wants Budget(...), not int 5"),
         ({"context": 100_000}, "context= wants ContextPolicy(...)"),
@@ -324,6 +325,16 @@ def test_a_conversation_wants_its_runner_and_a_batch_its_requests(
 ) -> None:
     with pytest.raises(MCPConfigError, match=re.escape(says)):
         make(Runner(llm=LLM).conversation("Be brief."))
+
+
+def test_a_function_that_is_taken_for_a_server_says_where_it_belongs() -> None:
+    servers: Any = {"rates": lambda currency: 1.08}
+    says = r"returned float, .* servers=\{'rates': FunctionTools\(\["
+    with (
+        Runner(llm=offline_endpoint(reply_in_chat), servers=servers) as runner,
+        pytest.raises(ActorCrashed, match=says),
+    ):
+        runner.run_turn("Hello.")
 
 
 def test_a_text_alone_is_a_request() -> None:

@@ -162,7 +162,13 @@ class SessionActor(Actor[m.SessionCommand]):
         """
         started = current_time()
         with calling(self._connect, "the server"):
-            self._connected = connection = self._connect(self._note)
+            connection = self._connect(self._note)
+            if not hasattr(connection, "open"):  # then the function is probably meant as a tool
+                raise TypeError(
+                    f"it returned {type(connection).__name__}, not a connection. A function that is a tool"
+                    f" goes into FunctionTools: servers={{{str(self._server)!r}: FunctionTools([...])}}"
+                )
+        self._connected = connection
         closing: float | None = None
         # Compute the limit before `__aenter__`, because `open` subtracts the time that `__aenter__` took.
         # Otherwise that time would count twice: the limit would pass before the turn's deadline, and the

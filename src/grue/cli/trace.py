@@ -103,7 +103,9 @@ def _what_there_is(episode: EpisodeReader) -> str:
     if not last:
         return "It has no messages."
     named = sorted(turns - {0})
-    between = f", of the turns {named[0]} to {named[-1]}" if named else ""
+    between = (
+        f", of the turns {named[0]} to {named[-1]}" if named[1:] else f", of turn {named[0]}" if named else ""
+    )
     return (
         f"It has the messages {first} to {last}{between}.\n"
         f"Actors: {_some(actors)}.\nKinds of messages: {_some(kinds)}."

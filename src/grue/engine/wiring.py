@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -195,7 +196,7 @@ def wire(
     The arguments are those of `Runner`. Raises `MCPConfigError` if a server's name or the model's settings
     cannot be used, and `MissingDependencyError` if `mcp` is needed, and absent or too old.
     """
-    if callable(llm) and not isinstance(llm, type):
+    if callable(llm) and not isinstance(llm, type) and _takes_three(llm):
         endpoint, factory = None, llm
     else:
         endpoint = _endpoint(llm)
@@ -217,6 +218,16 @@ def wire(
     )
 
 
+def _takes_three(factory: Callable[..., object]) -> bool:
+    try:
+        signature(factory).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature, written in C
+        pass
+    return True
+
+
 def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
@@ -233,7 +244,8 @@ def _endpoint(llm: object) -> LlmEndpoint:
             f"llm= wants settings, not the {'URL' if url else 'name'} alone: llm=LlmSettings({form})."
         )
     raise MCPConfigError(
-        f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {shown(llm)}."
+        "llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint, or an LlmFactory, which takes three"
+        f" arguments, not {shown(llm)}."
     )
 
 
