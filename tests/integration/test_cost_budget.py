@@ -1,18 +1,20 @@
 """What turns cost, and a limit on the cost that has no effect is reported at the start."""
 
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from promises import GUARD_S
 
 from grue import Budget, LlmSettings, Price, RetryPolicy, Runner, TurnRequest
-from grue.errors import ActorCrashed, BudgetSpent
-from grue.messages import CostUncounted, RunTurn
+from grue.errors import ActorCrashed, BudgetSpent, TurnCancelled
+from grue.messages import CostUncounted, RunTurn, TextDelta
 from grue.protocol.chat_wire.profiles import GENERIC
-from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, silence, text_reply
 from grue.tracing.prompt_cache import cached_prompts
 from grue.tracing.reading import read_episode
 
@@ -62,6 +64,34 @@ def test_an_observer_that_raises_at_the_report_is_named() -> None:
         runner.recorder.add(observe)
         with pytest.raises(ActorCrashed, match=r"in the observer .*observe"):
             runner.run_turn(ASKED)
+
+
+def test_the_requests_of_a_turn_that_crashed_or_was_cancelled_count_in_the_episodes_budget() -> None:
+    asked = threading.Event()
+
+    def reply(request: LlmRequest) -> LlmReply:
+        if len(llm.requests) < 2:
+            return text_reply("done")
+        asked.set()
+        return silence()
+
+    def refuse(_delta: TextDelta) -> None:
+        raise LookupError("boom")
+
+    with ScriptedLlmServer(reply) as llm:
+        endpoint = LlmSettings(base_url=llm.base_url, model="scripted")
+        with Runner(llm=endpoint, budget=Budget(requests=2)) as runner:
+            with pytest.raises(ActorCrashed, match="on_delta"):
+                runner.run_turn(TurnRequest("u", on_delta=refuse))
+            assert runner.spent.requests == 1
+            handle = runner.start_turn(ASKED)
+            assert asked.wait(GUARD_S)
+            handle.cancel()
+            with pytest.raises(TurnCancelled):
+                handle.result(GUARD_S)
+            assert runner.spent.requests == 2
+            with pytest.raises(BudgetSpent):
+                runner.run_turn(ASKED)
 
 
 def test_an_unknown_endpoint_is_found_out_by_its_first_turn() -> None:

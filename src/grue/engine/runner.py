@@ -263,7 +263,10 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def spent(self) -> Spent:
-        """The requests, tokens and cost of the finished turns. Set it to continue an earlier episode."""
+        """The requests, tokens and cost of the turns so far, failed and cancelled ones included.
+
+        Set it to continue an earlier episode.
+        """
         return self._spending.spent
 
     @spent.setter

@@ -454,7 +454,7 @@ class EpisodeMemory:
 
 
 class Spending:
-    """What all finished turns of a runner have cost together. Thread-safe.
+    """What all turns of a runner that have ended have cost together. Thread-safe.
 
     Attributes:
         said_uncounted: Whether the note `CostUncounted` (a cost is not known) was recorded already.
@@ -469,7 +469,7 @@ class Spending:
         self._lock = threading.Lock()
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add what a finished turn has spent."""
+        """Add what a turn has spent that has ended, in whatever way."""
         with self._lock:
             self.spent = self.spent.plus(requests, usage)
 
@@ -621,6 +621,11 @@ class HostTurn(Generic[T]):
             self.progress.enter(actors)
             try:
                 end = await actors.run(memory.connections)
+            except BaseException:
+                # The requests of a turn that was cancelled or has crashed have to be paid for, too.
+                if actors.progress.requests:
+                    settings.spending.add(actors.progress.requests, actors.progress.usage)
+                raise
             finally:
                 self.progress.leave()
                 # Store the states after a failure or a cancellation too, because the next turn has to know

@@ -83,7 +83,7 @@ def most_usage(
 
 
 class Spent(Struct, frozen=True, kw_only=True):
-    """The requests, tokens and cost of the finished turns of an episode."""
+    """The requests, tokens and cost of the turns of an episode that have ended."""
 
     requests: int = 0
     usage: m.Usage = m.Usage()
