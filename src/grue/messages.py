@@ -1796,7 +1796,8 @@ class WaitEnded(Message, frozen=True, kw_only=True):
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 
 
-# --- Unions of the messages that each actor receives. mypy reports a `match` that lacks a member.
+# --- Unions of the messages that each actor receives. mypy reports a `match` that lacks a member;
+# for a `TurnEvent` without a row in `protocol/tool_loop.py`, a test fails.
 
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
 Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied

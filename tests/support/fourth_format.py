@@ -64,7 +64,7 @@ class FourthFormat(w.WireFormat):
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
-        return w.EncodedItems(messages=tuple(to_json(_entry(item)) for item in items))
+        return w.EncodedItems(messages=tuple(to_json(_entry(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
         calls = [
@@ -102,16 +102,19 @@ class FourthFormat(w.WireFormat):
         return FourthAssembler()
 
 
-def _entry(item: w.WireItem) -> m.JsonObject:
+def _entry(item: w.WireItem, profile: WireProfile) -> m.JsonObject:
     match item:
-        case w.NamedResult(call_id=call_id, content=content, name=name):
-            return {"by": "tool", "of": call_id, "tool": name, "said": w.non_blank(content)}
+        case w.NamedResult(call_id=call_id, name=name):
+            said = w.result_text(item, profile)
+            return {"by": "tool", "of": call_id, "tool": name, "said": w.non_blank(said)}
         case w.Shown():
             raise AssertionError("the format takes no images")
         case m.AssistantText(text=text):
             return {"by": "model", "said": w.non_blank(text)}
-        case m.SystemText(text=text) | m.UserText(text=text):
-            return {"by": "system" if isinstance(item, m.SystemText) else "user", "said": w.non_blank(text)}
+        case m.SystemText(text=text):
+            return {"by": "system", "said": w.non_blank(text)}
+        case m.UserText():
+            return {"by": "user", "said": w.non_blank(w.user_text(item, profile).text)}
 
 
 _ROLES = {"system": "system", "user": "user", "model": "assistant", "tool": "tool"}

@@ -1,4 +1,8 @@
-"""The commands of `grue` and their options. Each command is implemented in the module of the same name."""
+"""The commands of `grue` and their options. Each command is implemented in the module of the same name.
+
+A command imports its module inside the function, so that others start quickly, and then calls
+`take_interrupts`. Its exit status is 1 if it returns `False`.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal

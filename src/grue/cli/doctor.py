@@ -23,7 +23,14 @@ from grue import __version__
 from grue import messages as m
 from grue.cli.doctor_llm import Finding, Verdict, look_at_llm, names_an_endpoint
 from grue.cli.login import stored_login
-from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, declines_mcp, known_servers, project_tables
+from grue.cli.project import (
+    BUNDLED_SERVER,
+    PROJECT_FILE,
+    KnownServers,
+    declines_mcp,
+    known_servers,
+    project_tables,
+)
 from grue.cli.saying import say, shown_path
 from grue.cli.tools import ListingNotices, drifts
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
@@ -315,9 +322,9 @@ def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
 
 def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Finding]:
     count = len(known.servers) + len(known.unusable)
-    if known.source != BUNDLED and not count:
+    if known.source != BUNDLED_SERVER and not count:
         yield Finding("WRONG", f"{known.source}: no MCP server is configured.\nName one under 'mcpServers'.")
-    elif known.source != BUNDLED:
+    elif known.source != BUNDLED_SERVER:
         yield Finding("ok", f"{known.source}: {counted(count, 'server')}")
     elif mcp_config is None and Path(DEFAULT_FILE_NAME).is_file():
         why = f"{PROJECT_FILE} turns MCP off"
@@ -330,7 +337,7 @@ def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | Non
     # A tool lock that cannot be read is `WRONG`, because no turn can start then.
     try:
         list(drifts(known, {}, config))
-        if mcp_config is None and known.source != BUNDLED:
+        if mcp_config is None and known.source != BUNDLED_SERVER:
             tool_lock(config)
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
@@ -363,7 +370,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             found = _server(outcome, client.closed.get(name), known.source)
             is_there, alone = name in installed, len(asked) == 1
             lines = boot_lines(asked[name], outcome, limits, installed=is_there, alone=alone)
-            saved = () if known.source == BUNDLED else saved_when_called(asked[name], outcome)
+            saved = () if known.source == BUNDLED_SERVER else saved_when_called(asked[name], outcome)
             yield Finding(found.verdict, "\n".join([found.text, *lines, *saved]))
             yield from _tools(known, config, outcome, notices.of[name])
 

@@ -21,14 +21,14 @@ from grue.sandbox.learning import Watch, watching
 from grue.tool_sessions.server_specs import McpServer, StdioServer
 
 PROJECT_FILE = "pyproject.toml"
-BUNDLED = "bundled with grue"
+BUNDLED_SERVER = "bundled with grue"
 
 
 class KnownServers(Struct, frozen=True, kw_only=True):
     """The configured tool servers.
 
     Attributes:
-        source: Path of the file that configures them, or `BUNDLED`.
+        source: Path of the file that configures them, or `BUNDLED_SERVER`.
         servers: The servers with a valid configuration, by name, in the file's order.
         unusable: What is wrong with the configuration of each other server, by name.
         passed_over: Path of a file of servers that is not used, because the settings turn MCP off; or `None`.
@@ -81,7 +81,7 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
     if mcp_config is None and not takes_servers(config, project_tables()):
         bundled, unused = bundled_server(), config.mcp_config_path
         return KnownServers(
-            source=BUNDLED,
+            source=BUNDLED_SERVER,
             servers={bundled.name: bundled},
             passed_over=_shown(unused) if unused.is_file() else None,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from grue import messages as m
-from grue.cli.project import BUNDLED, KnownServers, known_servers, no_such_server
+from grue.cli.project import BUNDLED_SERVER, KnownServers, known_servers, no_such_server
 from grue.cli.saying import GRUE, say, shown_path
 from grue.config import tool_lock_file
 from grue.config.mcp_servers import MCPConfig, one_at_a_time
@@ -57,7 +57,7 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
     Raises:
         MCPConfigError: The lock cannot be used.
     """
-    if known.source == BUNDLED or config.mcp_tool_lock == "off":
+    if known.source == BUNDLED_SERVER or config.mcp_tool_lock == "off":
         return
     lock = tool_lock_file.read_tool_lock(tool_lock_file.lock_path(Path(known.source)))
     if lock is None:
@@ -76,7 +76,7 @@ def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterato
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.
     """
-    if known.source == BUNDLED:
+    if known.source == BUNDLED_SERVER:
         raise MCPConfigError(
             "There is nothing to lock: no file of MCP servers is configured. Name one with --mcp-config."
         )

@@ -238,7 +238,7 @@ class MCPServerConfig(BaseModel):
         timeout_seconds: The same limit as `timeout`, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
         exit_grace_seconds: How many seconds the process has to exit after its stdin was closed; `None`: the
-            default of grue.
+            runner's limit.
         tools: Which of the server's tools are offered. `allow_tools` and similar keys of other hosts are
             accepted, too.
         auth: How grue authenticates to the server at `url` (OAuth); `False`: not at all. The key `oauth` of

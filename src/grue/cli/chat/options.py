@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from grue.cli.chat.facts import ChatPast
 from grue.cli.play_options import EpisodeOptions, existing, resumed_options
-from grue.cli.project import BUNDLED, KnownServers, declines_mcp, known_servers, watched_server
+from grue.cli.project import BUNDLED_SERVER, KnownServers, declines_mcp, known_servers, watched_server
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
@@ -90,7 +90,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
     lock: ToolLock | None = None
     if options.mcp:
         known = known_servers(config, options.mcp_config)
-        if known.source == BUNDLED and declines_mcp():
+        if known.source == BUNDLED_SERVER and declines_mcp():
             known = replace(known, servers={})
         if options.offline:
             offline = {name: without_network(server) for name, server in known.servers.items()}
@@ -98,7 +98,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         notes = (*known.warnings, *(f"{name}: {reason}" for name, reason in known.unusable.items()))
         if options.mcp_config is not None:
             config.mcp_config_file = str(options.mcp_config.absolute())
-        lock = None if known.source == BUNDLED else tool_lock(config)
+        lock = None if known.source == BUNDLED_SERVER else tool_lock(config)
     servers, learned = known.servers, None
     if options.learn is not None:
         watched, learned = watched_server(known, options.learn)

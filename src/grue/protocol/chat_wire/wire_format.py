@@ -536,7 +536,10 @@ class WireFormat(Protocol):
     def encode_items(
         self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
     ) -> EncodedItems:
-        """Encode items between two replies. `marked` has the indexes of the items that get a cache marker."""
+        """Encode items between two replies. `marked` has the indexes of the items that get a cache marker.
+
+        Take texts from `user_text` and `result_text`: they mention attachments that are not sent.
+        """
         ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
