@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 import grue
 from grue import messages as m
-from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError
+from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError, TurnTimedOut
 from grue.fleet.batches import waiting_in
 from grue.fleet.broker import Amount
 from grue.fleet.course import read_course, read_spent
@@ -149,6 +149,9 @@ def run_attempt(job: Job) -> Attempted:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
+    if end.kind == TurnTimedOut.__name__ and count.waiting:
+        # The fleet's own rate, or a `Retry-After`, held the request back for longer than the turn may take.
+        end = replace(end, outcome="infrastructure")
     # If the budget has refused a request, a part of the episode was not played, so its score does not count.
     if count.refused:
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)

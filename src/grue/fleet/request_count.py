@@ -24,7 +24,8 @@ class RequestCount:
     """A `RequestGate` that counts the cost of requests, and lets another gate decide whether they may start.
 
     Thread-safe. `spent` is the cost of the requests that have ended, as far as it is known. `refused` says
-    why the inner gate has refused a request; empty: it has refused none.
+    why the inner gate has refused a request; empty: it has refused none. `waiting` is the number of requests
+    that wait for the inner gate, or were given up while they waited.
     """
 
     def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
@@ -33,6 +34,7 @@ class RequestCount:
         self._lock = threading.Lock()
         self.spent = Amount()
         self.refused = ""
+        self.waiting = 0
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Ask the gate `inner`; return a permit whose `settle` counts the cost, or the refusal's reason."""
@@ -44,7 +46,11 @@ class RequestCount:
 
         Return `None` if there is no gate. The caller has to count the cost with `add` after the request.
         """
+        with self._lock:
+            self.waiting += 1
         permit = None if self._inner is None else await self._inner.admit(wanted)
+        with self._lock:  # not reached if this call was cancelled: the request then never got its turn
+            self.waiting -= 1
         if isinstance(permit, str):
             self.refused = permit
         return permit

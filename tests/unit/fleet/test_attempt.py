@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from grue import LlmSettings, Runner, TurnRequest
+from grue import LlmSettings, Runner, TurnLimits, TurnRequest
 from grue.errors import FleetError, LLMError, MCPServerStartupError
 from grue.fleet.attempt import Attempted, Job, end_of_late, run_attempt
 from grue.fleet.broker import Amount
@@ -16,6 +16,7 @@ from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
+from grue.testing.llm_replies import silence
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.transports.llm.exchange import Permit, WantedRequest, request_gate, set_request_gate
 
@@ -161,6 +162,34 @@ def test_an_attempt_whose_request_was_refused_is_no_result_whatever_the_work_ret
     folder = EpisodeFolder(tmp_path / ("0" * 24))
     assert (folder.commit, folder.end_of(folder.path / "attempt-1")) == (None, done.end)
     assert attempted(tmp_path, "asks").end.scores == {"score": 1.0}
+
+
+class Slow:
+    """A gate that lets no request start for a long time."""
+
+    async def admit(self, wanted: WantedRequest) -> Permit | str:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+def turns(case: dict[str, Any], episode: Episode) -> float:
+    limits = TurnLimits(turn_timeout_s=0.2)
+    with Runner(llm=LlmSettings(base_url=case["base_url"], model="m"), limits=limits) as runner:
+        runner.run_turn(TurnRequest("Hello"))
+    return 1.0
+
+
+@pytest.mark.parametrize(("held_back", "outcome"), [(True, "infrastructure"), (False, "failed")])
+def test_a_turn_that_waited_for_the_broker_until_its_end_is_no_result(
+    tmp_path: Path, held_back: bool, outcome: str
+) -> None:
+    with ScriptedLlmServer([silence()]) as llm:
+        set_request_gate(Slow() if held_back else None)
+        try:
+            done = attempted(tmp_path, "turns", base_url=llm.base_url)
+        finally:
+            set_request_gate(None)
+    assert (done.end.kind, done.end.outcome) == ("TurnTimedOut", outcome)
 
 
 def floods(case: dict[str, Any], episode: Episode) -> float:
