@@ -53,9 +53,17 @@ def launcher(path: Path, *program: str | Path) -> Path:
     return script(path, f"#!/bin/sh\nexec {shlex.join(map(str, program))}\n")
 
 
-def slow_launcher(path: Path, *program: str | Path) -> Path:
-    """A launcher that takes a second before it starts the program."""
-    return script(path, f"#!/bin/sh\nsleep 1\nexec {shlex.join(map(str, program))}\n")
+@pytest.fixture
+def quick_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a program that starts without npx and uvx count as started at once, however busy the machine is."""
+
+    def quickly(server: StdioServer, limits: TurnLimits) -> SessionOpened | None:
+        opened = started(server, limits)
+        is_launcher = Path(server.command).name in ("npx", "uvx")
+        return opened if opened is None or is_launcher else replace(opened, elapsed_s=0.0)
+
+    started = doctor_command._started
+    monkeypatch.setattr(doctor_command, "_started", quickly)
 
 
 def doctor(project: Path, command: str, *args: str, names: tuple[str, ...] = ("mind",)) -> str:
@@ -65,12 +73,13 @@ def doctor(project: Path, command: str, *args: str, names: tuple[str, ...] = ("m
     return told.output
 
 
+@pytest.mark.usefixtures("quick_programs")
 def test_npx_is_measured_and_the_packages_own_program_is_named(project: Path) -> None:
     modules = project / "node_modules"
     own = server_at(modules / ".bin" / "thinker")
     (modules / "thinker").mkdir()
     (modules / "thinker" / "package.json").write_text('{"version": "1.2.3", "bin": "x.js"}')
-    slow_launcher(project / "bin" / "npx", own)
+    launcher(project / "bin" / "npx", own)
     told = doctor(project, "npx", "-y", "thinker")
     assert re.search(PARTS.format(launcher="npx"), told), told
     assert f'"command": "{own}", "args": []' in told
@@ -110,17 +119,19 @@ def test_nothing_is_named_if_the_program_is_not_found(project: Path) -> None:
     assert "faster" not in told
 
 
+@pytest.mark.usefixtures("quick_programs")
 def test_uvx_is_measured_and_the_tools_own_program_is_named(project: Path) -> None:
     own = server_at(project / ".local" / "share" / "uv" / "tools" / "thinker" / "bin" / "thinker")
-    slow_launcher(project / "bin" / "uvx", own)
+    launcher(project / "bin" / "uvx", own)
     told = doctor(project, "uvx", "thinker")
     assert re.search(PARTS.format(launcher="uvx"), told), told
     assert f'"command": "{own}", "args": []' in told
 
 
+@pytest.mark.usefixtures("quick_programs")
 def test_uv_offline_is_named_only_if_it_starts(project: Path) -> None:
     own = server_at(project / "elsewhere")
-    slow_launcher(project / "bin" / "uvx", own)
+    launcher(project / "bin" / "uvx", own)
     uv = script(project / "bin" / "uv", "#!/bin/sh\nexit 1\n")
     assert "faster" not in doctor(project, "uvx", "thinker")
     script(uv, f"#!/bin/sh\nexec {shlex.quote(str(own))}\n")

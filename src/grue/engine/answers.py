@@ -265,7 +265,7 @@ class _Reader:
             elif "value" in found:
                 yield found["value"]
         if self._bare:
-            for bare in map(str.strip, (text, *fenced_blocks(text))):
+            for bare in map(str.strip, (text, *reversed([*fenced_blocks(text)]))):
                 with suppress(ValueError):
                     yield strict_value(bare)
                 yield bare

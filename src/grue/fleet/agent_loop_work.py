@@ -57,7 +57,8 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     with usable_case("played"):
         case = msgspec.convert(settings, TalkCase)
         _servers(case)
-        _options(case)
+        if case.mcp and case.mcp_config is not None:
+            _options(case)  # refuses a tool lock that is required and missing
         if not case.inputs:
             raise MCPConfigError("`inputs` is empty")
         return with_endpoint(settings)

@@ -158,8 +158,8 @@ def remedy_for(
         return check if slow_place is None else f"{check} {needs_longer(slow_place)}"
     if missing and "://" in command:
         return '`command` is a program. For a server with a URL, write "url"; in code, HttpServer(url=...).'
-    if missing and " " in command and "/" not in command:
-        first, *others = command.split()
+    first, *others = command.split() or [""]
+    if missing and others and "/" not in first:
         listed = ", ".join(f'"{each}"' for each in others)
         return f'`command` is the program alone: write "command": "{first}", "args": [{listed}, ...].'
     if missing and program.endswith((".py", ".js", ".mjs")):

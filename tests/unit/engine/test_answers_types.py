@@ -114,6 +114,7 @@ STRICT = Strict(colour=Colour.RED, day=dt.date(2026, 2, 1), steps=(1, 2))
         (list[int], '{"value": [1, 2]}', [1, 2], [1, 2]),
         (list[int], "[1, 2]", [1, 2], [1, 2]),
         (list[int], "They are:\n```json\n[1, 2]\n```", [1, 2], [1, 2]),
+        (list[int], "First:\n```json\n[1]\n```\nBetter:\n```json\n[2]\n```", [2], [2]),
         (list[Record], '{"value": [{"a": 1}]}', [Record(1)], [{"a": 1}]),
         (list[Model], '{"value": [{"a": 1}]}', [Model(a=1)], [{"a": 1, "b": None}]),
         (int, '{"value": 7}', 7, 7),

@@ -173,7 +173,7 @@ class Slow:
 
 
 def turns(case: dict[str, Any], episode: Episode) -> float:
-    limits = TurnLimits(turn_timeout_s=0.2)
+    limits = TurnLimits(turn_timeout_s=2.0)
     with Runner(llm=LlmSettings(base_url=case["base_url"], model="m"), limits=limits) as runner:
         runner.run_turn(TurnRequest("Hello"))
     return 1.0

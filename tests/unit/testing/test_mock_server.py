@@ -304,7 +304,7 @@ async def test_subscriptions_are_kept_and_ended() -> None:
         await client.subscribe_resource("test://watched-resource")
         assert server.subscribed == {"test://watched-resource"}
         await client.unsubscribe_resource("test://watched-resource")
-    assert server.subscribed == set()
+        assert server.subscribed == set()
 
 
 async def test_completions_prompts_and_resources(mode: str) -> None:

@@ -68,6 +68,7 @@ def test_r14_1_a_missing_command_says_what_to_install() -> None:
         ("./server.py", 'write "command": "python", "args": ["./server.py", ...]'),
         ("server.mjs", 'write "command": "node", "args": ["server.mjs", ...]'),
         ("python server.py", 'write "command": "python", "args": ["server.py", ...]'),
+        ("node /srv/index.js", 'write "command": "node", "args": ["/srv/index.js", ...]'),
         ("https://mcp.example.com/mcp", 'write "url"; in code, HttpServer(url=...)'),
     ],
 )

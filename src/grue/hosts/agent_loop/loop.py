@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 import anyio
 from msgspec.structs import replace
@@ -65,6 +65,8 @@ from grue.protocol.tools.lock import ToolLock
 if TYPE_CHECKING:
     from grue.hosting import LlmEndpoint
 
+
+T = TypeVar("T")
 
 FUNCTIONS = "tools"
 SHELL = "shell"
@@ -125,6 +127,10 @@ def _is_mcp(name: str) -> bool:
     if not isinstance(name, str):
         raise MCPConfigError(f"The name of a tool server is a text, not {name!r:.60}.")
     return name == MCP or name.startswith(PREFIX)
+
+
+def _without_mcp(settings: Mapping[str, T]) -> dict[str, T]:
+    return {name: each for name, each in settings.items() if not _is_mcp(name)}
 
 
 def prefixed_lock(lock: ToolLock) -> ToolLock:
@@ -374,11 +380,14 @@ class AgentLoop:
         if invoke_mcp_tool is not None:
             self._injected = InjectedTools(invoke_mcp_tool, mcp_tools)
             mcp = {MCP: self._injected}
-            policy = options.get("policy")
-            if isinstance(policy, FailurePolicy):  # it may name servers, which this loop does not have
-                others = {name: each for name, each in policy.first_connects.items() if not _is_mcp(name)}
-                options["policy"] = replace(policy, first_connects=others)
-        elif mcp_tools not in ((), []):
+            # Settings may name servers, which this loop does not have.
+            policy, limits = options.get("policy"), options.get("limits")
+            if isinstance(policy, FailurePolicy):
+                options["policy"] = replace(policy, first_connects=_without_mcp(policy.first_connects))
+            if isinstance(limits, TurnLimits):
+                others = _without_mcp(limits.startup_timeouts_s)
+                options["limits"] = replace(limits, startup_timeouts_s=others)
+        elif mcp_tools is None or tuple(mcp_tools):
             raise MCPConfigError("mcp_tools= lists the tools of invoke_mcp_tool=, which is missing.")
         else:
             mcp = prefixed(servers or {})

@@ -789,10 +789,13 @@ def _refuse_ours(settings: LlmSettings) -> None:
         raise MCPConfigError(f"extra_body may not have {', '.join(ours)}: these fields are set by the turn.")
 
 
+_KEY_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key"})
+
+
 def _header_with_key(settings: LlmSettings, profile: WireProfile) -> str:
     """Return the name of the user's own header that holds the key; empty: the key is in the usual header."""
     usual = {name.lower() for name in FORMATS[profile.wire].headers("key") if looks_secret(name)}
-    own = (name for name in settings.extra_headers if looks_secret(name))
+    own = (name for name in settings.extra_headers if name.lower() in _KEY_HEADERS | usual)
     return next((name for name in own if name.lower() in usual or not settings.api_key), "")
 
 

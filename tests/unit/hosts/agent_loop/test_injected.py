@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from grue import FailurePolicy, FunctionTools, LlmSettings, StdioServer
+from grue import FailurePolicy, FunctionTools, LlmSettings, StdioServer, TurnLimits
 from grue.errors import MCPConfigError
 from grue.hosts.agent_loop import AgentLoop, ToolStarted
 from grue.messages import ToolDefinition
@@ -72,10 +72,12 @@ def test_the_calls_are_those_of_the_last_input() -> None:
     assert made == [[1, 2], [3], []]
 
 
-def test_a_policy_may_name_the_servers_in_whose_place_it_is() -> None:
+def test_settings_may_name_the_servers_in_whose_place_it_is() -> None:
     servers = {"files": StdioServer(command="no-such-program")}
     policy = FailurePolicy(first_connects={"mcp.files": "disable"})
-    read, _ = told(lambda *_: "text", ("mcp.files.read", {}), servers=servers, policy=policy)
+    limits = TurnLimits(startup_timeouts_s={"mcp.files": 5})
+    call = ("mcp.files.read", {})
+    read, _ = told(lambda *_: "text", call, servers=servers, policy=policy, limits=limits)
     assert read == ["text"]
 
 

@@ -119,6 +119,15 @@ def test_a_refused_key_in_a_header_of_ones_own_is_an_error_that_names_the_header
     assert remedy.startswith(own) == (header == "Authorization"), "then only that header is not sent"
 
 
+def test_another_header_that_looks_like_a_secret_is_not_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GRUE_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    headers = {"Helicone-Auth": "Bearer sk-own-0123456789"}
+    settings = LlmSettings(base_url="https://api.openai.com/v1", model="m", extra_headers=headers)
+    refused = Fault(kind="refused", status=401, message="no")
+    assert LlmEndpoint(settings).describe(refused).remedy.startswith("No key was sent")
+
+
 def test_a_runner_redacts_the_key_that_the_environment_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRUE_API_KEY", "sk-grue-0123456789")
     runner = Runner(llm=LlmSettings(base_url="http://127.0.0.1:1/v1", model="m"))
