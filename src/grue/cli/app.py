@@ -284,7 +284,7 @@ def init(
             "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, what to "
             "add to it is printed.",
             show_default="the files of these programs that are found: at a terminal you are asked about "
-            "each; in a pipe none is copied, and for each the command is printed that shows what to add",
+            "each; in a pipe none is copied, but its `grue init --from` command is printed",
         ),
     ] = None,
 ) -> None:

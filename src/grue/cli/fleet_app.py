@@ -147,11 +147,9 @@ _Where = Annotated[
         metavar="CONDITION",
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". It '
         "consists of tests NAME OPERATOR VALUE, joined by and. The VALUE may have spaces. The operators "
-        "are = and !=, > and < for numbers, and ~: the regular expression VALUE is found in what NAME stands "
-        "for. The names are:\n\n"
-        "tool: the name of a tool that the turn called; error: the text of an error of such a call. "
-        "`tool = X` is true if at least one call of the turn is to X, and `tool != X` if none is; the same "
-        "holds for error. In `tool = X and error ~ Y` the error may be that of another call.\n\n"
+        "are = and !=; > and <, only for numbers; and ~, which is true if the regular expression VALUE is "
+        "found. The names are:\n\n"
+        "tool: the name of a tool that the turn called; error: the text of an error of such a call.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -162,7 +160,9 @@ _Where = Annotated[
         "degraded: the model answered without the tools of a server that could not be used.\n\n"
         "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
         "failed: the turn ended with an error.\n\n"
-        "parked: the turn waits for an approval.",
+        "parked: the turn waits for an approval.\n\n"
+        "`tool = X` is true if at least one call of the turn is to X, and `tool != X` if none is; the same "
+        "holds for error. In `tool = X and error ~ Y` the error may be that of another call.",
         show_default="all turns",
     ),
 ]
@@ -344,10 +344,9 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI. The loss is how much worse B's mean score is than A's. Exit with 1 if it is LOSS, "
-            "such as 0.05, or more, and its interval does not reach 0. Exit with 0 if the whole interval is "
-            "below LOSS. Exit with 2 if neither is so; with fewer than 15 cases always. Needs numpy and "
-            "scipy.",
+            help="For CI. Exit with 1 if B's mean score is worse than A's by at least LOSS, such as 0.05, "
+            "and the interval does not contain 0; with 0 if the interval rules out that B is worse by LOSS "
+            "or more; else with 2, as always with fewer than 15 cases. Needs numpy and scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -371,9 +370,9 @@ def compare(
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
     A and B are compared case by case. Two episodes belong to the same case if
-    their settings, such as question and seed, are equal. Two things may differ:
-    base_url, and a setting with one value in all of A and another in all of B,
-    such as model. A case that only A or only B has is left out. The mean
+    their settings, such as question and seed, are equal. base_url may differ,
+    and so may each setting that has one value in all of A and another in all of
+    B, such as model. A case that only A or only B has is left out. The mean
     difference B - A of the cases is printed with a confidence interval. With
     fewer than 15 cases, or without the packages numpy and scipy, there is no
     interval, and a sign test decides.
