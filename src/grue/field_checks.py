@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 _MOST = 2**63
 WHERE_TO_DEFINE = "Define that name at the top of the module, outside `if TYPE_CHECKING`."
-"""What to do if a name in an annotation is not defined."""
+"""The advice in the error about an annotation with an undefined name."""
 _PLAIN = frozenset((str, bool, int, float, NoneType))
 _ELSEWHERE = {
     "prompt": "user",

@@ -454,7 +454,7 @@ class EpisodeMemory:
 
 
 class Spending:
-    """What all turns of a runner that have ended have cost together. Thread-safe.
+    """The total cost of the turns that a runner has ended. Thread-safe.
 
     Attributes:
         said_uncounted: Whether the note `CostUncounted` (a cost is not known) was recorded already.

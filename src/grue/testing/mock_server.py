@@ -166,7 +166,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _OfClient:
-    """What one client has set: its subscriptions and its log level."""
+    """The subscriptions and the log level of one client."""
 
     def __init__(self) -> None:
         self.subscribed: set[str] = set()
