@@ -66,6 +66,16 @@ def quick_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_command, "_started", quickly)
 
 
+def installed_package(project: Path) -> Path:
+    """The package `thinker` with a program of its own, which npx starts too. Return the program's path."""
+    modules = project / "node_modules"
+    own = server_at(modules / ".bin" / "thinker")
+    (modules / "thinker").mkdir()
+    (modules / "thinker" / "package.json").write_text('{"version": "1.2.3", "bin": "x.js"}')
+    launcher(project / "bin" / "npx", own)
+    return own
+
+
 def doctor(project: Path, command: str, *args: str, names: tuple[str, ...] = ("mind",)) -> str:
     servers = {"mcpServers": {name: {"command": command, "args": args} for name in names}}
     (project / "mcp_config.json").write_text(json.dumps(servers))
@@ -75,11 +85,7 @@ def doctor(project: Path, command: str, *args: str, names: tuple[str, ...] = ("m
 
 @pytest.mark.usefixtures("quick_programs")
 def test_npx_is_measured_and_the_packages_own_program_is_named(project: Path) -> None:
-    modules = project / "node_modules"
-    own = server_at(modules / ".bin" / "thinker")
-    (modules / "thinker").mkdir()
-    (modules / "thinker" / "package.json").write_text('{"version": "1.2.3", "bin": "x.js"}')
-    launcher(project / "bin" / "npx", own)
+    own = installed_package(project)
     told = doctor(project, "npx", "-y", "thinker")
     assert re.search(PARTS.format(launcher="npx"), told), told
     assert f'"command": "{own}", "args": []' in told
@@ -87,11 +93,7 @@ def test_npx_is_measured_and_the_packages_own_program_is_named(project: Path) ->
 
 
 def test_servers_that_start_at_the_same_time_are_measured_alone_too(project: Path) -> None:
-    modules = project / "node_modules"
-    own = server_at(modules / ".bin" / "thinker")
-    (modules / "thinker").mkdir()
-    (modules / "thinker" / "package.json").write_text('{"version": "1.2.3", "bin": "x.js"}')
-    launcher(project / "bin" / "npx", own)
+    installed_package(project)
     told = doctor(project, "npx", "-y", "thinker", names=("mind", "body"))
     assert len(re.findall(r"its start: npx [\d.]+ s, the other servers [\d.]+ s, ", told)) == 2, told
 
