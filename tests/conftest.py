@@ -80,6 +80,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         gc.freeze()
+        # What tests import later lives as long. Search it rarely: each time takes an eighth of a second.
+        gc.set_threshold(700, 10, 1000)
         gc.enable()
 
 

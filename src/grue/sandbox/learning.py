@@ -9,6 +9,7 @@ import functools
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -143,9 +144,10 @@ class Watched(Boxed):
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
         thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)
         self._thread = thread
-        # Do not use `vfork`. Before Python 3.11.4 it holds the GIL until `execve`, so that the gate's thread
-        # could not answer calls before that. Python's documentation names this attribute.
-        subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
+        if sys.version_info < (3, 11, 4):
+            # There `vfork` holds the GIL until `execve`, so that the gate's thread could not answer calls before
+            # that. Python's documentation names this attribute.
+            subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
         return thread.call(self._watching.serve)
 
     def limit(self, pid: int) -> None:
