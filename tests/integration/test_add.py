@@ -164,6 +164,7 @@ def refused_at_a_terminal(*args: str, cwd: Path, typed: bytes, **extra: str) -> 
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_enter_takes_the_default_as_it_is(tmp_path: Path) -> None:
     args = [
         "${__dirname}/think.py",
@@ -190,6 +191,7 @@ def test_a_typed_quote_that_is_not_closed_is_a_sentence(tmp_path: Path) -> None:
     assert "grue: John's cannot be split as in a shell: No closing quotation." in text
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_what_would_run_escaped_and_asks(tmp_path: Path) -> None:
     arguments = [
         {"type": "positional", "valueHint": "folder", "isRequired": True, "description": "It\x1b]0;evil\x07"}

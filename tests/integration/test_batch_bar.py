@@ -133,12 +133,14 @@ def test_it_says_how_many_are_done_of_how_many_and_what_became_of_them(tmp_path:
 
 
 @pytest.mark.parametrize("progress", ["progress", ""])
+@pytest.mark.slow
 def test_in_a_pipe_there_is_none(tmp_path: Path, progress: str) -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi")) as llm:
         piped = batch(llm, tmp_path / "t", "2", "sized", progress, stderr=subprocess.PIPE)
         assert piped.communicate(timeout=DEADLINE_S) == ("0\n1\n", "")
 
 
+@pytest.mark.slow
 def test_who_does_not_ask_for_one_gets_none_at_a_terminal(tmp_path: Path) -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi")) as llm:
         for terminal in at_terminal(llm, tmp_path / "t", "2", "sized", ""):

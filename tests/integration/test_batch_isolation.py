@@ -45,6 +45,7 @@ def settlements(item: BatchItem[TurnOutcome[str]]) -> list[str]:
     return [call.settlement for call in item.outcome.tool_calls]
 
 
+@pytest.mark.slow
 def test_to_each_turn_its_server_is_a_first_one(tmp_path: Path) -> None:
     """In an episode the second would be asked once more, and the turn go on without it (R6.2)."""
     server = faulty("--only-in", "2", str(tmp_path / "lives"), "--exit-at", "initialize")

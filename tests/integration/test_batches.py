@@ -95,6 +95,7 @@ def test_turns_with_tool_calls_take_rounds_of_one_batch_each(wire: str, tmp_path
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.slow
 def test_a_batch_asks_byte_for_byte_what_a_turn_asks_at_once(wire: str, tmp_path: Path) -> None:
     def asked(batch: bool) -> list[Any]:
         with ScriptedLlmServer(refusing) as llm:
@@ -125,6 +126,7 @@ def test_a_batch_asks_byte_for_byte_what_a_turn_asks_at_once(wire: str, tmp_path
     assert asked(batch=True) == asked(batch=False)
 
 
+@pytest.mark.slow
 def test_half_the_price_is_counted_and_the_budget_holds(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         tools = noting(tmp_path / "effects")
@@ -155,6 +157,7 @@ FAILURES: dict[Unanswered, tuple[str, str]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_turn_whose_answer_is_not_accepted_any_more_runs_again_with_the_same_replies(
     tmp_path: Path,
 ) -> None:
@@ -231,6 +234,7 @@ def test_a_batch_that_ends_early_fails_what_it_has_not_answered(
 
 
 @pytest.mark.parametrize("wire", ["chat_completions", "messages"])
+@pytest.mark.slow
 def test_results_that_arrive_damaged_are_read_again(wire: str, tmp_path: Path) -> None:
     def half(lines: bytes, times: int) -> bytes:
         return lines[: len(lines) // 2] if times == 1 else lines
@@ -251,6 +255,7 @@ def test_results_that_arrive_damaged_are_read_again(wire: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("wire", ["chat_completions", "messages"])
+@pytest.mark.slow
 def test_a_provider_that_stumbles_is_asked_again_and_makes_one_batch(wire: str, tmp_path: Path) -> None:
     def stumble(method: str, path: str, times: int) -> LlmReply | None:
         return {1: rate_limited(0), 2: error_reply(503, "busy"), 3: hang_up()}.get(times)
@@ -309,6 +314,7 @@ def test_a_batch_that_never_ends_ends_the_run_and_loses_nothing(wire: str, tmp_p
     once(llm, 8)
 
 
+@pytest.mark.slow
 def test_a_refused_key_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         llm.batches.faults.in_place = lambda method, path, times: error_reply(
@@ -365,6 +371,7 @@ def test_what_no_batch_can_do_is_said_before_anything_is_asked(tmp_path: Path) -
     once(llm, 4)
 
 
+@pytest.mark.slow
 def test_a_summary_waits_for_a_batch_like_any_request(tmp_path: Path) -> None:
     def talking(request: Any) -> LlmReply:
         if any("summar" in str(each).lower() for each in request.messages[-1:]):
@@ -381,6 +388,7 @@ def test_a_summary_waits_for_a_batch_like_any_request(tmp_path: Path) -> None:
     assert is_replayed(tmp_path / "batch" / "turns" / "000001.jsonl")
 
 
+@pytest.mark.slow
 def test_the_time_that_a_turn_waits_does_not_count_against_its_limit(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         llm.batches.faults.looks = 60
@@ -392,6 +400,7 @@ def test_the_time_that_a_turn_waits_does_not_count_against_its_limit(tmp_path: P
     assert max(later - t for t, later in zip(waits, after, strict=True)) < 1.0
 
 
+@pytest.mark.slow
 def test_a_turn_that_has_waited_can_be_forked_anywhere_and_becomes_a_test(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         (item,) = run(llm, tmp_path, 1)

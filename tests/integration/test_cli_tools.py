@@ -262,6 +262,7 @@ def test_doctor_names_the_missing_key(tmp_path: Path) -> None:
     assert "GRUE_API_KEY or OPENROUTER_API_KEY" in found.stdout
 
 
+@pytest.mark.slow
 def test_r14_doctor_without_mcp_names_the_command(tmp_path: Path) -> None:
     without = (
         "import importlib.metadata as m\nreal = m.version\n"

@@ -140,6 +140,7 @@ def test_without_a_policy_an_overflow_ends_the_turn_with_a_remedy() -> None:
     assert server.overflows == 1
 
 
+@pytest.mark.slow
 def test_a_summary_takes_the_place_of_what_was_said_and_is_no_iteration() -> None:
     pages = 60
     policy = ContextPolicy(window_tokens=8_000, reply_tokens=1_000, max_summaries=2)

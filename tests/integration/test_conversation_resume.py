@@ -191,6 +191,7 @@ for number in range(1, 4):
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_a_tool_call_leaves_a_conversation_to_go_on_with(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:

@@ -165,6 +165,7 @@ def test_a_recipe_runs_against_the_scripted_model(recipe: str, tmp_path: Path) -
     assert SCRIPTED.get(Path(recipe).name, "Noted.".__ne__)(said), said
 
 
+@pytest.mark.slow
 def test_an_approval_may_be_clicked_twice_and_lead_to_a_further_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def pipe(path: Path) -> None:
         ["trace.jsonl", "result.json", "events.jsonl", "episode.log", "payloads", "../mcp_tools.lock"], keep=2
     ),
 )
+@pytest.mark.slow
 def test_whatever_stands_in_a_files_place_nobody_hangs(
     again: Callable[[], Path], name: str, made: Callable[[Path], None]
 ) -> None:

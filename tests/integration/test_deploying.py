@@ -57,6 +57,7 @@ def settings(llm: ScriptedLlmServer) -> LlmSettings:
     return LlmSettings(base_url=llm.base_url, model="scripted")
 
 
+@pytest.mark.slow
 def test_thirty_rows_are_labelled_and_a_failed_one_is_named(
     llm: ScriptedLlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def served(app: Any) -> Iterator[tuple[str, int]]:
         thread.join(60)
 
 
+@pytest.mark.slow
 def test_a_client_of_the_fastapi_service_that_goes_away_cancels_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_client_of_the_fastapi_service_that_goes_away_cancels_its_turn(
     assert isinstance(ends[0].failure, Interrupted)
 
 
+@pytest.mark.slow
 def test_a_django_view_answers_and_says_what_failed(llm: ScriptedLlmServer) -> None:
     django = pytest.importorskip("django", reason="the example needs Django: pip install django")
     from django.conf import settings as django_settings

@@ -92,12 +92,14 @@ def test_npx_is_measured_and_the_packages_own_program_is_named(project: Path) ->
     assert "It stays at version 1.2.3." in told
 
 
+@pytest.mark.slow
 def test_servers_that_start_at_the_same_time_are_measured_alone_too(project: Path) -> None:
     installed_package(project)
     told = doctor(project, "npx", "-y", "thinker", names=("mind", "body"))
     assert len(re.findall(r"its start: npx [\d.]+ s, the other servers [\d.]+ s, ", told)) == 2, told
 
 
+@pytest.mark.slow
 def test_a_start_that_is_not_faster_is_not_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = server_at(project / ".local" / "share" / "uv" / "tools" / "thinker" / "bin" / "thinker")
     launcher(project / "bin" / "uvx", own)
@@ -122,6 +124,7 @@ def test_nothing_is_named_if_the_program_is_not_found(project: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_programs")
+@pytest.mark.slow
 def test_uvx_is_measured_and_the_tools_own_program_is_named(project: Path) -> None:
     own = server_at(project / ".local" / "share" / "uv" / "tools" / "thinker" / "bin" / "thinker")
     launcher(project / "bin" / "uvx", own)

@@ -18,6 +18,7 @@ EXAMPLE = DOCS / "examples" / "frame_loop.py"
 GUIDE = DOCS / "guides" / "loops.md"
 
 
+@pytest.mark.slow
 def test_the_frame_loop_makes_its_moves_without_a_network() -> None:
     played = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLE)],

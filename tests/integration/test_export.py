@@ -104,6 +104,7 @@ def asked(sql: str, *places: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_fleet_is_four_parquet_files_that_others_can_read(fleet: Path) -> None:
     said = run("fleet", "export", fleet)
     assert "4 episodes, 4 turns, 6 calls, 8 requests" in said
@@ -138,6 +139,7 @@ def test_a_fleet_is_four_parquet_files_that_others_can_read(fleet: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_sql_reads_fleets_runs_traces_and_exported_tables(fleet: Path, tmp_path: Path) -> None:
     counted = "select count(*) n from turns"
     assert asked(counted, fleet / "aa" / ("aa" + "0" * 22) / "attempt-1") == [{"n": 2}]
@@ -160,6 +162,7 @@ def test_sql_reads_fleets_runs_traces_and_exported_tables(fleet: Path, tmp_path:
     assert "{'score': 0.5}" in shown
 
 
+@pytest.mark.slow
 def test_wrong_queries_and_places_are_said_in_a_sentence(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_the_ending_is_judged_in_every_mode(mode: Mode) -> None:
     assert result.fault.mode == mode
 
 
+@pytest.mark.slow
 def test_a_row_is_tried_in_its_modes_only() -> None:
     assert list(run_matrix([row("spare-dies-before-use")])) == []
     results = run_matrix([row("spare-dies-before-use")], modes=MODES)

@@ -139,6 +139,7 @@ def assert_alike(story: Path, seed: int, commands: Sequence[str]) -> Observation
 
 
 @pytest.mark.parametrize("version", [3, 5, 8])
+@pytest.mark.slow
 def test_a_small_story_goes_alike_in_both(version: int) -> None:
     """Rooms, chance, single keys, questions, an end; and after the end nothing."""
     seen = assert_alike(STORIES / f"cellar.z{version}", 7, CELLAR)

@@ -64,6 +64,7 @@ def run(llm: ScriptedLlmServer, tmp_path: Path, count: int = 3, **more: Any) -> 
     return fleet(tmp_path, **more).map(work(tmp_path), cases(llm, tmp_path, count, **given))
 
 
+@pytest.mark.slow
 def test_episodes_are_played_in_rounds_and_each_request_is_asked_once(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         finished = run(llm, tmp_path)
@@ -96,6 +97,7 @@ def test_with_keep_results_no_request_and_no_reply_stays_of_episodes_with_a_resu
     assert max(llm.batches.asked.values()) == 1
 
 
+@pytest.mark.slow
 def test_an_item_that_fails_is_asked_again_as_an_endpoint_is_that_does_not_answer(tmp_path: Path) -> None:
     failed: Counter[str] = Counter()
 
@@ -129,6 +131,7 @@ def test_a_work_that_damages_its_replies_costs_its_own_episode_only(tmp_path: Pa
     assert "replies.jsonl" in finished.tally.troubles[0]
 
 
+@pytest.mark.slow
 def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
 
@@ -157,6 +160,7 @@ def test_a_fleet_can_be_stopped_while_its_provider_is_down(tmp_path: Path) -> No
         assert made.map(work(tmp_path), cases(llm, tmp_path, 1)).reason == "stopped"
 
 
+@pytest.mark.slow
 def test_a_provider_that_is_down_holds_up_no_episode_of_another(tmp_path: Path) -> None:
     def down(method: str, path: str, times: int) -> LlmReply | None:
         return None if list(tmp_path.glob("fleet/*/*/commit.json")) else error_reply(503, "down")
@@ -200,6 +204,7 @@ def test_a_budget_holds_and_what_it_has_paid_for_is_sent(tmp_path: Path) -> None
         assert max(llm.batches.asked.values()) == 1
 
 
+@pytest.mark.slow
 def test_a_budget_is_of_the_price_of_batches(tmp_path: Path) -> None:
     """Each of 12 requests may cost 1000 tokens at half the price, 0.001 dollars."""
     budget = FleetBudget(money_usd=0.0125, prices={"m": Price(input=0, output=2)})

@@ -61,6 +61,7 @@ def play(folder: Path, place: Path, *more: str) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_turns_are_forked_paired_and_not_forked_twice(
     tmp_path: Path, folder: Path, server: ScriptedLlmServer
 ) -> None:
@@ -155,6 +156,7 @@ def test_conditions_choose_turns(folder: Path) -> None:
     assert not condition("tool = a.b")(TurnToFork(trace="t", turn=1))
 
 
+@pytest.mark.slow
 def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: ScriptedLlmServer) -> None:
     shutil.copy(folder / "a.jsonl", tmp_path / "a.jsonl")
     with runner(server, "chat_completions", tmp_path / "fork.jsonl") as each:
@@ -238,6 +240,7 @@ def test_a_turn_that_was_cut_off_and_run_again_is_forked_once(tmp_path: Path) ->
     assert found == [("answered", "answered", 2), ("still running", "", None)]
 
 
+@pytest.mark.slow
 def test_several_turns_need_a_number(folder: Path, server: ScriptedLlmServer) -> None:
     with (
         runner(server, "chat_completions", folder / "unused.jsonl") as each,

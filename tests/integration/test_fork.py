@@ -119,6 +119,7 @@ def sound(trace: Path) -> None:
     assert all(each.divergence is None for each in replay(open_episode(trace)))
 
 
+@pytest.mark.slow
 def test_a_message_chooses_one_of_several_turns_of_a_number(
     tmp_path: Path, server: ScriptedLlmServer, recorded: Path
 ) -> None:
@@ -250,6 +251,7 @@ def careless(request: LlmRequest) -> LlmReply:
 @pytest.mark.parametrize(
     ("script", "servers", "answer"), [(choosy, Box().servers(), None), (careless, {}, dict[str, int])]
 )
+@pytest.mark.slow
 def test_a_fork_keeps_the_form_of_requests_that_was_learned_before_it(
     tmp_path: Path, script: Any, servers: Any, answer: Any
 ) -> None:
@@ -364,6 +366,7 @@ class _Growing(FakeToolServer):
         return result
 
 
+@pytest.mark.slow
 def test_changed_tools_are_offered_where_the_recorded_turn_got_them(tmp_path: Path) -> None:
     """With the result of a call, between two calls of a reply, and at a reply's first call."""
     box = _Growing("box")
@@ -604,6 +607,7 @@ def test_a_turn_that_nobody_has_answered_is_parked_again_and_its_fork_cannot_be_
     assert box.effects == []
 
 
+@pytest.mark.slow
 def test_forks_in_a_conversations_own_trace_are_no_turns_of_it(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:
@@ -643,6 +647,7 @@ class _LateServer(FakeToolServer):
 
 @pytest.mark.parametrize("misses", ["fail", "call"])
 @pytest.mark.parametrize("proven", [False, True])
+@pytest.mark.slow
 def test_a_fork_of_a_degraded_turn_is_degraded_as_the_turn_was(
     tmp_path: Path, server: ScriptedLlmServer, misses: Misses, proven: bool
 ) -> None:
@@ -788,6 +793,7 @@ def test_a_turn_of_which_a_secret_was_removed_cannot_be_forked(
         each.fork(trace, at=seq_of(trace, "RequestCompletion", 2))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) -> None:
     (tmp_path / "system.txt").write_text("Be long.")
     (tmp_path / "door.json").write_text(json.dumps({"seen": "a troll"}))

@@ -131,6 +131,7 @@ gevent.joinall([gevent.spawn(run) for _ in range(3)], raise_error=True)
 """
 
 
+@pytest.mark.slow
 def test_greenlets_run_turns_if_gevent_has_replaced_the_threads_after_the_import_of_grue() -> None:
     pytest.importorskip("gevent", reason="pip install gevent runs turns in greenlets")
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, timeout=100, check=False)

@@ -53,6 +53,7 @@ def sorter() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_example_runs_by_itself(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLE), str(tmp_path / "run")],

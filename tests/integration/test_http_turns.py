@@ -53,6 +53,7 @@ def asked() -> TurnRequest[str]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--transport", "sse")], ids=" ".join)
+@pytest.mark.slow
 def test_turns_over_http_leave_nothing_and_their_trace_has_no_secret(
     flags: tuple[str, ...], llm: LlmSettings, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_turns_over_http_leave_nothing_and_their_trace_has_no_secret(
     assert TOKEN not in trace
 
 
+@pytest.mark.slow
 def test_p26_p27_a_session_is_lost_and_the_server_given_up_when_it_does_not_come_back(
     llm: LlmSettings,
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_server_that_was_down_is_tried_again_when_its_wait_is_over(
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["ahead", "kept"])
+@pytest.mark.slow
 def test_a_session_that_its_server_forgets_between_turns_is_replaced(kept: bool, llm: LlmSettings) -> None:
     recorder, ready, lost = Recorder(), threading.Event(), []
 

@@ -184,6 +184,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, home: Path) -> None
 
 
 @pytest.mark.parametrize(("answer", "copied"), [("y", True), ("n", False)])
+@pytest.mark.slow
 def test_at_a_terminal_it_asks(tmp_path: Path, home: Path, answer: str, copied: bool) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -209,6 +210,7 @@ def test_at_a_terminal_it_asks(tmp_path: Path, home: Path, answer: str, copied: 
     assert ("github" in servers) is copied
 
 
+@pytest.mark.slow
 def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     def completed(words: str) -> list[str]:
         variables = {

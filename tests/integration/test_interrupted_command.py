@@ -59,6 +59,7 @@ def test_ctrl_c_while_it_leaves_ends_it_at_once(words: list[str], tmp_path: Path
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.slow
 def test_a_handler_of_the_hosts_own_stays(tmp_path: Path) -> None:
     program = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + STRUCK
     done = subprocess.run(

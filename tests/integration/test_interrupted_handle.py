@@ -23,6 +23,7 @@ def program(model: PatientModel, *how: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize(("lifetime", "where"), [("nothing", "plain"), ("loop", "plain"), ("loop", "loop")])
+@pytest.mark.slow
 def test_the_turn_goes_on_and_its_outcome_is_there_for_who_asks_again(lifetime: str, where: str) -> None:
     with patient_model() as model:
         model.gate.clear()

@@ -123,6 +123,7 @@ def test_p9_after_a_turn_nothing_is_left_whatever_happened_in_it(llm: str, flags
     assert outcome.response == "done"
 
 
+@pytest.mark.slow
 def test_a_turn_runs_in_a_thread_that_ends_before_the_next_one(llm: str) -> None:
     answers: list[str] = []
     with assert_nothing_left():

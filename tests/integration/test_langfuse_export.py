@@ -116,6 +116,7 @@ def test_r7_4_5_a_turn_is_a_tree_of_observations(receiver: OtlpReceiver, clients
     assert how == ("/api/public/otel/v1/traces", "gzip")
 
 
+@pytest.mark.slow
 def test_a_generation_has_model_usage_cost_and_what_was_sent(receiver: OtlpReceiver, clients: Any) -> None:
     watched = watch(receiver, clients, [echoes("one"), answer()])
 
@@ -226,6 +227,7 @@ def test_a_crash_ends_what_it_cut_off(receiver: OtlpReceiver, clients: Any) -> N
     assert generation.end_ns <= turn.end_ns <= episode.end_ns
 
 
+@pytest.mark.slow
 def test_without_content_only_names_sizes_and_usage_leave_the_process(
     receiver: OtlpReceiver, clients: Any
 ) -> None:

@@ -79,6 +79,7 @@ def echoes(*texts: str, server: str = "faulty") -> list[tuple[str, dict[str, Any
 # --- Answers and calls ---
 
 
+@pytest.mark.slow
 def test_p24_calls_are_served_in_order_turn_after_turn(mode: Mode, tmp_path: Path) -> None:
     script: list[Step] = []
     for turn in range(3):
@@ -95,6 +96,7 @@ def test_p24_calls_are_served_in_order_turn_after_turn(mode: Mode, tmp_path: Pat
 
 
 @in_all_modes
+@pytest.mark.slow
 def test_several_servers_and_functions_serve_one_turn(mode: Mode, tmp_path: Path) -> None:
     def add(left: int, right: int) -> int:
         """Add."""
@@ -109,6 +111,7 @@ def test_several_servers_and_functions_serve_one_turn(mode: Mode, tmp_path: Path
     assert [body.server for body in played.said(ToolCalled)] == ["a", "b", "sums"] * 2
 
 
+@pytest.mark.slow
 def test_a_server_that_is_reached_by_url(mode: Mode, tmp_path: Path) -> None:
     with faulty_http_server() as url:
         servers = {"far": HttpServer(name="far", url=url)}
@@ -120,6 +123,7 @@ def test_a_server_that_is_reached_by_url(mode: Mode, tmp_path: Path) -> None:
     assert played.pids == [None, None]
 
 
+@pytest.mark.slow
 def test_a_turn_without_tools_leaves_the_servers_alone(mode: Mode, tmp_path: Path) -> None:
     with episode(mode, tmp_path, *ONCE, DONE, *ONCE) as played:
         played.turn()
@@ -140,6 +144,7 @@ def test_words_are_shown_as_they_come(mode: Mode, tmp_path: Path) -> None:
 # --- Timeouts, deaths, forced finals ---
 
 
+@pytest.mark.slow
 def test_p24_a_timeout_skips_the_rest_of_the_batch(mode: Mode, tmp_path: Path) -> None:
     servers = {"faulty": living(tmp_path, "1", "--silent-at", "call")}
     limits = TurnLimits(tool_call_timeout_s=3.0)
@@ -183,6 +188,7 @@ def test_the_last_iteration_forces_the_final(mode: Mode, tmp_path: Path) -> None
 # --- R6: connects that fail ---
 
 
+@pytest.mark.slow
 def test_r6_1_the_first_connect_failing_ends_the_first_turn(mode: Mode, tmp_path: Path) -> None:
     servers = {"faulty": living(tmp_path, "1,2", "--exit-at", "initialize")}
     with episode(mode, tmp_path, *ONCE, servers=servers) as played:
@@ -215,6 +221,7 @@ def test_p26_a_spare_that_fails_is_no_attempt_of_the_turns(tmp_path: Path) -> No
     assert [body.attempt for body in played.said(SessionOpened)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_p27_r6_10_a_server_that_fails_again_is_given_up_and_never_spawned_again(
     mode: Mode, tmp_path: Path
 ) -> None:
@@ -284,6 +291,7 @@ def answers_of(folder: Path) -> list[Any]:
     return [message for line in lines if "method" not in (message := json.loads(line))]
 
 
+@pytest.mark.slow
 def test_sampling_is_answered_for_the_turn_that_runs(mode: Mode, tmp_path: Path) -> None:
     servers = {"faulty": faulty("--ask", "sampling", "--record", str(tmp_path / "log-{pid}"))}
     limits = TurnLimits(max_samplings=1)
@@ -311,6 +319,7 @@ def test_elicitation_reaches_the_person_in_each_turn(mode: Mode, tmp_path: Path)
     assert [answer["result"]["action"] for answer in answers_of(tmp_path)] == ["accept"] * 2
 
 
+@pytest.mark.slow
 def test_new_tools_are_offered_and_a_kept_session_goes_on_with_them(mode: Mode, tmp_path: Path) -> None:
     servers = {"faulty": faulty("--change-tools")}
     script: list[Step] = [ECHO, ECHO, DONE, DONE, DONE]
@@ -328,6 +337,7 @@ def test_new_tools_are_offered_and_a_kept_session_goes_on_with_them(mode: Mode, 
         assert second == [changed if mode == "kept" else first]
 
 
+@pytest.mark.slow
 def test_a_tool_lock_holds_in_every_session(mode: Mode, tmp_path: Path) -> None:
     (tmp_path / "probe").mkdir()
     with episode("turn", tmp_path / "probe", DONE) as probe:

@@ -70,6 +70,7 @@ def assert_left_clean(at: GrueAtTerminal) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.slow
 def test_an_episode_leaves_the_story_that_a_pipe_gets(tmp_path: Path, columns: int) -> None:
     args = ("play", "--offline", "--seed", "7", "--turns", "14", "--run-dir")
     with GrueAtTerminal(*args, "one", cwd=tmp_path, columns=columns) as at:

@@ -358,6 +358,7 @@ runner.conversation("Read logs.", path=sys.argv[2]).ask("Read it, and die.")
 """
 
 
+@pytest.mark.slow
 def test_a_result_of_a_turn_whose_process_was_killed_can_be_read(tmp_path: Path) -> None:
     script = model(calls("log"), calls("die"), reads(0, pattern="ERROR"), answers("read"))
     talk_path, trace = tmp_path / "talk.jsonl", tmp_path / "trace.jsonl"

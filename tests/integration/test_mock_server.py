@@ -69,11 +69,13 @@ def test_a_server_without_initialize_is_opened_over_stdio(nothing_left: None) ->
         assert client.call("ref.add", {"a": 2, "b": 3}).content == {"result": 5}
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_too_long_is_cancelled(reference: Any) -> None:
     with ToolClient({"ref": reference}, limits=TurnLimits(tool_call_timeout_s=0.3)) as client:
         assert "timed out" in str(client.call("ref.wait", {"seconds": 600}).error_message)
 
 
+@pytest.mark.slow
 def test_a_turn_calls_its_tools(reference: Any) -> None:
     replies = [tool_calls_reply(("ref.echo", {"text": "hello"})), text_reply("done")]
     with ScriptedLlmServer(replies) as llm:

@@ -124,6 +124,7 @@ def test_without_a_login_the_error_names_the_command(guarded: Guarded) -> None:
     assert guarded.issuer.registered == 0, "a turn registers no client"
 
 
+@pytest.mark.slow
 def test_a_login_registers_the_client_once_and_stores_what_only_the_owner_can_read(guarded: Guarded) -> None:
     server = logged_in(guarded)
     assert echoed(server) == "hi"
@@ -137,6 +138,7 @@ def test_a_login_registers_the_client_once_and_stores_what_only_the_owner_can_re
     assert log_out(server) == (False, False)
 
 
+@pytest.mark.slow
 def test_a_token_that_ends_in_mid_turn_is_refreshed(guarded: Guarded) -> None:
     server = logged_in(guarded)
     with ToolClient({"far": server}) as client:
@@ -156,6 +158,7 @@ def test_a_stored_token_that_has_ended_is_refreshed_before_it_is_sent(guarded: G
 
 
 @pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])
+@pytest.mark.slow
 def test_a_clock_that_is_wrong_costs_at_most_one_refresh(guarded: Guarded, skew_s: float) -> None:
     server = logged_in(guarded)
     record = change(server)
@@ -179,6 +182,7 @@ def test_a_refresh_that_is_refused_wants_a_login_and_keeps_the_registration(guar
 
 
 @pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.slow
 def test_a_refresh_that_a_proxy_refuses_is_tried_again_later(guarded: Guarded, status: int) -> None:
     server = logged_in(guarded)
     guarded.issuer.end_access()
@@ -198,6 +202,7 @@ def test_an_authorization_server_that_fails_is_not_taken_for_wrong_settings(
         log_in(guarded.spec(), press_yes)
 
 
+@pytest.mark.slow
 def test_a_token_that_still_works_is_used_while_it_cannot_be_renewed(guarded: Guarded) -> None:
     server = logged_in(guarded)
     change(server, obtained_at=time.time() - 3590, expires_at=time.time() + 10)
@@ -205,6 +210,7 @@ def test_a_token_that_still_works_is_used_while_it_cannot_be_renewed(guarded: Gu
     assert echoed(server) == "hi"
 
 
+@pytest.mark.slow
 def test_a_token_of_another_process_that_has_ended_too_is_refreshed(guarded: Guarded) -> None:
     server = logged_in(guarded)
     with ToolClient({"far": server}) as client:
@@ -234,6 +240,7 @@ def test_a_revoked_login_in_mid_turn_ends_the_session(guarded: Guarded) -> None:
     assert "the login has expired or was revoked" in said
 
 
+@pytest.mark.slow
 def test_a_server_that_wants_more_in_mid_turn_names_the_command_and_a_login_helps(guarded: Guarded) -> None:
     server = logged_in(guarded)
     with ToolClient({"far": server}) as client:
@@ -429,6 +436,7 @@ def test_a_damaged_file_of_tokens_is_told_too(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("name", ["metadata", "resource", "client"])
+@pytest.mark.slow
 def test_a_login_replaces_documents_that_cannot_be_read(guarded: Guarded, name: str) -> None:
     server = logged_in(guarded)
     change(server, **{name: {"client_id": 5}})

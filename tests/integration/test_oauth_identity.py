@@ -81,6 +81,7 @@ def failure_of(server: HttpServer) -> ServerFailure:
     return outcome
 
 
+@pytest.mark.slow
 def test_the_identity_token_is_exchanged_once_and_names_both_servers(
     guarded: Guarded, provider: IdentityProvider
 ) -> None:

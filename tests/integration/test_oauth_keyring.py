@@ -48,6 +48,7 @@ def guarded(running: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     keyring.set_keyring(before)
 
 
+@pytest.mark.slow
 def test_a_login_is_kept_in_the_keyring_refreshed_and_forgotten(guarded: Guarded, tmp_path: Path) -> None:
     server = guarded.spec(keep_tokens_in="keyring")
     log_in(server, press_yes)

@@ -181,6 +181,7 @@ def run_from_the_environment(**environment: str) -> "subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_a_provider_of_the_environment_sends_by_the_end_of_the_program() -> None:
     with OtlpReceiver() as receiver:
         done = run_from_the_environment(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url)
@@ -188,6 +189,7 @@ def test_a_provider_of_the_environment_sends_by_the_end_of_the_program() -> None
     assert {span.name for span in receiver.spans} == {"invoke_workflow", "invoke_agent agent", "chat"}
 
 
+@pytest.mark.slow
 def test_a_dead_collector_is_one_warning() -> None:
     with OtlpReceiver() as receiver:
         url = receiver.url
@@ -197,6 +199,7 @@ def test_a_dead_collector_is_one_warning() -> None:
     assert warning.startswith("The OpenTelemetry collector at 127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_there_is_one_warning() -> None:
     done = run_from_the_environment()
     assert done.returncode == 0

@@ -98,6 +98,7 @@ def test_tools_are_listed_and_called_before_between_and_after_turns(
             assert one.run_turn(ask()).turn == 2, "a call is no turn"
 
 
+@pytest.mark.slow
 def test_with_lifetime_turn_and_without_kept_sessions_each_call_has_a_session_of_its_own(
     model: WordedModel,
 ) -> None:

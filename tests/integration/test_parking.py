@@ -242,6 +242,7 @@ def test_resume_refuses_what_is_no_decision(tmp_path: Path, llm: ScriptedLlmServ
             each.resume(tmp_path / "t.jsonl", turn="1")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_later_turn_with_the_same_number_does_not_hide_a_parked_one(tmp_path: Path) -> None:
     def model(request: LlmRequest) -> LlmReply:
         asked = str(request.messages[-1]["content"])
@@ -382,6 +383,7 @@ def test_a_turn_is_resumed_in_the_callers_event_loop(job: Job) -> None:
     assert deleted(job) == ["old.txt"]
 
 
+@pytest.mark.slow
 def test_a_running_turn_is_not_resumed(job: Job) -> None:
     asked = threading.Event()
     go_on = threading.Event()
@@ -409,6 +411,7 @@ def test_what_was_said_before_and_after_the_park_is_one_conversation(job: Job, s
     assert entries == ["Said", "AssistantReply"] * 3
 
 
+@pytest.mark.slow
 def test_start_turn_raises_it_and_a_batch_yields_it(job: Job) -> None:
     with runner(job, trace=True) as made:
         handle = made.start_turn(TurnRequest(system="s", user="u"))
@@ -464,6 +467,7 @@ def test_a_call_that_cannot_be_put_on_file_is_not_made(
     assert deleted(job) == []
 
 
+@pytest.mark.slow
 def test_another_trace_of_the_same_runner_is_refused(job: Job, stage: Stage, tmp_path: Path) -> None:
     stage.do(job)
     recorder = Recorder()

@@ -310,6 +310,7 @@ def test_the_runners_last_listing_counts_more_than_the_file(
 
 
 @pytest.mark.parametrize("keep", ["nothing", "sessions"])
+@pytest.mark.slow
 def test_tools_that_a_server_adds_during_a_session_are_presumed_only_if_the_session_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Any
 ) -> None:
@@ -372,6 +373,7 @@ def sources(trace: Path) -> list[str]:
     return [listing.source for body in presumed for listing in body.listings]
 
 
+@pytest.mark.slow
 def test_seen_in_another_process_the_listing_comes_from_the_cache_and_is_screened(
     tmp_path: Path, listed: tuple[ToolDefinition, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def server() -> Iterator[ScriptedLlmServer]:
 
 
 @pytest.mark.parametrize("wire", first_of(WIRES))
+@pytest.mark.slow
 def test_a_conversation_with_servers_that_reorder_their_lists_changes_no_prefix(
     tmp_path: Path, server: ScriptedLlmServer, wire: WireName
 ) -> None:

@@ -29,6 +29,7 @@ def block(language: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_the_first_block_is_short_and_runs_with_nothing_but_grue(tmp_path: Path) -> None:
     """It stands before the game, and needs no model, server, key or extra."""
     first, *_ = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -114,6 +115,7 @@ def test_its_links_lead_somewhere() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_commands_shown_are_options_of_the_program() -> None:
     shown = set(re.findall(r"grue play (.*?)(?:  #.*)?$", SEEN, re.MULTILINE))
     options = {word for line in shown for word in line.split() if word.startswith("--")}

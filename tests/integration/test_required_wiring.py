@@ -145,6 +145,7 @@ def test_r7_the_managers_logger_and_langfuse_client_hear_of_every_turn(tmp_path:
     assert langfuse.flushed.is_set()
 
 
+@pytest.mark.slow
 def test_p32_a_langfuse_client_that_hangs_holds_up_one_turn_and_only_for_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ def test_r7_two_loggers_hear_of_everything_once_each(tmp_path: Path, log: Log) -
     assert log.events == other.events == EVENTS_OF_A_TURN
 
 
+@pytest.mark.slow
 def test_agents_that_share_a_recorder_tell_the_managers_client_once(tmp_path: Path, log: Log) -> None:
     config, langfuse, recorder = configuration(tmp_path), StandIn(), Recorder()
     manager = MCPManager(config, log.logger, langfuse)

@@ -156,6 +156,7 @@ def test_another_version_of_the_game_leaves_everything_as_it_was(
 
 
 @pytest.mark.parametrize("run", ["run", "run/trace.jsonl"])
+@pytest.mark.slow
 def test_more_turns_and_another_time_limit_may_be_asked_for(grue: Run, run: str) -> None:
     folder = play_offline(grue, "run", 2)
     told = grue("play", "--resume", run, "--turns", "4", "--turn-timeout", "30")
@@ -204,6 +205,7 @@ def test_what_reads_traces_reads_resumed_ones(grue: Run) -> None:
     assert (page.exit_code, Path("page.html").stat().st_size > 0) == (0, True)
 
 
+@pytest.mark.slow
 def test_json_and_quiet_output(grue: Run) -> None:
     play_offline(grue, "run", 2)
     entries = [
@@ -307,6 +309,7 @@ def play_flaky(grue: Run, llm: ScriptedLlmServer, failing: str, turns: int) -> P
     return Path("run")
 
 
+@pytest.mark.slow
 def test_p27_a_server_that_was_given_up_stays_so(grue: Run, llm: ScriptedLlmServer) -> None:
     folder = play_flaky(grue, llm, "2,3", 3)
     cut_after(folder, Decided, 3)
@@ -348,6 +351,7 @@ def test_d12_p26_a_resumed_turn_is_never_the_first(
     assert replay(folder) == 4
 
 
+@pytest.mark.slow
 def test_a_server_that_never_worked_is_tried_as_at_first(grue: Run, llm: ScriptedLlmServer) -> None:
     """R6.1 holds for the first connect of an episode, whichever process makes it; then it may be mended."""
     refused = grue(
@@ -364,6 +368,7 @@ def test_a_server_that_never_worked_is_tried_as_at_first(grue: Run, llm: Scripte
     assert reasons == ["failed", "failed", "turn_limit"]
 
 
+@pytest.mark.slow
 def test_a_larger_limit_that_a_resume_was_given_holds_for_the_next_one(grue: Run) -> None:
     assert grue("play", "--offline", "--turns", "2", "--run-dir", "run", "--quiet").exit_code == 0
     assert grue("play", "--resume", "run", "--turns", "4", "--quiet").exit_code == 0

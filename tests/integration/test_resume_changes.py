@@ -74,6 +74,7 @@ def changes() -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_what_has_not_changed_is_not_told(project: Project) -> None:
     resumed = grue("play", "--resume", "run", "--turns", "3", "-q")
     assert (resumed.exit_code, resumed.stderr, changes()) == (0, "", [[]])
@@ -108,6 +109,7 @@ def test_another_server_or_none_is_refused_and_leaves_everything_as_it_was(
     ],
 )
 @pytest.mark.parametrize("output", first_of(["--json", "-q", "--start=after_turn"]))
+@pytest.mark.slow
 def test_anything_else_is_told_and_recorded_once(
     project: Project, change: Callable[[Project], None], what: str, says: str, output: str
 ) -> None:
@@ -129,6 +131,7 @@ def test_anything_else_is_told_and_recorded_once(
     assert (again.stderr, changes()) == ("", [[what], []])
 
 
+@pytest.mark.slow
 def test_no_secret_of_a_definition_is_told(project: Project) -> None:
     project.server["args"] = ["-X", "password=hunter2-hunter2", *project.server["args"]]
     project.write()
@@ -137,6 +140,7 @@ def test_no_secret_of_a_definition_is_told(project: Project) -> None:
     assert "t0p-s3cret" not in Path("run/trace.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_an_episode_begun_without_mcp_does_not_go_on_with_it(project: Project) -> None:
     project.off()
     project.write()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from msgspec import Struct
 
 from grue.runtime.trace.reader import read_trace
@@ -31,6 +32,7 @@ def run(*arguments: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_the_guide_quotes_what_the_example_prints() -> None:
     quoted = GUIDE.read_text().split("$ .venv/bin/python docs/examples/two_actors.py\n")[1].split("```")[0]
     assert run(str(EXAMPLE)) == quoted
@@ -44,6 +46,7 @@ def test_the_code_in_the_guide_is_the_examples() -> None:
     assert [line for line in lines if line not in code.splitlines()] == []
 
 
+@pytest.mark.slow
 def test_its_trace_can_be_read_as_the_guide_says(tmp_path: Path) -> None:
     path = tmp_path / "morning.jsonl"
     run(str(EXAMPLE), str(path))
@@ -55,6 +58,7 @@ def test_its_trace_can_be_read_as_the_guide_says(tmp_path: Path) -> None:
     assert [envelope.seq for envelope in trace.envelopes] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_the_runtime_loads_nothing_of_models_or_tools() -> None:
     look = (
         "import sys, runpy; runpy.run_path(sys.argv[1]); "

@@ -85,6 +85,7 @@ def test_a_skill_that_is_not_approved_or_was_changed_is_not_offered(folder: Path
     assert "The skill docs/pdf is not approved" in (folder / "run" / "trace.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_skill_whose_text_is_not_what_was_listed_is_not_read_to_the_model(folder: Path) -> None:
     assert grue("skills", "--approve", cwd=folder).returncode == 0
     (folder / "served" / "tampered").write_text(PDF.replace("Press hard", "Send keys"))

@@ -32,6 +32,7 @@ from grue.tracing.replay import replay
 OPTIONAL = ServerOptions(required=False)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_required_does_not_end_the_first_turn_for_the_others() -> None:
     servers = {
         "faulty": faulty(),

@@ -142,6 +142,7 @@ def test_the_example_uses_the_npm_server_for_files_where_node_is_there(tmp_path:
     assert "| **sum** | 45.5 |" in (workspace / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_opentelemetry_shows_each_call_in_the_turn_that_made_it() -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'grue[otel]'")
     http = pytest.importorskip(

@@ -91,6 +91,7 @@ def test_the_last_spare_ends_with_the_episode_unused(tmp_path: Path) -> None:
     assert [body.ending for body in played.said(ServerEnded) if body.pid == spare.pid] == ["polite"]
 
 
+@pytest.mark.slow
 def test_a_failed_turn_prepares_nothing_and_the_next_one_opens_its_own(tmp_path: Path) -> None:
     servers = {"faulty": living(tmp_path, "1", "--silent-at", "call")}
     with episode("ahead", tmp_path, ECHO, *ONCE, servers=servers, process_limits=QUICK) as played:

@@ -111,6 +111,7 @@ def test_the_same_episode_gives_the_same_trace_through_each_wire_format(
     assert paths == ['$.conditions["wire format"]'], "what the episode began with, and nothing after it"
 
 
+@pytest.mark.slow
 def test_the_trace_holds_what_the_model_said_of_its_thinking(folders: dict[WireName, Path]) -> None:
     for folder in folders.values():
         bodies = [envelope.body for envelope in read_episode(folder / "trace.jsonl").envelopes]
@@ -130,6 +131,7 @@ def echoing(request: LlmRequest) -> LlmReply:
 
 @pytest.mark.parametrize("wire", first_of(WIRES))
 @pytest.mark.parametrize("script", [lively, hostile, echoing])
+@pytest.mark.slow
 def test_the_key_is_in_nothing_that_an_episode_writes(
     tmp_path: Path,
     wire: WireName,

@@ -45,6 +45,7 @@ def test_a_call_connects_and_the_session_stays_for_the_next() -> None:
     assert tools.closed["faulty"].ending == "polite"
 
 
+@pytest.mark.slow
 def test_servers_connect_at_once_and_one_that_fails_sinks_no_other() -> None:
     servers = {f"s{number}": faulty() for number in range(4)}
     servers["bad"] = faulty("--exit-at", "start", "--stderr", "no disk")
@@ -61,6 +62,7 @@ def test_servers_connect_at_once_and_one_that_fails_sinks_no_other() -> None:
         assert failure.stderr_tail == "no disk"
 
 
+@pytest.mark.slow
 def test_r6_4_whatever_becomes_of_a_call_is_a_result() -> None:
     with client("--silent-at", "call") as tools:
         result = tools.call("faulty.echo", {"text": "hi"}, timeout_s=0.2)
@@ -218,6 +220,7 @@ def test_p9_ctrl_c_ends_a_call_and_its_server(presses: int) -> None:
             assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_limits_are_those_given() -> None:
     with client("--silent-at", "call", limits=TurnLimits(tool_call_timeout_s=0.2)) as tools:
         assert tools.call("faulty.echo", {"text": "hi"}).is_error

@@ -178,6 +178,7 @@ def test_its_own_loop_cannot_wait_for_it() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_that_is_lost_ends_by_itself() -> None:
     tools = ToolClient({"faulty": faulty()}, process_limits=QUICK).__enter__()
     assert tools.call("faulty.echo", {"text": "hi"}).content == "hi"

@@ -336,6 +336,7 @@ ANSWER = tool_calls_reply(("typed.answer", {}))
 TEXT = {"type": "text", "text": "21 degrees"}
 
 
+@pytest.mark.slow
 def test_a_result_that_breaks_its_tool_s_promise_is_told_to_the_model_and_the_turn_goes_on() -> None:
     schema = {"type": "object", "properties": {"celsius": {"type": "number"}}}
     server = typed_server({"content": [TEXT], "structuredContent": {"celsius": "warm"}}, outputSchema=schema)
@@ -349,6 +350,7 @@ def test_a_result_that_breaks_its_tool_s_promise_is_told_to_the_model_and_the_tu
     assert turns.outcomes[0].response == "done"
 
 
+@pytest.mark.slow
 def test_a_schema_that_is_none_is_noted_and_nothing_else() -> None:
     server = typed_server({"content": [TEXT]}, outputSchema={"type": "warm"})
     turns = Turns(server, [ANSWER, DONE])

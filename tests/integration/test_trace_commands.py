@@ -84,6 +84,7 @@ def at_terminal(*args: str, cwd: Path, **extra: str) -> str:
     return printed.decode()
 
 
+@pytest.mark.slow
 def test_a_live_trace_is_followed_until_the_episode_ends(tmp_path: Path, episode: Episode) -> None:
     with running("trace", "show", "-f", ".", cwd=tmp_path) as process:
         read_until(process, "from → to")
@@ -97,6 +98,7 @@ def test_a_live_trace_is_followed_until_the_episode_ends(tmp_path: Path, episode
     assert (process.returncode, complaint) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_live_trace_is_followed_as_json_and_filtered(tmp_path: Path, episode: Episode) -> None:
     episode.play()
     args = ("trace", "show", "-f", "--json", "--kind", "TurnC", "--kind", "EpisodeE", ".")
@@ -115,6 +117,7 @@ def test_a_live_trace_is_followed_as_json_and_filtered(tmp_path: Path, episode: 
     assert second.removesuffix("\n") == episode.file.lines[envelopes[1]["seq"] - 1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_following_with_130_and_no_traceback(tmp_path: Path, episode: Episode) -> None:
     episode.play()
     with running("trace", "show", "-f", ".", cwd=tmp_path) as process:

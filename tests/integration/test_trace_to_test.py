@@ -95,6 +95,7 @@ def test_the_tests_of_all_kinds_of_turns_pass(written: dict[str, Path]) -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_it_fails_when_something_has_changed(
     written: dict[str, Path], tmp_path: Path, was: str, now: str, says: str
 ) -> None:

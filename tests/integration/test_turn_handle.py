@@ -149,6 +149,7 @@ def test_cancel_ends_it_in_every_phase(model: PatientModel, mode: Mode, phase: s
         assert again.result(timeout_s=60).response == "done: u"
 
 
+@pytest.mark.slow
 def test_the_turn_after_a_cancelled_one_has_a_server_that_works(
     model: PatientModel, mode: Mode, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_after_it_a_turn_has_nothing_left_to_import(keep: str) -> None:
     assert "faulty_server" in turn["acts"][0][1]
 
 
+@pytest.mark.slow
 def test_without_servers_it_imports_what_talks_to_the_model_alone() -> None:
     (_, warming, turn), _ = steps("functions")
     assert "mcp" not in warming["loaded"]

@@ -128,6 +128,7 @@ class Told:
         return [each["function"]["name"] for each in self.llm.requests[request].body.get("tools", ())]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_known_starts_once_and_then_only_when_it_is_called(tmp_path: Path) -> None:
     servers = {"a": waiting("a"), "b": waiting("b")}
     with Told(servers, "done", "done", echo("b"), "done") as told:
@@ -305,6 +306,7 @@ def test_a_list_that_is_past_its_time_is_not_offered_unasked(tmp_path: Path, ttl
             assert eras.asked.read_text().split().count("tools/list") == starts + asked
 
 
+@pytest.mark.slow
 def test_the_revision_that_a_server_speaks_is_asked_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +319,7 @@ def test_the_revision_that_a_server_speaks_is_asked_for_once(
     assert eras.turn("new") == ["initialize", *NEW]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_in_the_form_of_before_gets_a_handshake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +337,7 @@ def test_a_server_that_ends_when_it_is_asked_so_is_started_as_usual_afterwards(t
     assert eras.turn("breaks") == OLD
 
 
+@pytest.mark.slow
 def test_a_server_that_lists_other_tools_each_time_costs_one_request_a_turn(tmp_path: Path) -> None:
     script = tmp_path / "moody.py"
     script.write_text(MOODY)
@@ -387,6 +391,7 @@ def test_a_start_that_takes_too_long_is_such_a_failure(listed: tuple[ToolDefinit
 
 
 @pytest.mark.parametrize("limit", first_of([1, 8]))
+@pytest.mark.slow
 def test_fifty_servers_called_in_one_reply_start_so_many_at_a_time(
     listed: tuple[ToolDefinition, ...], limit: int
 ) -> None:
@@ -478,6 +483,7 @@ def test_kept_sessions_are_started_by_their_first_call_and_used_by_later_turns(
 
 
 @pytest.mark.parametrize("ahead", ["after_turn", "beside_turn"])
+@pytest.mark.slow
 def test_no_spare_is_started_of_a_server_that_waits_for_a_call(
     listed: tuple[ToolDefinition, ...], ahead: Any
 ) -> None:
@@ -491,6 +497,7 @@ def test_no_spare_is_started_of_a_server_that_waits_for_a_call(
         assert told.started.count("a") == 2
 
 
+@pytest.mark.slow
 def test_turns_of_a_batch_start_what_each_of_them_calls(listed: tuple[ToolDefinition, ...]) -> None:
     servers = {"a": waiting("a"), "b": waiting("b")}
     seen_before(servers, listed)

@@ -123,6 +123,7 @@ def test_a_turn_without_a_policy_says_what_it_said_before_there_was_one(replies)
 
 @pytest.mark.parametrize("summaries", first_of([1, 0, 3]))
 @pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.slow
 def test_300_calls_with_results_of_20_kb_under_a_window_of_32k(summaries: int, counts: bool) -> None:
     policy = ContextPolicy(window_tokens=32_000, max_summaries=summaries)
     turn = WindowedTurn(

@@ -50,6 +50,7 @@ def test_an_unchanged_fork_is_the_record_wherever_it_is_forked(
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("kind", [*KINDS])
+@pytest.mark.slow
 def test_forks_from_the_first_and_the_last_message(
     recorded: dict[tuple[str, WireName], Record], tmp_path: Path, kind: str, wire: WireName
 ) -> None:

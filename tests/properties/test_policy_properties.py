@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import pytest
 from arbitrary_turns import ArbitraryTurn, policed_turns, resumed_turns
 from example_counts import examples
 from hypothesis import HealthCheck, given, settings
@@ -141,6 +142,7 @@ def test_a_subset_is_all_that_a_request_offers(turn: ArbitraryTurn) -> None:
 
 @given(resumed_turns())
 @turns
+@pytest.mark.slow
 def test_a_parked_turn_sends_nothing_of_its_reply_and_closes_its_sessions(
     both: tuple[ArbitraryTurn, ArbitraryTurn],
 ) -> None:

@@ -5,6 +5,7 @@ from itertools import islice, product
 from typing import Any
 
 import msgspec
+import pytest
 from arbitrary_turns import ArbitraryTurn, arbitrary_turns
 from example_counts import examples
 from hypothesis import HealthCheck, assume, given, settings
@@ -148,6 +149,7 @@ def _other_ids(body: Any) -> Any:
 
 @given(arbitrary_turns(), st.randoms(use_true_random=False))
 @runs
+@pytest.mark.slow
 def test_a_trace_does_not_differ_from_itself_retimed_renumbered_and_interleaved(
     turn: ArbitraryTurn, shuffle: random.Random
 ) -> None:
@@ -161,6 +163,7 @@ TEXTS = ("user", "reason", "content", "raw_response")
 
 @given(arbitrary_turns(), st.randoms(use_true_random=False), st.data())
 @runs
+@pytest.mark.slow
 def test_one_message_that_says_something_else_is_the_one_difference(
     turn: ArbitraryTurn, shuffle: random.Random, data: st.DataObject
 ) -> None:
@@ -182,6 +185,7 @@ def test_one_message_that_says_something_else_is_the_one_difference(
 
 @given(arbitrary_turns(), st.randoms(use_true_random=False), st.data())
 @runs
+@pytest.mark.slow
 def test_a_message_without_consequences_that_is_missing_is_the_one_difference(
     turn: ArbitraryTurn, shuffle: random.Random, data: st.DataObject
 ) -> None:
@@ -203,5 +207,6 @@ def test_the_orders_of_a_turn_are_the_rising_choices_of_places(places: list[rang
     assert list(_rising(places)) == every
 
 
+@pytest.mark.slow
 def test_of_a_made_up_turn_with_many_orders_the_first_come_at_once() -> None:
     assert len(list(islice(_rising([*[range(40, 0, -1)] * 2000, range(3, 0, -1)]), 1000))) == 1000

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from case_tables import each_case
 
 from grue import ServerOptions, TurnOutcome
@@ -82,6 +83,7 @@ _TABLES = ("README", "performance", "requirements", "mended", "provider-errors",
 _LONGEST_COMMON = 12
 
 
+@pytest.mark.slow
 def test_no_page_says_what_another_says() -> None:
     """No dozen of words stands on two pages: one of them should say it, and the other link there."""
     first: dict[tuple[str, ...], Path] = {}
@@ -166,6 +168,7 @@ def _words_in(module: Path) -> Iterator[str]:
 
 
 @each_case("page", [page for page in PAGES if page.name != "CHANGELOG.md"])
+@pytest.mark.slow
 def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
     prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
     assert _absent_files(prose) == []
@@ -173,6 +176,7 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
         assert _absent_modules(prose) == []
 
 
+@pytest.mark.slow
 def test_files_that_docstrings_and_comments_name_exist() -> None:
     suspect = [module for module in _CODE if _absent_files(module.read_text(encoding="utf-8"))]
     absent = {

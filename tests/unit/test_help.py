@@ -5,6 +5,8 @@ import inspect
 import pydoc
 from pathlib import Path
 
+import pytest
+
 NAMES = [line.split() for line in (Path(__file__).parent / "public_api.txt").read_text().splitlines()]
 SCREEN = 40
 """Lines. The methods of a class follow, each with a text of its own, and are held to the same."""
@@ -44,6 +46,7 @@ def test_help_of_each_method_fits_a_screen_as_python_prints_it() -> None:
     assert {method: lines for method, lines in printed.items() if lines > SCREEN} == {}
 
 
+@pytest.mark.slow
 def test_help_of_a_class_begins_with_its_text_and_comes_to_the_members_within_60_lines() -> None:
     """All members follow, those of Python and msgspec too: `help()` cannot be told to leave any out."""
     late: dict[str, int] = {}

@@ -34,6 +34,7 @@ def test_the_version_is_told_without_what_a_game_needs() -> None:
     assert loaded_after(told) == set()
 
 
+@pytest.mark.slow
 def test_a_turn_without_mcp_never_loads_it() -> None:
     unneeded = {"mcp", "mcp_types", "langfuse", "pydantic"}
     assert loaded_after("from grue import Runner, TurnRequest").isdisjoint(unneeded)
@@ -74,6 +75,7 @@ def test_a_name_that_is_none_is_an_attribute_error() -> None:
         _ = grue.Grue
 
 
+@pytest.mark.slow
 def test_a_runner_with_function_tools_loads_no_mcp_client() -> None:
     code = (
         "from grue import FunctionTools, LlmSettings, Runner\n"
@@ -90,6 +92,7 @@ def test_a_runner_with_function_tools_loads_no_mcp_client() -> None:
     assert done.stdout.splitlines() == ["[]"]
 
 
+@pytest.mark.slow
 def test_a_runner_loads_neither_batches_nor_lasting_sessions_nor_calls_outside_turns() -> None:
     code = (
         "from grue import FunctionTools, LlmSettings, Runner\n"
@@ -105,6 +108,7 @@ def test_a_runner_loads_neither_batches_nor_lasting_sessions_nor_calls_outside_t
     assert done.stdout.splitlines() == ["[]"]
 
 
+@pytest.mark.slow
 def test_the_patterns_of_refusals_and_marks_are_compiled_when_they_are_needed() -> None:
     code = (
         "import re, re._compiler\n"

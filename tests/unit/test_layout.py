@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from case_tables import each_case
 
 from grue import messages as m
@@ -71,6 +72,7 @@ def room_of(module: Path) -> str:
     return "/".join(parts[: 2 if parts[:1] == ("hosts",) else 1]) or "(root)"
 
 
+@pytest.mark.slow
 def test_no_two_classes_of_a_room_have_one_name() -> None:
     homes: dict[tuple[str, str], list[str]] = {}
     for module in sorted((ROOT / "src" / "grue").rglob("*.py")):
@@ -118,6 +120,7 @@ def modules_that_name(word: str) -> set[str]:
     return {place for place in found if word not in place.removesuffix(".py").split("/")}
 
 
+@pytest.mark.slow
 def test_a_wire_format_is_added_in_three_places() -> None:
     """Its module, its row, and a row for tests. The others say what OpenAI's own endpoints are."""
     rows = {"protocol/chat_wire/formats.py", "testing/providers/dialects.py"}
@@ -131,6 +134,7 @@ def test_a_bundled_host_is_added_in_three_places() -> None:
     assert places == {"hosts/__init__.py", "cli", "fleet/agent_loop_work.py"}
 
 
+@pytest.mark.slow
 def test_the_exit_time_of_a_server_is_named_where_it_is_set_and_used() -> None:
     """The limit with its default, what one server has of its own, the key of a file, and the wait."""
     source = ROOT / "src" / "grue"
@@ -169,6 +173,7 @@ def test_the_skill_agent_stays_small() -> None:
     assert sum(count for name, count in lines.items() if name not in describing) < 1800
 
 
+@pytest.mark.slow
 def test_what_is_absent_and_skips_a_test_is_named_with_the_way_to_get_it() -> None:
     told: dict[str, str] = {}
     named = (file for file in (ROOT / "tests").rglob("*.py") if b"importorskip" in file.read_bytes())

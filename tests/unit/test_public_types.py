@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from case_tables import each_case
 
 import grue
@@ -43,6 +44,7 @@ def test_types_of_public_names_resolve(name: str) -> None:
             assert isinstance(function, type), "some builtin classes have none"
 
 
+@pytest.mark.slow
 def test_help_shows_a_turns_request() -> None:
     code = "import grue; help(grue.TurnRequest); help(grue.Runner)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)

@@ -114,6 +114,7 @@ class Host:
         return text
 
 
+@pytest.mark.slow
 def test_a_finished_handle_keeps_neither_its_runner_nor_its_turn(model: WordedModel, mode: Mode) -> None:
     runner, host = model.runner(mode), Host()
     handle = runner.start_turn(ask(on_delta=host.on_delta, answer=AnswerSpec(host.check)))

@@ -37,6 +37,7 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize("limit", ["none", "1000"])
+@pytest.mark.slow
 def test_ctrl_c_ends_the_waiting_while_the_turn_goes_on(model: WordedModel, mode: Mode, limit: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), model.server.base_url, mode, limit],

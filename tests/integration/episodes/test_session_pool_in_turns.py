@@ -53,6 +53,7 @@ class Watch:
         return recorder
 
 
+@pytest.mark.slow
 def test_p9_a_function_is_called_when_the_older_process_is_gone(model: WordedModel) -> None:
     watch, calls = Watch(ToolCalled), 3
     at_call: list[int] = []
@@ -71,6 +72,7 @@ def test_p9_a_function_is_called_when_the_older_process_is_gone(model: WordedMod
     assert at_call == watch.alive == [0] * calls, "by the process table, then and when it was recorded"
 
 
+@pytest.mark.slow
 def test_turns_that_call_nothing_do_not_pile_up_processes(model: WordedModel) -> None:
     watch = Watch(SessionOpened)
     options = {"servers": {"faulty": faulty(*STUBBORN)}, "recorder": watch.recorder}
@@ -81,6 +83,7 @@ def test_turns_that_call_nothing_do_not_pile_up_processes(model: WordedModel) ->
     assert max(watch.alive) <= 1, "that of the turn before"
 
 
+@pytest.mark.slow
 def test_a_spare_ends_as_the_runner_says_whatever_limit_the_turn_before_had(
     model: WordedModel, tmp_path: Path
 ) -> None:

@@ -175,6 +175,7 @@ def test_map_starts_no_process_for_a_turn_after_the_last_though_nobody_takes_its
     assert len(seen.of(ServerEnded)) == 2
 
 
+@pytest.mark.slow
 def test_map_starts_one_spare_for_the_one_turn_that_waits(prepared: list[str]) -> None:
     seen = Seen()
 

@@ -94,6 +94,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_a_listed_host_is_reached_through_the_proxy(names: dict[str, list[str]]) -> None:
     names["api.example"] = ["127.0.0.1"]
     with server(http) as (port, read):
@@ -141,6 +142,7 @@ def test_a_listed_host_at_a_private_address_is_refused_with_the_address_to_add(
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_a_mirror_at_a_private_address_is_reached_in_the_box_that_was_learned(
     names: dict[str, list[str]],
 ) -> None:
@@ -183,6 +185,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_a_program_that_knows_no_proxy_reaches_listed_addresses_only() -> None:
     with server(lambda data: data) as (port, _), server(http) as (closed, read):
         box = Sandbox(network=(f"localhost:{port}", "example.com"))
@@ -353,6 +356,7 @@ group.close_descriptors()"""
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_a_forked_child_keeps_no_descriptor_of_a_gate() -> None:
     forked = boxes.python(None, FORK)
     assert forked.stdout == "[]\nTrue 1\n", forked

@@ -54,6 +54,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_the_box_that_was_learned_suffices_and_is_narrow(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "in").mkdir()
@@ -144,6 +145,7 @@ open(os.path.expanduser("~/cache/x"), "w").close()"""
     assert learned.write == (str(home / "cache"),)
 
 
+@pytest.mark.slow
 def test_a_watched_host_is_named_as_the_program_named_it() -> None:
     watch = Watch()
     code = (
@@ -213,6 +215,7 @@ def test_a_call_that_cannot_be_read_is_an_error_in_one_line(call: str, tmp_path:
     assert learned.stderr.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_what_is_tried_runs_within_the_limits_of_its_box_from_its_first_instruction(tmp_path: Path) -> None:
     path = configuration(tmp_path, sandbox={"open_files": 32})
     limits = ("sandbox", "try", "mind", "--mcp-config", str(path), "--", "sh", "-c", "ulimit -n; kill -9 $$")
@@ -220,6 +223,7 @@ def test_what_is_tried_runs_within_the_limits_of_its_box_from_its_first_instruct
     assert (tried.stdout, tried.returncode) == ("32\n", 128 + 9), tried
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_ends_what_is_tried_and_leaves_no_scratch_folder(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     tried = subprocess.Popen(

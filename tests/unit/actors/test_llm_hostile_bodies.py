@@ -225,6 +225,7 @@ async def test_a_stream_that_nobody_asked_for_is_read(wire: WireName) -> None:
 
 @STREAMED
 @pytest.mark.parametrize("stages", first_of([3, 1, 2]))
+@pytest.mark.slow
 async def test_a_few_bytes_do_not_become_gigabytes(stages: int, stream: bool) -> None:
     body = bomb(stages)
     headers = {"Content-Encoding": ", ".join(["gzip"] * stages)}

@@ -44,6 +44,7 @@ def test_the_version_is_the_packages(run: CliRunner) -> None:
     assert (told.exit_code, told.output) == (0, f"grue {grue.__version__}\n")
 
 
+@pytest.mark.slow
 def test_an_episode_is_played_and_its_trace_shown(run: CliRunner) -> None:
     played = run.invoke(app, ["play", "--offline", "--seed", "7", "--turns", "10", "--run-dir", "run"])
     assert played.exit_code == 0, played.output
@@ -189,6 +190,7 @@ def helps(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
         yield from helps(each, (*path, name))
 
 
+@pytest.mark.slow
 def test_no_help_names_a_file_that_is_not_installed(run: CliRunner) -> None:
     paths = [*helps(typer.main.get_command(app))]
     assert ("trace", "show") in paths
@@ -199,6 +201,7 @@ def test_no_help_names_a_file_that_is_not_installed(run: CliRunner) -> None:
         assert not re.search(r"<[A-Za-z\[\] ]+>", shown.output), path  # types of Python, such as <bool>
 
 
+@pytest.mark.slow
 def test_every_word_of_the_help_is_printed_and_no_line_is_broken_at_80_columns(
     run: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

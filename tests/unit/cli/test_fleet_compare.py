@@ -24,6 +24,7 @@ def better(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_verdict_stands_with_its_interval_and_the_cases(better: Path) -> None:
     said = compared(better)
     assert "B is better by 0.5" in said
@@ -36,6 +37,7 @@ def test_the_verdict_stands_with_its_interval_and_the_cases(better: Path) -> Non
     assert (found["better"] > 10, found["worse"]) == (True, 0)
 
 
+@pytest.mark.slow
 def test_the_status_is_for_ci(better: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared(better, "--fail-if-worse", "0.05")
     assert "Worse" in compared(better, "--fail-if-worse", "0.05", "--lower-is-better", status=1)
@@ -69,6 +71,7 @@ def test_a_case_is_named_by_what_differs_with_the_question_first(tmp_path: Path)
     assert "all the same" not in said
 
 
+@pytest.mark.slow
 def test_what_a_case_says_cannot_drive_the_terminal(tmp_path: Path) -> None:
     make_fleet(
         tmp_path, lambda chance, prompt, _: float(prompt == "\x1b[2Jlong"), prompts=["s", "\x1b[2Jlong"]

@@ -128,6 +128,7 @@ def test_an_episode_without_any_score_has_a_row(tmp_path: Path, capsys: pytest.C
     assert {"n": "\U000e0041"} in json.loads(capsys.readouterr().out), "a character that is not printable"
 
 
+@pytest.mark.slow
 def test_a_big_table_has_the_rows_that_have_enough_cases_and_says_what_they_are_means_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

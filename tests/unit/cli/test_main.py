@@ -25,12 +25,14 @@ def in_a_shell(script: str, *args: str, cwd: Path) -> subprocess.CompletedProces
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
 @pytest.mark.parametrize("args", [["--version"], [], ["--help"], ["trace", "schema"]])
+@pytest.mark.slow
 def test_an_output_that_is_full_is_reported(tmp_path: Path, args: list[str]) -> None:
     done = in_a_shell('"$@" > /dev/full', *args, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "grue: No space left on device.\n")
 
 
 @pytest.mark.parametrize("args", [["--version"], [], ["--help"], ["trace", "schema"]])
+@pytest.mark.slow
 def test_an_output_that_nobody_reads_is_no_error_to_report(tmp_path: Path, args: list[str]) -> None:
     done = in_a_shell('exec 3>&1; { "$@"; echo $? >&3; } | exec true', *args, cwd=tmp_path)
     assert done.stderr == ""
@@ -38,6 +40,7 @@ def test_an_output_that_nobody_reads_is_no_error_to_report(tmp_path: Path, args:
 
 
 @pytest.mark.parametrize("args", [["--version"], [], ["trace", "show", "trace.jsonl"]])
+@pytest.mark.slow
 def test_streams_may_be_closed(tmp_path: Path, args: list[str]) -> None:
     Play(Tape(TraceFile(tmp_path / "trace.jsonl")), RunTurn(turn=1, system="s", user="u"), ["look"])
     done = in_a_shell('"$@" <&- >&-', *args, cwd=tmp_path)
@@ -61,6 +64,7 @@ def test_a_name_that_the_system_refuses_is_reported(tmp_path: Path) -> None:
     assert done.stderr == f"grue: \\u001b[2J{'a' * 300}: File name too long.\n"
 
 
+@pytest.mark.slow
 def test_characters_that_the_terminal_lacks_are_escaped(tmp_path: Path) -> None:
     Play(Tape(TraceFile(tmp_path / "trace.jsonl")), RunTurn(turn=1, system="s", user="u"), ["look"])
     done = grue("trace", "show", "trace.jsonl", cwd=tmp_path, PYTHONIOENCODING="latin-1")

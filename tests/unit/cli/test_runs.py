@@ -48,6 +48,7 @@ def test_a_folder_that_cannot_be_read_is_named(closed: Path) -> None:
         list_runs(closed)
 
 
+@pytest.mark.slow
 def test_no_more_of_a_file_is_read_than_tells_a_trace(tmp_path: Path) -> None:
     other, trace = tmp_path / "other.jsonl", tmp_path / "trace.jsonl"
     with other.open("wb") as file:
@@ -61,6 +62,7 @@ def test_no_more_of_a_file_is_read_than_tells_a_trace(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_command_about_traces_loads_no_client_of_models() -> None:
     look = "import sys, grue.cli.runs, grue.cli.trace; print('httpx' in sys.modules, 'mcp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

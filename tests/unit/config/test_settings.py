@@ -350,6 +350,7 @@ def test_a_file_that_is_not_utf_8_says_where(tmp_path: Path) -> None:
     assert (caught.value.line, caught.value.column) == (2, 9)
 
 
+@pytest.mark.slow
 def test_only_the_configuration_loads_pydantic() -> None:
     loaded = "import sys, {}; print('pydantic' in sys.modules)"
     for module, expected in (("grue", "False"), ("grue.config.settings", "True")):

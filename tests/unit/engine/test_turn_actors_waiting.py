@@ -5,6 +5,7 @@ from types import AsyncGeneratorType
 
 import anyio
 import httpx
+import pytest
 from msgspec import Struct
 
 from grue import FailurePolicy, FunctionTools, LlmSettings, Runner, TurnLimits
@@ -36,6 +37,7 @@ class WaitingModel(httpx.AsyncBaseTransport):
         return httpx.Response(200, content=text_reply("done").body)
 
 
+@pytest.mark.slow
 def test_the_collector_does_not_look_at_the_messages_of_a_waiting_turn() -> None:
     async def look(text: str) -> str:
         return text

@@ -59,6 +59,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "bot.jsonl").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_runner_that_is_not_closed_is_written_at_the_end_of_the_program(
     tmp_path: Path,
 ) -> None:

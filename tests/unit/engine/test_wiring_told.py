@@ -155,6 +155,7 @@ def test_a_secret_in_what_is_told_is_hidden(caplog: pytest.LogCaptureFixture) ->
     assert "prise" not in line
 
 
+@pytest.mark.slow
 def test_a_plain_program_reads_on_stderr_that_its_model_was_not_shown_the_tools() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert ran.stdout == "I cannot know.\n" * 2

@@ -37,6 +37,7 @@ def planted(difference: float, *, base: float = 0.5):  # type: ignore[no-untyped
     return score
 
 
+@pytest.mark.slow
 def test_a_planted_difference_is_found_with_its_cases(tmp_path: Path) -> None:
     make_fleet(tmp_path, planted(0.3))
     found = by_prompt(tmp_path)
@@ -64,6 +65,7 @@ def test_what_cannot_be_told_says_what_could_be_and_what_it_takes(tmp_path: Path
     assert found.is_worse(0.05) is None
 
 
+@pytest.mark.slow
 def test_a_loss_is_worse_and_turns_round_where_less_is_better(tmp_path: Path) -> None:
     make_fleet(tmp_path, planted(-0.4, base=0.9))
     assert by_prompt(tmp_path).verdict == "worse"
@@ -77,6 +79,7 @@ def test_a_loss_is_worse_and_turns_round_where_less_is_better(tmp_path: Path) ->
     assert counts.findall(str(turned)) == [(gained, lost)]
 
 
+@pytest.mark.slow
 def test_where_less_is_better_a_failed_episode_has_no_score_of_its_own(tmp_path: Path) -> None:
     """0, the score of other failed episodes, would be the best one."""
     make_fleet(tmp_path, lambda _, prompt, question: FAILED if prompt == "long" and question < 10 else 0.5)
@@ -98,6 +101,7 @@ def test_two_fleets_are_paired_by_what_the_sweep_planned(tmp_path: Path) -> None
     assert found.measures[1].name == "pass@2"
 
 
+@pytest.mark.slow
 def test_a_failed_episode_is_a_zero_and_a_missing_one_is_shown(tmp_path: Path) -> None:
     def score(chance: random.Random, prompt: str, question: int) -> float | AttemptEnd:
         if prompt == "long" and question < 10:
@@ -115,6 +119,7 @@ def test_a_failed_episode_is_a_zero_and_a_missing_one_is_shown(tmp_path: Path) -
     assert kind.mean == 0
 
 
+@pytest.mark.slow
 def test_cases_that_are_all_equal_are_not_called_equal(tmp_path: Path) -> None:
     """Of 30 cases none differs: up to a tenth of all cases might."""
     make_fleet(tmp_path, planted(0, base=2.0))
@@ -126,6 +131,7 @@ def test_cases_that_are_all_equal_are_not_called_equal(tmp_path: Path) -> None:
     assert found.is_worse(0.2) is False
 
 
+@pytest.mark.slow
 def test_scores_that_are_always_5_are_not_called_equal(tmp_path: Path) -> None:
     make_fleet(tmp_path, lambda *_: 5.0)
     found = by_prompt(tmp_path, Options(margin=0.05))
@@ -135,6 +141,7 @@ def test_scores_that_are_always_5_are_not_called_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("long", [[0.3, 0.2, 0.1], [0.0, 0.2, 0.4]])
+@pytest.mark.slow
 def test_equal_means_are_no_difference_although_their_sums_are_rounded(
     tmp_path: Path, long: list[float]
 ) -> None:
@@ -146,6 +153,7 @@ def test_equal_means_are_no_difference_although_their_sums_are_rounded(
 
 
 @pytest.mark.parametrize("questions", [5, 30])
+@pytest.mark.slow
 def test_scores_are_compared_however_large_they_are(tmp_path: Path, questions: int) -> None:
     most = sys.float_info.max
     make_fleet(
@@ -176,12 +184,14 @@ def test_of_fewer_than_15_cases_the_sign_test_decides_however_often_they_are_rep
     assert "An interval needs 15 cases." in asked.why, "too few is said first, and that needs no scipy"
 
 
+@pytest.mark.slow
 def test_five_better_cases_of_five_may_be_chance_and_six_are_seldom(tmp_path: Path) -> None:
     for questions, verdict in ((5, "cannot be told"), (6, "better")):
         make_fleet(tmp_path / verdict, lambda chance, prompt, _: float(prompt == "long"), questions=questions)
         assert by_prompt(tmp_path / verdict).verdict == verdict
 
 
+@pytest.mark.slow
 def test_without_numpy_and_scipy_the_sign_test_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +268,7 @@ def test_an_episode_that_was_played_again_because_a_file_has_changed_is_left_out
     assert found.measures[0].b == 5.0
 
 
+@pytest.mark.slow
 def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, planted(0), questions=0)
     chance = random.Random(1)
@@ -283,6 +294,7 @@ def test_columns_are_aligned_in_any_script() -> None:
     assert list(in_columns([["日本", "1"], ["ab", "2"]])) == ["日本  1", "ab    2"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_said_with_what_there_is(tmp_path: Path) -> None:
     make_fleet(tmp_path / "a", planted(0))
     with pytest.raises(FleetError, match=r"no fleet in .*nowhere"):
@@ -300,6 +312,7 @@ def test_what_cannot_be_compared_is_said_with_what_there_is(tmp_path: Path) -> N
         compare(a, other, Options())
 
 
+@pytest.mark.slow
 def test_a_value_may_hold_commas_and_equals_signs(tmp_path: Path) -> None:
     make_fleet(tmp_path, planted(0.0), prompts=["Be short, please", "x=1, y"])
     a = Cell.of(f"{tmp_path}:prompt=Be short, please")

@@ -90,6 +90,7 @@ def test_a_folder_is_for_one_work(tmp_path: Path) -> None:
         Fleet(tmp_path).map(WORK, [{"offline": True}])
 
 
+@pytest.mark.slow
 def test_a_program_compares_two_cells_and_prints_what_was_found(tmp_path: Path) -> None:
     make_fleet(
         tmp_path, lambda chance, prompt, _: float(chance.random() < (0.9 if prompt == "long" else 0.3))

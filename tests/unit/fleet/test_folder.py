@@ -140,6 +140,7 @@ def test_also_without_hard_links_the_first_commit_counts(tmp_path: Path) -> None
     assert [path.name for path in [*tmp_path.iterdir(), *folder.path.iterdir()] if path.name[0] == "."] == []
 
 
+@pytest.mark.slow
 def test_without_hard_links_one_of_many_racing_commits_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     return python(str(program), cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_program_without_a_guard_gets_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, f"{_IMPORTS}{_WORK}def start():\n    return {_START}\n\nprint(start())\n")
     assert done.returncode == 1
@@ -41,6 +42,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_what_counts_as_a_guard(tmp_path: Path) -> None:
     work = "import math\nwork = 'math:floor'\n"
     programs = {

@@ -31,6 +31,7 @@ def data(page: Path) -> Any:
     return json.loads(found[1])
 
 
+@pytest.mark.slow
 def test_where_lower_is_better_verdicts_and_failures_are_about_large_scores(tmp_path: Path) -> None:
     make_fleet(tmp_path, errors, repetitions=1)
     page = tmp_path / "report.html"

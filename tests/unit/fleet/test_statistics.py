@@ -107,6 +107,7 @@ def coverage(sweep: Sweep, truth: float, sweeps: int) -> float:
 
 
 @each_case("name", SWEEPS)
+@pytest.mark.slow
 def test_the_interval_holds_in_200_simulated_sweeps(name: str) -> None:
     """With 200 sweeps, chance alone moves 95 % by up to 4 points."""
     assert 0.91 <= coverage(*SWEEPS[name], 200) <= 0.99, name

@@ -17,6 +17,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.integers(0, 20))
+@pytest.mark.slow
 def test_punctuation_in_texts_is_not_counted(value: object, most: int) -> None:
     text = json.dumps(value)
     outside = re.sub(r'"(?:[^"\\]|\\.)*"', "_", text)

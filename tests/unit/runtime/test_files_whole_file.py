@@ -104,6 +104,7 @@ def test_a_draft_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert names(tmp_path) == ["link"], "what another made is not removed"
 
 
+@pytest.mark.slow
 def test_files_are_put_in_place_here_only() -> None:
     source = Path(grue.__file__).parent
     puts = re.compile(r"os\.(replace|rename|link)\(|\.rename\(|\bmkstemp\b|\.replace\((path|target)\)")

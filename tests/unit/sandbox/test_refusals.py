@@ -103,6 +103,7 @@ def test_a_unix_socket_is_not_taken_for_a_file(tmp_path: Path, monkeypatch: pyte
     assert refusals("disconnected: permission denied", RULES, (), network="none") == ()
 
 
+@pytest.mark.slow
 def test_hostile_text_is_bounded() -> None:
     """Each line is searched once, however many paths it names."""
 

@@ -225,6 +225,7 @@ async def test_arguments_are_not_converted_to_what_the_schema_says(mode: str) ->
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.parametrize("transport", ["http", "sse"])
+@pytest.mark.slow
 async def test_each_client_has_its_own_subscriptions_and_log_level(transport: Any) -> None:
     heard: dict[str, list[str]] = {"ada": [], "bob": []}
 

@@ -112,6 +112,7 @@ def test_p9_what_a_test_leaves_is_its_failure(tmp_path: Path) -> None:
     os.kill(int(found[1]), 9)
 
 
+@pytest.mark.slow
 def test_the_plugin_s_own_fixtures_are_closed_before_the_look(tmp_path: Path) -> None:
     outcome = run(tmp_path, LEFT_BY_A_FIXTURE)
     assert outcome.returncode == 0, outcome.stdout
@@ -123,6 +124,7 @@ def test_functions_are_tools(tmp_path: Path) -> None:
     assert outcome.returncode == 0, outcome.stdout
 
 
+@pytest.mark.slow
 def test_the_plugin_costs_no_imports(tmp_path: Path) -> None:
     outcome = run(tmp_path, LAZY)
     assert outcome.returncode == 0, outcome.stdout

@@ -345,6 +345,7 @@ def test_a_sentinel_stays_the_same_object(made: Any) -> None:
     assert parameters(bounded).convert({})["count"] is made
 
 
+@pytest.mark.slow
 def test_pydantic_is_imported_only_for_functions_that_use_it() -> None:
     script = """
 import dataclasses, sys

@@ -55,6 +55,7 @@ def test_of_a_hundred_questions_at_least_ninety_find_a_fitting_tool_among_the_fi
     assert len(missed) <= 10, missed
 
 
+@pytest.mark.slow
 def test_the_tools_name_themselves_among_the_first_five() -> None:
     missed = [tool.name for tool in TOOLS if tool not in INDEX.find(tool.tool, 5)]
     assert len(missed) <= len(TOOLS) // 20, missed

@@ -76,6 +76,7 @@ def test_what_is_damaged_is_no_longer_the_same(attack: Any) -> None:
         assert isinstance(attack.damage.with_another_member(Random(seed), json.loads(whole)), bytes)
 
 
+@pytest.mark.slow
 def test_it_sees_what_is_left_and_what_is_forgotten(attack: Any) -> None:
     findings = attack.judge.Findings()
     stop = threading.Event()

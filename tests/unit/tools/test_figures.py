@@ -28,6 +28,7 @@ def test_a_circle_is_found_over_any_number_of_modules(figures: ModuleType) -> No
     assert figures.circles({"a": {"b"}, "b": set()}) == []
 
 
+@pytest.mark.slow
 def test_grue_has_no_circle_and_no_module_outside_the_contracts(figures: ModuleType) -> None:
     imports = figures.module_imports()
     assert figures.circles(figures.module_imports(type_checking=True)) == []

@@ -43,6 +43,7 @@ def test_images_beyond_the_limit_are_left_out_and_said_to_be(monkeypatch: pytest
     assert len(list(table)) == 1
 
 
+@pytest.mark.slow
 def test_a_long_run_of_backslashes_takes_linear_time() -> None:
     table = ImageTable(io.BytesIO())
     assert_linear(table.take_out, 400_000, lambda size: b'{"x":"' + b"\\" * size + b'"}')

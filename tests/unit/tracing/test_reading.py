@@ -62,6 +62,7 @@ def test_a_cut_line_is_said_after_the_iteration(path: Path) -> None:
     assert read_episode(path).cut_short
 
 
+@pytest.mark.slow
 def test_a_long_trace_is_not_held_in_memory(path: Path) -> None:
     tape = Tape(TraceFile(path))
     result = ToolCallResult("x" * 100_000)
@@ -123,6 +124,7 @@ with RunFolder(Path(sys.argv[1]), recorder, episode_id="ep-1") as run:
 """
 
 
+@pytest.mark.slow
 def test_an_episode_is_followed_while_another_process_plays_it(tmp_path: Path) -> None:
     player = subprocess.Popen(
         [sys.executable, "-c", PLAYING, str(tmp_path / "run")],

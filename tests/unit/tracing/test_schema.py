@@ -48,6 +48,7 @@ def lines(request: pytest.FixtureRequest, tmp_path: Path) -> list[Any]:
     return [json.loads(line) for line in writer.path.read_bytes().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_line_of_a_trace_is_valid(validator: Any, lines: list[Any]) -> None:
     assert len(lines) > 20
     for line in lines:

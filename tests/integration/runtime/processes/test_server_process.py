@@ -122,6 +122,7 @@ async def test_p9_leaving_right_after_a_cancellation_still_gives_the_server_its_
     assert process.ending == "killed"
 
 
+@pytest.mark.slow
 async def test_everything_written_before_the_exit_is_received(registry: ProcessRegistry) -> None:
     for _ in range(20):
         async with ServerProcess(shell("seq 5000; printf cut"), registry) as process:
@@ -305,6 +306,7 @@ def test_500_turns_leave_no_process_no_descriptor_and_no_thread(registry: Proces
             anyio.run(turn)
 
 
+@pytest.mark.slow
 def test_turns_in_several_threads_at_once_do_not_disturb_each_other() -> None:
     failures: list[BaseException] = []
 
@@ -428,6 +430,7 @@ def host_of() -> Iterator[Callable[..., Host]]:
             host.end()
 
 
+@pytest.mark.slow
 def test_p9_a_second_interrupt_kills_at_once_where_its_handler_says_so(host_of: Callable[..., Host]) -> None:
     host = host_of(handler="handled")
     assert live_members(host.group)
@@ -457,6 +460,7 @@ def test_the_group_dies_with_its_host(fate: signal.Signals, host_of: Callable[..
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0, 1, 2"])
+@pytest.mark.slow
 def test_it_works_without_standard_streams(closed: str, tmp_path: Path) -> None:
     script = f"""
 import os, sys

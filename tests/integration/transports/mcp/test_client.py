@@ -360,6 +360,7 @@ def test_turns_leave_nothing_and_threads_do_not_disturb_each_other() -> None:
     assert not failures
 
 
+@pytest.mark.slow
 def test_the_sdk_is_imported_only_after_the_spawn() -> None:
     script = """
 import sys

@@ -127,6 +127,7 @@ async def test_a_real_server_is_listed_and_used(flags: tuple[str, ...]) -> None:
         assert session.noted("noise") == []
 
 
+@pytest.mark.slow
 async def test_a_url_without_a_type_is_tried_with_streamable_http_and_then_with_sse() -> None:
     with faulty_http_server("--legacy") as url:
         assert await one_call(Session(url, "auto")) == ECHO
@@ -189,6 +190,7 @@ async def test_cancelling_the_host_leaves_nothing_and_ends_the_session(tmp_path:
     assert json.loads(record.read_text().splitlines()[-1])["http"] == "DELETE"
 
 
+@pytest.mark.slow
 async def test_headers_go_with_every_request_and_a_token_that_is_refused_is_not_shown(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,6 +210,7 @@ async def test_headers_go_with_every_request_and_a_token_that_is_refused_is_not_
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 async def test_options_choose_tools_and_limit_calls() -> None:
     with real_http_server() as url:
         session = Session(url, options=ServerOptions(call_timeout_s=0.2, include=("echo", "sl?w", "gone_*")))

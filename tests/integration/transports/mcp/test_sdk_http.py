@@ -40,6 +40,7 @@ async def called(url: str, flags: str, call_s: float, notices: list[Notice] | No
 
 @pytest.mark.parametrize("legacy", first_of(["", "--legacy"]))
 @pytest.mark.parametrize("flood", [name for name in FLOODS if name != "endless"])
+@pytest.mark.slow
 async def test_a_flood_of_events_does_not_delay_the_limit_of_a_call(flood: str, legacy: str) -> None:
     flags = f"{legacy} --flood {flood}"
     raises = pytest.raises((ToolTimedOutError, ServerFailed))
@@ -48,6 +49,7 @@ async def test_a_flood_of_events_does_not_delay_the_limit_of_a_call(flood: str, 
     assert isinstance(caught.value, ToolTimedOutError) or flood in ("pings", "logs")
 
 
+@pytest.mark.slow
 async def test_an_event_without_an_end_ends_the_stream() -> None:
     raises = pytest.raises(ServerFailed, match="a line longer than 10000000 bytes")
     with faulty_http_server("--legacy", "--flood", "endless") as url, anyio.fail_after(GUARD_S), raises:
@@ -55,6 +57,7 @@ async def test_an_event_without_an_end_ends_the_stream() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
 async def test_a_large_answer_arrives_whole(way: str) -> None:
     with faulty_http_server(*f"{way} --huge-result 3000000".split()) as url, anyio.fail_after(GUARD_S):
         result = await called(url, way, GUARD_S)
@@ -152,6 +155,7 @@ async def test_a_large_answer_on_a_resumed_stream_arrives_whatever_form_its_id_h
         assert await called(url, "", GUARD_S) == ToolCallResult("x" * 100_000)
 
 
+@pytest.mark.slow
 async def test_the_stream_of_a_call_that_has_timed_out_is_not_resumed() -> None:
     with breaking_server(answers=False) as (url, seen), anyio.fail_after(GUARD_S):
         async with McpClient(HttpServer(name="far", url=url), ProcessRegistry()) as client:

@@ -110,6 +110,7 @@ def killed_while_it_worked(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.slow
 def test_a_resumed_turn_asks_for_the_task_and_does_not_call_again(
     form: str, kept: bool, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_entries_that_were_counted_before_are_not_counted_again(tmp_path: Path) 
     assert (history.ledger.length, len(history.entries), history.call_ids) == (9, 1, {"old"})
 
 
+@pytest.mark.slow
 def test_a_conversation_with_many_recorded_turns_is_read_in_linear_time() -> None:
     def text(turns: int) -> bytes:
         lines = (HEADER, *(TurnRecorded(turn, "t") for turn in range(turns)))

@@ -46,6 +46,7 @@ def settled(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_wherever_it_was_killed_the_model_is_told_everything_once(
     llm: ScriptedLlmServer, tmp_path: Path
 ) -> None:

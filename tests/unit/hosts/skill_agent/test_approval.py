@@ -141,6 +141,7 @@ def test_a_parked_run_goes_on_with_the_decisions_of_another_process(tmp_path: Pa
     assert (result.turns, result.requests) == (2, 2), "the parked reply is not asked for again"
 
 
+@pytest.mark.slow
 def test_without_a_decision_it_waits_on_and_a_decision_about_other_arguments_does_not_count(
     tmp_path: Path,
 ) -> None:

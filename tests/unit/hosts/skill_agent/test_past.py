@@ -117,6 +117,7 @@ def test_a_reply_that_was_paid_for_is_not_asked_for_again(tmp_path: Path) -> Non
     assert (result.turns, result.requests) == (3, 3)
 
 
+@pytest.mark.slow
 def test_from_every_message_on_it_ends_in_the_same_steps(tmp_path: Path) -> None:
     """The model repeats a reply that was lost; every action is carried out once or reported."""
     lines = whole(tmp_path)

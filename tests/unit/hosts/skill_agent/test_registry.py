@@ -131,6 +131,7 @@ def test_a_function_that_blocks_is_left_at_the_limit() -> None:
     release.set()
 
 
+@pytest.mark.slow
 def test_a_function_that_blocks_does_not_keep_the_program_alive() -> None:
     program = """
 import threading

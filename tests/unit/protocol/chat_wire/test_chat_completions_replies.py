@@ -296,6 +296,7 @@ def test_no_body_raises(body: bytes) -> None:
 
 @settings(max_examples=examples(300))
 @given(message=JSON_VALUES, calls=JSON_VALUES, function=JSON_VALUES, usage=JSON_VALUES)
+@pytest.mark.slow
 def test_no_json_raises(message: object, calls: object, function: object, usage: object) -> None:
     for candidate in (
         message,

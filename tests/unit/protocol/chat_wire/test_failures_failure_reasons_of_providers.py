@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 TOOL = Path(__file__).resolve().parents[4] / "tools" / "compat" / "provider_errors.py"
 
 
@@ -22,6 +24,7 @@ def test_each_error_means_what_its_provider_means() -> None:
     assert tool().differences() == []
 
 
+@pytest.mark.slow
 def test_there_are_enough_errors_of_enough_providers_and_the_page_has_them() -> None:
     errors = tool()
     page = errors.PAGE.read_text(encoding="utf-8")

@@ -233,6 +233,7 @@ MOST = 20
 @given(
     refusals=st.lists(WORDS, min_size=1, max_size=4), status=st.sampled_from([400, 404, 422]), at=st.data()
 )
+@pytest.mark.slow
 def test_an_endpoint_has_a_bounded_number_of_lessons_to_teach(
     refusals: list[str], status: int, at: st.DataObject
 ) -> None:

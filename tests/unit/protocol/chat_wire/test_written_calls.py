@@ -276,6 +276,7 @@ def test_thoughts_are_told_from_the_text(text: str, thoughts: str, rest: str) ->
      "<tool_call>a<arg_key>k</arg_key><arg_value>", "<arg_key>k</arg_key><arg_value>v</arg_value>",
      "<|tool_calls_section_begin|><|tool_call_begin|>a<|tool_call_argument_begin|>{}<|tool_call_end|>", "\n</think>", "<tool_call>\n<function=a><parameter=b>", "\n<|channel|>"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
     def read(times: int) -> None:
         read_written(split_thoughts(piece * times)[1], TOOLS)

@@ -149,6 +149,7 @@ def handled_names(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_one_module_handles_signals() -> None:
     assert handled_names("import signal\nsignal.signal(signal.SIGINT, f)") == {"signal"}
     assert handled_names("from signal import getsignal") == {"getsignal"}

@@ -207,6 +207,7 @@ print(group.pid)
     assert not live_members(int(host.stdout))
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_touch_its_parent_s_servers() -> None:
     script = """
 import os, sys, warnings

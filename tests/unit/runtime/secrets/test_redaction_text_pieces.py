@@ -46,6 +46,7 @@ def test_a_secret_cut_at_every_position_is_replaced(form: str, name: str) -> Non
 
 @each_case("form", FORMS)
 @each_case("size", [1, 2, 3, 7])
+@pytest.mark.slow
 def test_a_secret_in_many_pieces_is_replaced(form: str, size: int) -> None:
     text = f"<{FORMS[form](PASSWORD)}><{FORMS[form](KEY)}>"
     shown, _ = shown_in([text[start : start + size] for start in range(0, len(text), size)])

@@ -101,6 +101,7 @@ def test_two_values_of_one_name_are_both_secrets() -> None:
     assert set(secrets_in({"BROKERS": brokers}).values()) == {"first-password", "second-password"}
 
 
+@pytest.mark.slow
 def test_a_long_value_beside_a_url_is_searched_in_one_pass() -> None:
     assert_linear(lambda size: secrets_in({"A": f"https://h {'a' * size}"}), 400_000)
 

@@ -210,6 +210,7 @@ def test_a_flush_may_be_waited_for_without_end(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("attempts", "times"), [(":", 2), ("2:", 1), ("1:", 1)])
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_told_and_what_it_took_stays(
     path: Path, attempts: str, times: int
 ) -> None:
@@ -374,6 +375,7 @@ def test_a_file_that_is_deleted_is_noticed_at_the_next_word_to_or_from_the_host(
 # --- Other processes ---
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_closing_loses_nothing(path: Path) -> None:
     done = run("for number in range(500):\n    recorder.record(Counted(number), sender='x')", path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -405,6 +407,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_writes_nothing_and_holds_no_lock(path: Path) -> None:
     done = run(FORKING, path)
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["True", "True"])
@@ -424,6 +427,7 @@ while True:
 
 
 @pytest.mark.parametrize("told", [1, 2, 5, 9, 14, 27])
+@pytest.mark.slow
 def test_a_writer_killed_at_any_instant_leaves_what_it_has_told(path: Path, told: int) -> None:
     process = subprocess.Popen(recording_program(PLAYING, path), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

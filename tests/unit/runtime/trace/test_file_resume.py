@@ -45,6 +45,7 @@ def test_a_trace_goes_on_where_it_ended(path: Path) -> None:
     assert read_trace(path, Body).header.started_at == 1_700_000_000.0
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_line_cut_short_anywhere(path: Path) -> None:
     write(path, Counted(1), Said("cut 漢字", {"n": 1.5}))
     content = path.read_bytes()
@@ -110,6 +111,7 @@ def test_what_cannot_be_gone_on_with_is_refused_and_left_alone(
     assert (path.read_bytes() if path.exists() else None) == content
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_being_written_is_nobody_elses(path: Path) -> None:
     program = "recorder.record(Counted(1), sender='host')\nprint('.', flush=True)\nsys.stdin.read()"
     process = subprocess.Popen(

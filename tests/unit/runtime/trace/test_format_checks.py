@@ -55,6 +55,7 @@ def test_a_long_text_among_many_brackets_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_text_without_an_end_takes_linear_time() -> None:
     brackets = b"[]" * MAX_DEPTH
     assert_linear(

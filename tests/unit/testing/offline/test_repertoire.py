@@ -65,6 +65,7 @@ def test_zork_scores_55_and_the_same_commands_twice(zork):
     assert (first.moves, first.seen) == (second.moves, second.seen)
 
 
+@pytest.mark.slow
 def test_zork_keeps_its_points_while_it_explores_afterwards(zork):
     played = play(zork, 7, 100, playbook_for(zork.name, 7))
 

@@ -17,6 +17,7 @@ def command(text, **fields):
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.slow
 def test_the_house_is_seen_without_dying_or_standing_still(seed):
     played = play(HouseGame(), seed, 120, None)
     commands = [move.command for move in played.moves]

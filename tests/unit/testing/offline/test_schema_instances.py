@@ -84,6 +84,7 @@ WISHES = st.dictionaries(NAMES, st.one_of(BOUNDS, st.booleans(), st.text(max_siz
 
 @settings(max_examples=examples(500))
 @given(SCHEMAS, WISHES)
+@pytest.mark.slow
 def test_what_is_made_is_accepted(schema, wishes):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: pip install mcp")
 
@@ -127,6 +128,7 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(KEYWORDS, ANYTHING, max_size=5), WISHES)
 @example({"type": "integer", "minimum": 10**400}, {})
 @example({"format": ["date"]}, {})
+@pytest.mark.slow
 def test_a_schema_of_a_hostile_server_raises_nothing_else(schema, wishes):
     with contextlib.suppress(UnsatisfiableError):
         minimal(schema, wishes=wishes)

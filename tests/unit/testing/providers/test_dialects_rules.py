@@ -232,6 +232,7 @@ def test_openai_wants_its_reasoning_back_as_it_was(path: str, value: object, sai
     assert (last.status_code, (said or "done") in last.text) == (400 if said else 200, True), last.text
 
 
+@pytest.mark.slow
 def test_reasoning_does_not_stand_alone() -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi", reasoning_content="Hm.")) as server:
         reasoning, said = post(server, "/responses", {**OPENAI, "input": [USER]}).json()["output"]

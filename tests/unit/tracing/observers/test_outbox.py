@@ -220,12 +220,14 @@ def run(script: str, warnings: str = "error") -> "subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_program_sends_what_is_left() -> None:
     done = run(AT_EXIT)
     assert (done.stdout, done.stderr, done.returncode) == ("before end ", "", 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.slow
 def test_a_forked_process_ends_at_once_and_sends_nothing() -> None:
     done = run(AT_EXIT + FORK, warnings="ignore")  # that there are threads is the point
     assert done.returncode == 0, done.stderr
@@ -233,6 +235,7 @@ def test_a_forked_process_ends_at_once_and_sends_nothing() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.slow
 def test_an_observer_that_was_made_before_a_fork_warns_once_in_the_child() -> None:
     done = run(EARLY_FORK)
     assert (done.stdout, done.stderr) == (

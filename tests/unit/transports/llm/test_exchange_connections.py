@@ -549,6 +549,7 @@ def test_headers_are_found_by_their_name_in_lower_case() -> None:
     }
 
 
+@pytest.mark.slow
 async def test_other_tasks_run_while_a_reply_of_many_small_pieces_is_read() -> None:
     pieces = 20_000
     turns = 0

@@ -179,6 +179,7 @@ def wrong_anywhere(wire: WireName, every: int, cases: Iterable[Case]) -> list[st
 
 @WIRES
 @EVERY
+@pytest.mark.slow
 def test_a_stream_cut_anywhere(wire: WireName, every: int) -> None:
     stream = b"".join(events_of(wire))
     cases = (Case(f"cut at {at}", at, stream[:at]) for at in range(0, len(stream), every))
@@ -187,6 +188,7 @@ def test_a_stream_cut_anywhere(wire: WireName, every: int) -> None:
 
 @WIRES
 @EVERY
+@pytest.mark.slow
 def test_a_byte_that_is_no_text_anywhere(wire: WireName, every: int) -> None:
     stream = b"".join(events_of(wire))
     cases = (Case(f"at {at}", at, changed(stream, at, 0x80)) for at in range(0, len(stream), every))
@@ -195,6 +197,7 @@ def test_a_byte_that_is_no_text_anywhere(wire: WireName, every: int) -> None:
 
 @WIRES
 @EVERY
+@pytest.mark.slow
 def test_a_bit_flipped_anywhere_but_in_a_text(wire: WireName, every: int) -> None:
     stream = b"".join(events_of(wire))
     letters = {at for found in LETTERS.finditer(stream) for at in range(found.start(1) + 1, found.end(1) - 1)}

@@ -119,6 +119,7 @@ _FRAGMENTS = st.lists(st.sampled_from([*_MARKS, *_FOLDING, *_BREAKS, *_SYLLABLES
 @settings(max_examples=examples(1000))
 @given(st.one_of(st.text(), _FRAGMENTS))
 @example('"\'"look"')
+@pytest.mark.slow
 def test_p2_a_command_is_one_printable_line_that_sanitising_leaves_unchanged(text: str) -> None:
     command = sanitise_command(text)
     if command is not None:

@@ -16,6 +16,7 @@ from grue.hosts.zork.games.house_world import AWARDS, DEATHS, MAX_SCORE, ROOMS, 
 
 
 @each_case("seed", [*range(300), -1, 2**63])
+@pytest.mark.slow
 def test_the_walkthrough_wins_with_every_point(seed: int) -> None:
     game = HouseGame()
     game.reset(seed)
