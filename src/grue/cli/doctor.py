@@ -193,7 +193,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""A start of more seconds is noticeable to a person."""
+"""A person notices the start of an MCP server that takes longer, in seconds."""
 
 
 def examine(

@@ -147,8 +147,9 @@ class TurnStats(Struct, frozen=True, kw_only=True):
     """The turns of an episode.
 
     Attributes:
-        outcomes: Number of turns with each outcome: a kind of `TurnCompleted` (such as `answered`), `failed`,
-            `parked`, or `unfinished` (killed, crashed or still under way).
+        outcomes: How often a turn ended in each way: a kind of `TurnCompleted` (such as `answered`),
+            `failed`, `parked`, or `unfinished` (killed, crashed or still under way). A turn that was parked
+            and resumed ends twice.
         iterations: Number of replies with tool calls in turns that have ended.
         duration: How long turns took, from `RunTurn` to `TurnCompleted`, `TurnFailed` or `TurnParked`.
     """

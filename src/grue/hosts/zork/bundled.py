@@ -15,7 +15,7 @@ def bundled_server() -> StdioServer:
 
     It runs in a box without files and network, which it does not need, if this machine can enforce the box.
     """
-    # The module is not imported: no host imports another package of `grue.hosts`.
+    # The path is made from this file's path, because no package in `grue.hosts` may import another one.
     file = Path(__file__).parents[1] / "servers" / "think.py"
     place = "server_startup_timeout_seconds in the table [tool.grue.mcp] or [tool.zorkgpt.mcp]"
     return StdioServer(

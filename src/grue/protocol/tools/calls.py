@@ -145,7 +145,11 @@ def definitions_of(
     tools: Iterable[m.ToolDefinition],
     serving_unlisted: tuple[m.ServerName, ...] = (),
 ) -> dict[str, str]:
-    """Return, by name, the digest of each called tool's definition; `""` if `tools` has no such tool."""
+    """Return, by name, the digest of each called tool's definition; `""` if no server serves the tool.
+
+    A tool that is not in `tools`, but whose server is in `serving_unlisted`, has a definition with only its
+    name.
+    """
     listed = {tool.name: tool for tool in tools}
     found = {call.name: tool_of(call.name, listed, serving_unlisted) for call in calls}
     return {name: "" if tool is None else definition_digest(tool) for name, tool in found.items()}

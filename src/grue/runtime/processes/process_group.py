@@ -196,7 +196,8 @@ class ProcessGroup:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the leader's box is known to have refused.
 
-        `text` is what the leader has written. `died`: the process itself has failed, not only a tool call.
+        `text`: what the leader wrote to its standard error, or the error text with which it answered a tool
+        call. `died`: whether the leader itself has failed, and not only a tool call.
         """
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 

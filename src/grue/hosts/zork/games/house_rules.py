@@ -240,7 +240,10 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Split words such as "the cat sardines" into thing and receiver, if the split is clear."""
+    """Split words such as "the cat sardines" into thing and receiver.
+
+    Returns the first split of which each part names one thing within reach; `None` if there is none.
+    """
     for cut in range(1, len(words)):
         try:
             return find(state, words[cut:]), find(state, words[:cut])
