@@ -764,8 +764,8 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
             last reply, if its tool calls have no answers yet.
         clears: The agent can shorten the history. So the LLM actor reports at once if the request is too long
             for the model, and does not try the request in another form first.
-        presumed: The request offers tools that no server has listed yet in this turn. A `DropCompletion` may
-            follow before the reply has come.
+        presumed: The request offers tools that no server has listed yet in this turn. The agent may drop the
+            request later (`DropCompletion`), before or after the reply has come.
     """
 
     conversation: ConversationId

@@ -73,7 +73,8 @@ class Sampler:
         reply = await self._llm.ask(self._command(request), sender=server)
         self._ended += 1
         ended = m.ServerSampled(server=server, usage=reply.usage)
-        # Tell the agent before the server gets the reply, so that the agent counts the cost in time.
+        # Tell the agent before the server gets the reply. Otherwise the server's result could reach the agent
+        # first, and the agent would compare the budget without this cost.
         await self._agent.send(ended, sender=self._llm.name)
         if not isinstance(reply, m.CompletionReceived):
             return Declined(f"the model gave no completion: {reply.failure.message}")

@@ -108,8 +108,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one: with `after_turn` or `beside_turn`, its server starts as if "
-        "this option were not given.",
+        "The first turn has no previous one. With `after_turn` or `beside_turn`, the first turn's server "
+        "starts as without this option.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -185,7 +185,7 @@ def play(
     turn_timeout: Annotated[
         float | None,
         turn_timeout(
-            "A turn that takes longer ends without an answer, and the move is `look`. Several such turns in "
+            "A turn that takes longer ends without an answer, and the move is `look`. Three such turns in "
             "a row end the episode."
         ),
     ] = None,
@@ -283,8 +283,8 @@ def init(
             help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
             "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, what to "
             "add to it is printed.",
-            show_default="the files of these programs that are found: at a terminal you are asked about "
-            "each; in a pipe none is copied, but its `grue init --from` command is printed",
+            show_default="grue looks for the files of these programs; at a terminal it asks about each one, "
+            "in a pipe it only prints the `grue init --from` command that copies it",
         ),
     ] = None,
 ) -> None:
@@ -352,8 +352,9 @@ def add(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A value that the server needs, such as folder=./docs; repeatable. The registry, "
-            "server.json or the bundle names these values. An error lists those that are missing.",
+            help="A value that the server needs, such as folder=./docs; repeatable. The server's "
+            "description (in the registry, server.json or the bundle) has the NAMEs. An error names one that "
+            "is missing.",
             show_default="at a terminal you are asked for each",
         ),
     ] = None,
@@ -382,11 +383,12 @@ def add(
 ) -> bool:
     """Add an MCP server to mcp_config.json.
 
-    Shows the command that would run, asks you, starts the server and approves
-    its tools, as `grue tools --lock` does, so that a later change of a tool is
-    reported. API keys are not written into mcp_config.json, only the names of
+    The command shows what would run and asks you. Then it starts the server and
+    approves its tools, as `grue tools --lock` does. If a tool changes later, grue
+    reports it. API keys are not written into mcp_config.json, only the names of
     their environment variables, such as ${API_KEY}. A program that is not your
-    own runs in a sandbox (see grue sandbox), if this machine can enforce one.
+    own runs in a sandbox (see grue sandbox), if this machine can enforce one. An
+    OCI image runs in its own container instead.
     """
     from grue.cli.add import Adding, add_server
 

@@ -101,11 +101,12 @@ def run(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Run the episodes of a sweep that are not done yet. After a stop, the same command continues.
+    """Run the episodes of a sweep that have no result yet. After a stop, the same command continues.
 
-    An episode is one call of the sweep's function. If a worker process is
-    killed, or a server or the model cannot be reached, the episode is tried
-    again. After three attempts it is given up.
+    An episode is one call of the sweep's function. An error that the function
+    raises is a result too. If a worker process is killed, or a server or the
+    model cannot be reached, the episode is tried again. After three attempts it
+    is given up.
 
     After Ctrl-C the running episodes are still run to their end; a second
     Ctrl-C cancels them.
@@ -280,8 +281,9 @@ def table(
 ) -> None:
     """Print a table with a row per combination of settings: mean scores and standard errors.
 
-    The table has the episodes of the latest sweep: the one that was run last in
-    this folder. Each row names one of its episodes, for `grue fleet show`.
+    The table has the episodes with a score of the latest sweep: the one that was
+    run last in this folder. A line below it counts the failed episodes. Each row
+    names one of its episodes, for `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -344,9 +346,10 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI. Exit with 1 if B's mean score is worse than A's by at least LOSS, such as 0.05, "
-            "and the interval does not contain 0; with 0 if the interval rules out that B is worse by LOSS "
-            "or more; else with 2, as always with fewer than 15 cases. Needs numpy and scipy.",
+            help="For CI. The exit status says whether B's mean score is worse than A's by LOSS or more, "
+            "such as 0.05. 1: it is, and the interval does not contain 0. 0: it is not, since the interval "
+            "holds only smaller losses. 2: neither can be told, as always with fewer than 15 cases. Needs "
+            "numpy and scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -374,8 +377,9 @@ def compare(
     and so may each setting that has one value in all of A and another in all of
     B, such as model. A case that only A or only B has is left out. The mean
     difference B - A of the cases is printed with a confidence interval. With
-    fewer than 15 cases, or without the packages numpy and scipy, there is no
-    interval, and a sign test decides.
+    fewer than 15 cases (with --cluster: groups of cases), or without the packages
+    numpy and scipy, there is no interval, and a sign test decides whether B is
+    better.
 
     If each case was run several times (repetitions in SWEEP.toml), its scores
     are averaged, and two chances are compared too: that at least one of N runs
@@ -410,14 +414,14 @@ def score(
             help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
             "returns a number: the score, which is called FUNCTION.\n\n"
             "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
-            "of these keys:\n\n"
-            "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer of "
-            "the episode's last turn, else 0.\n\n"
-            'schema: a JSON Schema, such as {type = "object"}. The score is 1 if this answer fits it, else '
+            "of these keys. All but function score the answer of the episode's last turn.\n\n"
+            "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
+            "else 0.\n\n"
+            'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '
             "0.\n\n"
-            "judge: a question about this answer, such as 'Is the answer polite?'. A model gives a number "
-            "from 0 for not at all to 1 for fully. The table can name this model with model and base_url; "
-            "otherwise the one in pyproject.toml is asked.\n\n"
+            "judge: a question about the answer, such as 'Is the answer polite?'. A model gives a number "
+            "from 0 for not at all to 1 for fully. The keys model and base_url choose this model; without "
+            "them the one in pyproject.toml is asked.\n\n"
             "function: a MODULE:FUNCTION.",
         ),
     ],
@@ -426,7 +430,7 @@ def score(
         typer.Option("--again", help="Also score the episodes that have these scores already."),
     ] = False,
 ) -> bool:
-    """Compute more scores of finished episodes, from their traces. No episode is run again."""
+    """Compute more scores of all finished episodes in a folder, from their traces. None is run again."""
     from grue.cli.fleet_failures import score_episodes
 
     take_interrupts()
@@ -456,10 +460,11 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
-    An episode has failed if the sweep's function raised an error or took too
-    long, if the episode was given up after three attempts, or if its score does
-    not pass. Only episodes of the latest sweep count: the one that was run last
-    in this folder.
+    An episode has failed if its score does not pass, or if it was begun and has
+    no score: the sweep's function raised an error or took too long, a server or
+    the model could not be reached, the budget refused a request, a file is
+    damaged, or the episode was interrupted or still runs. Only episodes of the
+    latest sweep count: the one that was run last in this folder.
     """
     from grue.cli.fleet_failures import print_failures
 
@@ -533,7 +538,7 @@ def export(
         typer.Option(metavar="NAME", help="Name of the score that becomes the reward in samples and atif."),
     ] = "score",
 ) -> None:
-    """Write a fleet's episodes in a format for other programs."""
+    """Write all episodes in a fleet's folder in a format for other programs."""
     from grue.cli.fleet_export import export_fleet
 
     take_interrupts()

@@ -18,7 +18,7 @@ from grue.tracing.facts import counted
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}
 _SLOW_AFTER_S = 10.0
 _SAMPLE = 10
-"""How many episodes have to be done before the remaining time is shown."""
+"""How many episodes this run has to finish before the remaining time is shown."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):

@@ -158,9 +158,10 @@ def trace_cache(
     Compares the prompt of each request with those of earlier requests, byte by
     byte, and names the first difference and the message that caused it. In the
     printed table, `repeats` is the percentage of a prompt that is the same as the
-    beginning of an earlier prompt, `cached` is the percentage that the provider
-    has read from its cache, according to its reply, and `again` is the number of
-    tokens that the cache could have served but that were charged in full.
+    beginning of an earlier prompt. `cached` is the percentage that the provider
+    has read from its cache, according to its reply. `again` is about the number
+    of tokens that were charged once more because of the first difference: those
+    after it, as far as the shorter of the two prompts goes.
     """
     from grue.cli.trace_cache import cache
 
@@ -299,7 +300,7 @@ def trace_replay(
             "--set",
             metavar="KEY=VALUE",
             help="Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
-            "connect to it again); repeatable. To list the keys, use a wrong one: --set x=0.",
+            "connect to it again); repeatable. The error for an unknown key lists the keys: --set x=0.",
         ),
     ] = None,
     max_iterations: Annotated[

@@ -65,7 +65,7 @@ Ask = Callable[[Wanted], tuple[str, ...]]
 
 
 _PACKAGE = "package/"
-"""The namespace of a package that the user names without a description."""
+"""Begins the name in a `server.json` that grue makes itself, for a user who named only a package."""
 
 
 class Described(Struct, frozen=True, kw_only=True):

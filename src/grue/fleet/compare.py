@@ -595,7 +595,11 @@ def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options
 def _measures(
     sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
 ) -> list[Measure]:
-    """Return the means of A and B, and their difference, for each figure; `bare`: without intervals."""
+    """Return the means of A and B, and their difference, for the score, the pass rates, the cost and so on.
+
+    Figures that an episode lacks are left out, and those but the score that are 0 in all cases. `bare`: the
+    differences have no intervals.
+    """
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),

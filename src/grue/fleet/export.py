@@ -1,15 +1,15 @@
 """Export episodes to other programs: tables for SQL and Parquet, samples and trajectories for training.
 
-    fleets, run folders ──▶ rows ──▶ one NDJSON file a table ──▶ DuckDB ──▶ answers of a query
-                                     (in a temporary folder)            └─▶ episodes.parquet, ...
-                        └─▶ samples.jsonl, or one ATIF file an episode
+    fleets, run folders ──▶ rows ──▶ one NDJSON file per table ──▶ DuckDB ──▶ answers of a query
+                                     (in a temporary folder)              └─▶ episodes.parquet, ...
+                        └─▶ samples.jsonl, or one ATIF file per episode
 
-Memory does not grow with the number of episodes. A damaged trace is exported up to the damage, and the damage
-is reported. DuckDB comes with the extra `export`.
+Memory does not grow with the number of episodes. Of a damaged trace, the rows and samples before the damage
+are exported, but no trajectory; the damage is reported. DuckDB comes with the extra `export`.
 
-A sample is the training data of one request. A conversation gives no samples if the trace does not hold
-exactly what was sent: its beginning is in another trace, or a secret in it was redacted. Trajectories are in
-ATIF, the interchange format of Harbor, version 1.4.
+A sample is the training data of one request. A request gives no sample if the trace does not hold exactly
+what was sent: the conversation's beginning is in another trace, or a secret before the reply was redacted.
+Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
 """
 
 import contextlib

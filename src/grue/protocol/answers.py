@@ -78,8 +78,9 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Subtract the decoder's work, in characters: those that it has parsed, and a hundredth of all
-            # before the error, because it counts the newlines in them about 100 times as fast.
+            # Subtract what this attempt has cost. The decoder has parsed the characters up to the error. For
+            # the error's line number it has counted the newlines from the beginning of the text, which costs
+            # about a hundredth as much per character.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Import a module's public names on first use. The names are listed only in the stub beside the module.
 
-Each line of a stub is `from grue.a.module import Name as Name`.
+A stub has a line `from grue.a.module import Name as Name` for each name. Other lines are skipped.
 """
 
 import sys

@@ -397,7 +397,8 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
             # Allow this link: virtual environments link to `python`, and an interpreter holds no secrets.
             continue
         for folder, base in bases:
-            # Compare with the target of `folder`, which may be a link that the program cannot replace.
+            # `folder` may itself be a link. The program cannot replace that link, so what counts is whether
+            # `real` is inside the link's target.
             if path != folder and within(path, folder) and not within(real, base):
                 raise SandboxError(
                     f"The box opens {path}, which is a link to {real}, and the program may write there.",

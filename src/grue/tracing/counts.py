@@ -282,7 +282,7 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # Only the host's own calls get their names here; the model's got theirs from its reply.
+                # This names only the calls that the host makes itself: `_name_calls` has named the model's.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():

@@ -18,7 +18,7 @@ class TurnSlice(Struct):
     """The messages of a turn, with the facts that its host recorded before and after it.
 
     Attributes:
-        turn: The turn's number; 0 if the slice has only facts.
+        turn: The turn's number; 0 if nothing in the slice names a turn.
         resumed: Whether an interrupted episode continues with this turn.
         again: Whether the slice before this one has the same turn number or a higher one.
         begun: Whether the turn's `RunTurn` has arrived.

@@ -404,7 +404,11 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Keep turns from continuing the conversation within the block; yield whether `add` may be called."""
+        """Let no turn start in the conversation within the block; yield whether `add` may be called.
+
+        It may not if a turn is running (which goes on), if a turn is parked or interrupted, or if the
+        conversation's file could not be written.
+        """
         if not self._in_turn.acquire(blocking=False):
             yield False
             return

@@ -64,7 +64,7 @@ _PAGED = {
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
-"""How often one call is judged at most, if its server changes the tool again and again."""
+"""The most times that one call is checked against the tool policy: again after each change of the tool."""
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):

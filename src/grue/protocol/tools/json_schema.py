@@ -49,7 +49,10 @@ _VALUE = "\0"
 """Stands for the value in the validator's messages, which escape control characters everywhere else."""
 
 Check: TypeAlias = Callable[[object], str | None]
-"""Returns why a schema refuses a value; `None` if it accepts the value or cannot be used."""
+"""Returns why a schema refuses a value; `None` if it accepts the value.
+
+Raises `NotCheckedError` if the value is too large to be checked.
+"""
 
 _DIALECTS = {
     "http://json-schema.org/draft-06/schema": "Draft6Validator",
@@ -177,7 +180,7 @@ def _compiled(schema: m.JsonObject, dialect: str) -> Any:
 
 
 def _is_plain(schema: Any) -> bool:
-    """Return whether a schema has only types, properties and required names, as most tools' schemas do."""
+    """Return whether a schema uses only the keywords in `_PLAIN_KEYWORDS`, as most tools' schemas do."""
     if not isinstance(schema, dict) or not schema.keys() <= _PLAIN_KEYWORDS.keys():
         return False
     if not all(isinstance(value, _PLAIN_KEYWORDS[key]) for key, value in schema.items()):

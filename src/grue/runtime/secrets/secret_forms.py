@@ -1,13 +1,15 @@
 r"""What counts as a secret, and the forms in which a secret can occur.
 
-Secrets are the values of variables with a secret's name, and passwords in URLs. A secret can occur unchanged,
-or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or encoded as base64 (alone or
-among other bytes) or hexadecimal. From a secret are derived:
+Secrets are the values of variables whose names suggest a secret, such as `API_KEY`, and passwords in URLs and
+in `Basic` credentials. A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML
+or a Python literal, or encoded as base64 (alone or among other bytes) or hexadecimal. From each secret this
+module makes:
 
 - Patterns, for complete texts: regular expressions. Each has a probe, bytes that all its matches contain. The
   expression is compiled only when its probe is found in a text.
-- Literals, for shortened texts: the forms that known encoders produce, as fixed bytes.
-- Spellings, for texts that arrive in pieces.
+- Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes. A text may end
+  with the beginning of one.
+- Spellings, for texts that arrive in pieces: the ways to write each character.
 """
 
 from __future__ import annotations

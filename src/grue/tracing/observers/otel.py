@@ -70,8 +70,8 @@ class OtelObserver(Outbox):
             provider if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP
             until `close`.
         capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
-            conventions recommend. With `"reference"`, the span of a completion has only the messages that are
-            new in the conversation, and the number of the request in grue's trace, which has the others.
+            conventions recommend. With `"reference"`, the span of a completion has only the conversation's
+            new messages, and the number of the request in grue's trace, where the earlier messages are.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
         agent_name: The agent's name in the spans of turns.
         agent_description: What the agent does, in a sentence; empty: not given.

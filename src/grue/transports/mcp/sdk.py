@@ -252,7 +252,8 @@ class Link:
                     raise
                 await self._session.discover()
             except RuntimeError as unusable:
-                # An error that ends with the newest revision only means that this revision has no handshake.
+                # If the error ends with the name of the newest revision, the server has chosen that revision,
+                # which has no handshake.
                 if not str(unusable).endswith(_NEWEST):
                     raise
                 await self._session.discover()
