@@ -27,7 +27,7 @@ from grue import (
 )
 from grue.cli.app import app
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.errors import MCPConfigError, MCPServerStartupError, TurnTimedOut
+from grue.errors import ActorCrashed, MCPConfigError, MCPServerStartupError, TurnTimedOut
 from grue.messages import (
     CallTools,
     CheckAnswer,
@@ -366,6 +366,27 @@ def test_the_host_sees_no_text_before_the_tools_are_verified(
             runner.run_turn(TurnRequest(system="s", user="u", on_delta=on_delta))
     assert "".join(texts) == "done"
     assert "TextDelta" in seen
+
+
+def test_a_turn_ends_as_ever_if_the_host_cannot_take_the_text_that_was_held(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    def on_delta(delta: TextDelta) -> None:
+        raise KeyError(delta.text)
+
+    trace = tmp_path / "turn.jsonl"
+    with ScriptedLlmServer([DONE]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with (
+            Runner(
+                llm=settings, servers={"faulty": faulty()}, trace=trace, tool_lock=locked(*listed)
+            ) as runner,
+            pytest.raises(ActorCrashed, match=r"(?s)'llm' crashed: KeyError.*in on_delta"),
+        ):
+            runner.run_turn(TurnRequest(system="s", user="u", on_delta=on_delta))
+    names = [type(each.body).__name__ for each in open_episode(trace)]
+    assert names.index("ToolsVerified") < names.index("ActorFailed")
+    assert names[-1] == "TurnFailed"
 
 
 def sources(trace: Path) -> list[str]:

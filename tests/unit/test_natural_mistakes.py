@@ -355,11 +355,23 @@ def test_a_servers_command_and_its_address_may_be_given_by_position() -> None:
 
 def test_a_policy_or_a_limit_for_no_server_is_refused() -> None:
     policy = FailurePolicy(first_connects={"ratez": "disable"})
-    with pytest.raises(MCPConfigError, match="first_connects has 'ratez', and the runner has 'rates'"):
+    with pytest.raises(MCPConfigError, match="first_connects has 'ratez', and servers= has 'rates'"):
         Runner(llm=LLM, servers={"rates": FunctionTools([now])}, policy=policy)
     limits = TurnLimits(startup_timeouts_s={"ratez": 20})
-    with pytest.raises(MCPConfigError, match="startup_timeouts_s has 'ratez', and the runner has 'rates'"):
+    with pytest.raises(MCPConfigError, match="startup_timeouts_s has 'ratez', and servers= has 'rates'"):
         Runner(llm=LLM, servers={"rates": FunctionTools([now])}, limits=limits)
+    with pytest.raises(MCPConfigError, match="startup_timeouts_s has 'ratez', and servers= has 'rates'"):
+        ToolClient({"rates": FunctionTools([now])}, limits=limits)
+
+
+def test_the_changes_of_a_fork_are_a_dictionary() -> None:
+    with pytest.raises(MCPConfigError, match="changes= wants a dictionary, not 5"):
+        Runner(llm=LLM).fork("trace.jsonl", changes=5)  # type: ignore[arg-type]
+
+
+def test_a_function_in_place_of_an_endpoint_returns_an_actor() -> None:
+    with pytest.raises(MCPConfigError, match="An LlmFactory, as in llm=, returns an Actor, not None"):
+        Runner(llm=lambda *_: None).run_turn("Hello.")  # type: ignore[arg-type,return-value]
 
 
 def test_a_call_names_its_tool_by_a_text() -> None:

@@ -468,7 +468,7 @@ class Runner(AsyncToolAccess, Closing):
             turn=turn,
             at=at,
             system=system,
-            changes={**(changes or {}), **settings},
+            changes={**changes, **settings} if isinstance(changes, Mapping) else changes or settings,
             tool_results=tool_results or {},
             tools=tools or {},
             misses=misses,

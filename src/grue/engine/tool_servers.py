@@ -214,7 +214,7 @@ def check_named_servers(policy: FailurePolicy, limits: TurnLimits, servers: Coll
         for name in names:
             if servers and name not in servers:
                 known = ", ".join(map(repr, servers))
-                text = f"{field} has {name!r:.60}, and the runner has {known}."
+                text = f"{field} has {name!r:.60}, and servers= has {known}."
                 raise MCPConfigError.of_value(kind, (field, name), text)
 
 

@@ -25,15 +25,17 @@ from grue.engine.answers import AnswerCheck
 from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.tool_servers import starts_when_called
 from grue.engine.wiring import Wiring, connect_fresh
+from grue.errors import MCPConfigError
+from grue.field_checks import shown
 from grue.protocol.tools.names import SERVER
 from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
 from grue.protocol.turn.end import kept_for_closing
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
-from grue.runtime.actor import Mailbox, Note, Supervisor
+from grue.runtime.actor import Actor, Mailbox, Note, Supervisor
 from grue.runtime.loading import importing
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
-from grue.runtime.loops.host_code import host_code
+from grue.runtime.loops.host_code import HostCodeFailed, host_code, single
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
@@ -94,16 +96,22 @@ class EarlyRequest:
         else:
             self._on_delta(delta)
 
-    def releasing(self, note: Note) -> Note:
-        """Return a function that calls `note`, and after a `ToolsVerified` gives the host the held texts."""
+    def releasing(self, note: Note, fail: Callable[[str, BaseException], None]) -> Note:
+        """Return a function that calls `note`, and after a `ToolsVerified` gives the host the held texts.
+
+        An exception of the host goes to `fail`: the agent, which calls this, still has to end the turn.
+        """
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)
             if isinstance(body, m.ToolsVerified) and self._on_delta is not None:
                 held, self._held = self._held, []
-                with host_code("on_delta"):
-                    for delta in held:
-                        self._on_delta(delta)
+                try:
+                    with host_code("on_delta"):
+                        for delta in held:
+                            self._on_delta(delta)
+                except HostCodeFailed as failed:
+                    fail("llm", single(failed))
             return envelope
 
         return note_and_release
@@ -279,18 +287,21 @@ class TurnActors:
         async with Supervisor(recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
             agent = supervisor.mailbox("agent")
             llm = supervisor.mailbox("llm")
-            shown = self._on_delta if early is None else early.show
+            on_delta = self._on_delta if early is None else early.show
             factory = self._wiring.llm
             if early is not None and isinstance(factory, EndpointActors):
                 factory = replace(factory, on_sent=early.sent)
-            supervisor.start(factory(llm, agent, partial(_note_and_show, supervisor.note, shown)))
+            asking = factory(llm, agent, partial(_note_and_show, supervisor.note, on_delta))
+            if not isinstance(asking, Actor):
+                raise MCPConfigError(f"An LlmFactory, as in llm=, returns an Actor, not {shown(asking)}.")
+            supervisor.start(asking)
             self._sampling.sampler = self._start_sampler(supervisor, agent)
             self._agent = AgentActor(
                 agent,
                 llm=llm,
                 sessions=self._start_sessions(supervisor, agent),
                 check=self._check,
-                note=supervisor.note if early is None else early.releasing(supervisor.note),
+                note=supervisor.note if early is None else early.releasing(supervisor.note, supervisor.fail),
                 deadline=self._deadline,
             )
             if early is not None:

@@ -386,7 +386,7 @@ class Supervisor:
                 # error (in `_end`); or a scope outside the task group was cancelled.
                 cut_short = cancelled
         elif host_failed:
-            self._crashed("host", exc_val)
+            self.fail("host", exc_val)
         left_by = exc_val or cut_short
         suppressed = await self._end(None if host_failed else left_by)
         if self._crash is not None and (
@@ -435,14 +435,15 @@ class Supervisor:
             if not type(actor).__module__.startswith("grue."):
                 blame(error, type(actor).__qualname__)
             if not (self._stopping and isinstance(error, MailboxClosed)):
-                self._crashed(actor.name, error)
+                self.fail(actor.name, error)
         finally:
             actor.mailbox.abandon()
             self._running -= 1
             if not self._running:
                 self._all_done.set()
 
-    def _crashed(self, actor: str, error: BaseException) -> None:
+    def fail(self, actor: str, error: BaseException) -> None:
+        """Cancel all actors because `actor` has raised `error`, which is raised when the block ends."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

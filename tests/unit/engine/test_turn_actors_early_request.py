@@ -12,6 +12,10 @@ from grue.messages import TextDelta, ToolsVerified
 pytestmark = pytest.mark.anyio
 
 
+def unexpected(actor: str, error: BaseException) -> None:
+    raise AssertionError(actor) from error
+
+
 class Shown:
     """An early request, and what the host has seen of it."""
 
@@ -21,7 +25,7 @@ class Shown:
         self.request = EarlyRequest(lambda delta: self.texts.append(delta.text))
         self.request.agent = self.agent
         self.noted: list[Any] = []
-        self.note = self.request.releasing(self._note)
+        self.note = self.request.releasing(self._note, unexpected)
 
     def _note(self, body: Any, *, sender: str, cause: int | None = None) -> Any:
         del sender, cause
@@ -55,7 +59,7 @@ def test_text_of_a_dropped_reply_is_never_shown() -> None:
 def test_a_host_that_reads_no_text_gets_none() -> None:
     request = EarlyRequest(None)
     request.show(TextDelta(request=1, text="north"))
-    note = request.releasing(lambda body, *, sender, cause=None: body)
+    note = request.releasing(lambda body, *, sender, cause=None: body, unexpected)
     note(ToolsVerified(request=1), sender="agent")
 
 
