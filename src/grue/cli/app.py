@@ -108,8 +108,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one. With `after_turn` or `beside_turn`, the first turn's server "
-        "starts as without this option.",
+        "The first turn has no previous one. With `after_turn` or `beside_turn`, its server starts at the "
+        "time that is the default.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -283,8 +283,8 @@ def init(
             help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
             "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, what to "
             "add to it is printed.",
-            show_default="grue looks for the files of these programs; at a terminal it asks about each one, "
-            "in a pipe it only prints the `grue init --from` command that copies it",
+            show_default="grue looks for the files of these programs. At a terminal it asks whether to copy "
+            "each one; in a pipe it copies none, and prints the `grue init --from` command for each",
         ),
     ] = None,
 ) -> None:
@@ -385,10 +385,14 @@ def add(
 
     The command shows what would run and asks you. Then it starts the server and
     approves its tools, as `grue tools --lock` does. If a tool changes later, grue
-    reports it. API keys are not written into mcp_config.json, only the names of
-    their environment variables, such as ${API_KEY}. A program that is not your
-    own runs in a sandbox (see grue sandbox), if this machine can enforce one. An
-    OCI image runs in its own container instead.
+    reports it. If the server needs a variable that is not set, it is not started.
+    If mcp_config.json has other servers whose tools you have not approved, none
+    are approved. The command then prints what to do.
+
+    API keys are not written into mcp_config.json, only the names of their
+    environment variables, such as ${API_KEY}. A program that is not your own runs
+    in a sandbox (see grue sandbox), if this machine can enforce one. An OCI image
+    runs in its own container instead.
     """
     from grue.cli.add import Adding, add_server
 

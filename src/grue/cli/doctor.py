@@ -193,7 +193,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""A person notices the start of an MCP server that takes longer, in seconds."""
+"""A start of an MCP server that takes at least so many seconds is one that a person notices."""
 
 
 def examine(

@@ -281,9 +281,9 @@ def table(
 ) -> None:
     """Print a table with a row per combination of settings: mean scores and standard errors.
 
-    The table has the episodes with a score of the latest sweep: the one that was
-    run last in this folder. A line below it counts the failed episodes. Each row
-    names one of its episodes, for `grue fleet show`.
+    The table has the episodes that have a score in the latest sweep, the one that
+    was run last in this folder. A line below it counts the failed episodes. Each
+    row names one of its episodes, for `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -346,10 +346,10 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI. The exit status says whether B's mean score is worse than A's by LOSS or more, "
-            "such as 0.05. 1: it is, and the interval does not contain 0. 0: it is not, since the interval "
-            "holds only smaller losses. 2: neither can be told, as always with fewer than 15 cases. Needs "
-            "numpy and scipy.",
+            help="For CI. LOSS is a number such as 0.05. The exit status is 1 if B's mean score is worse "
+            "than A's by LOSS or more and the interval does not contain 0. It is 0 if every loss in the "
+            "interval is smaller than LOSS. It is 2 in all other cases, and always with fewer than 15 cases. "
+            "Needs numpy and scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -414,7 +414,8 @@ def score(
             help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
             "returns a number: the score, which is called FUNCTION.\n\n"
             "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
-            "of these keys. All but function score the answer of the episode's last turn.\n\n"
+            "of the keys regex, schema, judge and function. The first three score the answer of the "
+            "episode's last turn.\n\n"
             "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
             "else 0.\n\n"
             'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '

@@ -160,7 +160,7 @@ Changes = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "
-        "such as max_tool_iterations=5; repeatable. The error for an unknown key lists the keys: "
-        "--set llm.x=0 those of the model, --set x=0 the limits and policies.",
+        "such as max_tool_iterations=5; repeatable. To see the keys, give one that does not "
+        "exist: --set llm.x=0 lists those of the model, --set x=0 the limits and policies.",
     ),
 ]

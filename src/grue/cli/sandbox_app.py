@@ -93,8 +93,8 @@ def sandbox_learn(
         list[Path] | None,
         typer.Option(
             metavar="TRACE",
-            help="Make the calls to this server that are recorded in this trace once more: what they changed "
-            "is changed again. Repeatable.",
+            help="Repeat the calls to this server that this trace records. They are really made: a call that "
+            "has written or deleted something does so again. Repeatable.",
             show_default="read the calls from standard input",
         ),
     ] = None,

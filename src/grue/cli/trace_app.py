@@ -159,9 +159,9 @@ def trace_cache(
     byte, and names the first difference and the message that caused it. In the
     printed table, `repeats` is the percentage of a prompt that is the same as the
     beginning of an earlier prompt. `cached` is the percentage that the provider
-    has read from its cache, according to its reply. `again` is about the number
-    of tokens that were charged once more because of the first difference: those
-    after it, as far as the shorter of the two prompts goes.
+    has read from its cache, according to its reply. `again` estimates how many
+    tokens were charged once more because the prompt differs from the earlier one:
+    those from the first difference to the end of the shorter of the two.
     """
     from grue.cli.trace_cache import cache
 
@@ -300,7 +300,7 @@ def trace_replay(
             "--set",
             metavar="KEY=VALUE",
             help="Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
-            "connect to it again); repeatable. The error for an unknown key lists the keys: --set x=0.",
+            "connect to it again); repeatable. To see the keys, give one that does not exist: --set x=0.",
         ),
     ] = None,
     max_iterations: Annotated[

@@ -221,7 +221,7 @@ def _own_text(annotation: Any) -> str:
 
 
 def _fault(kind: Any) -> TypeError | None:
-    """Return why msgspec cannot decode values of the type `kind`; `None` if it can."""
+    """Return why msgspec cannot decode the type `kind` or write its JSON schema; `None` if it can."""
     try:
         msgspec.json.Decoder(kind)
         msgspec.json.schema_components([kind])

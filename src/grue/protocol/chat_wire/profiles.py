@@ -4,9 +4,9 @@ To add a provider, add a row to `PROFILES`, its name in OpenTelemetry's conventi
 and the name of its key's environment variable to `OWN_KEYS` in `tool_sessions/server_specs.py`.
 
 To handle another kind of refusal, add an adaptation. It recognises the refusal by its text, and returns the
-profile without the refused feature, or with the form that the endpoint asks for. No adaptation undoes
-another, so a request is repeated a bounded number of times. Later requests to the endpoint use the adapted
-profile too.
+profile without the refused feature, or with the form that the endpoint asks for. No later adaptation takes
+that back, but for the change to `/responses`, which happens only once. So a request is repeated a bounded
+number of times. Later requests to the endpoint use the adapted profile too.
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
 or, as a heuristic, the table of names below. The rows for models without tools come first and cover whole

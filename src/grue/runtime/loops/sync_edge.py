@@ -92,11 +92,11 @@ _CLOSED = (
 
 
 def run_loop(function: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine function by `anyio.run`.
+    """Run a coroutine function by `anyio.run`, or under gevent in the loop that all greenlets share.
 
     Raises:
-        MCPError: The system has no descriptors or no memory left for a loop, or other code has closed the
-            loop's descriptors. The system's error is the `__cause__`.
+        MCPError: The system has no descriptors or no memory left for a loop, other code has closed the loop's
+            descriptors, or under gevent another asyncio loop runs. The system's error is the `__cause__`.
     """
     begun = False
     result: list[T] = []

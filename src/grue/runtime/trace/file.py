@@ -139,8 +139,8 @@ class LineQueue:
     def _write_some(self) -> bool:
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # Clear `_hurry` before the queue is emptied. `flush` and `close` first queue their entry and then set
-        # `_hurry`. So if this clears an event that they have set, the loop below gets their entry.
+        # Clear `_hurry` before the queue is emptied. `flush` and `close` queue their entry before they set
+        # `_hurry`. So if one of them has set what is cleared here, the loop below takes its entry.
         self._hurry.clear()
         try:
             while True:
