@@ -90,6 +90,12 @@ except FileNotFoundError as error: print(error.errno)"""
     assert watch.proposal(cwd=str(tmp_path)) == Sandbox()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11, 4), reason="before Python 3.11.4, vfork holds the GIL")
+def test_processes_still_start_by_vfork_after_a_program_was_watched() -> None:
+    boxes.python(watching(Watch()), "")
+    assert subprocess._USE_VFORK  # type: ignore[attr-defined]
+
+
 def test_a_program_that_looks_up_hosts_itself_needs_the_whole_network(tmp_path: Path) -> None:
     ask = 'import socket\nwith socket.socket(type=socket.SOCK_DGRAM) as s: s.connect(("127.0.0.1", 53))\n'
     connect = "with socket.socket() as s: s.setblocking(False); s.connect_ex(('203.0.113.1', 9))\n"
