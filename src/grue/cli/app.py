@@ -44,7 +44,7 @@ from grue.cli.plain_errors import FAILED, Commands
 from grue.cli.sandbox_app import sandbox_app
 from grue.cli.trace_app import chosen_trace, trace_app
 from grue.errors import MCPConfigError
-from grue.policies import Misses, StartAhead, StartWhen
+from grue.policies import FailurePolicy, Misses, StartAhead, StartWhen
 
 _ABOUT = """Run LLM agents that use MCP tools, and look at what they did.
 
@@ -185,8 +185,8 @@ def play(
     turn_timeout: Annotated[
         float | None,
         turn_timeout(
-            "A turn that takes longer ends without an answer, and the move is `look`. Three such turns in "
-            "a row end the episode."
+            "A turn that takes longer ends without an answer, and the move is `look`. "
+            f"{FailurePolicy().fallbacks_before_stop} such turns in a row end the episode."
         ),
     ] = None,
     resume: Annotated[Path | None, resume("episode", "--turns, --turn-timeout and the options below")] = None,

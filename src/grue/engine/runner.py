@@ -176,7 +176,7 @@ class Runner(AsyncToolAccess, Closing):
         self._wiring = replace(
             self._wiring, servers=limited(starting(self._wiring.servers, when), self.limits)
         )
-        check_named_servers(self.policy, self.limits, self._wiring.servers)
+        check_named_servers(self._wiring.servers, self.limits, self.policy)
         self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock)
         self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
         parking = Parking(self.recorder) if self.tool_policy.parking else None

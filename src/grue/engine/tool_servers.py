@@ -204,10 +204,12 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
     return {name: "raise" if required else "disable" for name, required in chosen.items()}
 
 
-def check_named_servers(policy: FailurePolicy, limits: TurnLimits, servers: Collection[m.ServerName]) -> None:
-    """Raise `MCPConfigError` if `policy` or `limits` names a server that the runner does not have."""
+def check_named_servers(
+    servers: Collection[m.ServerName], limits: TurnLimits, policy: FailurePolicy | None = None
+) -> None:
+    """Raise `MCPConfigError` if `limits` or `policy` names a server that is not in `servers`."""
     named = (
-        ("FailurePolicy", "first_connects", policy.first_connects),
+        ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
         ("TurnLimits", "startup_timeouts_s", limits.startup_timeouts_s),
     )
     for kind, field, names in named:

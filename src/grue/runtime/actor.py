@@ -364,6 +364,15 @@ class Supervisor:
         self._running += 1
         self._group.start_soon(self._run, actor, whole, name=actor.name)
 
+    def fail(self, actor: str, error: BaseException) -> None:
+        """Cancel all actors because `actor` raised `error`. The block raises it then, by `raise_crash`."""
+        if self._crash is None:
+            self._crash = (actor, error)
+        self._group.cancel_scope.cancel()
+        # If the trace cannot be written, neither can this note.
+        with contextlib.suppress(Exception):
+            self.note(describe_crash(actor, error), sender=actor)
+
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
         return self
@@ -441,15 +450,6 @@ class Supervisor:
             self._running -= 1
             if not self._running:
                 self._all_done.set()
-
-    def fail(self, actor: str, error: BaseException) -> None:
-        """Cancel all actors because `actor` has raised `error`, which is raised when the block ends."""
-        if self._crash is None:
-            self._crash = (actor, error)
-        self._group.cancel_scope.cancel()
-        # If the trace cannot be written, neither can this note.
-        with contextlib.suppress(Exception):
-            self.note(describe_crash(actor, error), sender=actor)
 
     def _tap(
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None

@@ -112,8 +112,8 @@ class Field(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: The type of the field's value, as JSON Schema names it.
         options: The values to choose from, and how each is shown; empty if the user can type any.
-        default: The schema's default as text; empty if there is none. At a terminal with editing, it is
-            shown as text to edit. Elsewhere, an empty input means the default.
+        default: The schema's default as text; empty if there is none. A terminal with line editing shows this
+            text, to be edited. Elsewhere an empty input stands for it.
     """
 
     name: str

@@ -31,7 +31,7 @@ from grue.engine.tool_servers import (
 )
 from grue.errors import MCPConfigError, MCPError, TurnCancelled
 from grue.field_checks import shown
-from grue.policies import ApprovalDecision, ApprovalQuestion, FailurePolicy, ToolPolicy, TurnLimits
+from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy, TurnLimits
 from grue.protocol.tools.policy import judge, judged, own_copies, question_about, read_decisions, settled
 from grue.runtime.loops.interrupts import defer_interrupts
 from grue.runtime.loops.loop_thread import EpisodeLoop, ErrorTexts
@@ -90,7 +90,7 @@ class ToolClient(ToolAccess):
         self.limits = settings_or_default("limits", limits, TurnLimits())
         self.recorder = recorder or Recorder()
         self._servers = limited(usable_servers(servers), self.limits)
-        check_named_servers(FailurePolicy(), self.limits, self._servers)
+        check_named_servers(self._servers, self.limits)
         self._options = ClientOptions(
             limits=process_limits or ProcessLimits(),
             abilities=Abilities(elicit=elicit),

@@ -777,7 +777,7 @@ class _Incoming:
 
     @property
     def _is_object(self) -> bool:
-        """Whether the body is a JSON object: it begins as one, and nothing says that it is a stream."""
+        """Whether the body begins with `{`, and neither its content type nor an event shows a stream."""
         return not self._named and not self._events and self._begins_as_object
 
     @property

@@ -242,7 +242,7 @@ def give(turn: Turn, name: str) -> str:
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
     """Split words such as "the cat sardines" into thing and receiver.
 
-    Returns the first split of which each part names one thing within reach; `None` if there is none.
+    The first split counts in which each part names one thing within reach. Returns `None` if no split does.
     """
     for cut in range(1, len(words)):
         try:
