@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 import warnings
@@ -63,7 +64,9 @@ times at most, because a zombie that nobody reaps is found each time.
 """
 
 _END_S = 1.0
-"""How long interpreter exit waits for the guard to finish; it takes about a millisecond."""
+"""How long interpreter exit waits for the guard. It takes about a millisecond, but on a busy machine without
+`grep` it can take seconds.
+"""
 
 
 class GuardUnavailableWarning(RuntimeWarning):
@@ -106,7 +109,10 @@ class HostGuard:
                 self._send(f"-{listed}")
 
     def end(self) -> None:
-        """End the guard, after it has killed and removed what is still on its list."""
+        """Let the guard kill and remove what is still on its list, and end. Wait for a second at most.
+
+        A guard that needs longer does the rest alone.
+        """
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:
@@ -115,11 +121,11 @@ class HostGuard:
                 with contextlib.suppress(OSError):
                     os.write(shell.stdin.fileno(), b"nothing-left\n")
             shell.stdin.close()
+            shell.send_signal(signal.SIGCONT)  # it may have been stopped
             try:
                 shell.wait(_END_S)
             except subprocess.TimeoutExpired:
-                shell.kill()
-                shell.wait()
+                shell.returncode = 0  # keep Popen from warning that it still runs
 
     def forget(self) -> None:
         """Drop the guard. A forked child calls this, because guard and servers belong to its parent."""

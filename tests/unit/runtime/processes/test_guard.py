@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -121,24 +120,31 @@ def test_ending_leaves_no_process_and_no_zombie(guard: HostGuard) -> None:
         os.kill(pid or 0, 0)
 
 
-def test_ending_kills_a_guard_that_is_stuck(guard: HostGuard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "_END_S", 0.05)
-    guard.start()
-    pid = guard.pid or 0
-    os.kill(pid, signal.SIGSTOP)
-    rescued: list[int] = []
-
-    def rescue() -> None:
-        rescued.append(pid)
-        os.kill(pid, signal.SIGKILL)
-
-    timer = threading.Timer(60, rescue)
-    timer.start()
+def test_ending_wakes_a_guard_that_was_stopped(guard: HostGuard, sleeper: subprocess.Popen[bytes]) -> None:
+    guard.watch(sleeper.pid)
+    os.kill(guard.pid or 0, signal.SIGSTOP)
     guard.end()
-    timer.cancel()
-    assert not rescued, "it waited for ever"
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    wait_until(lambda: not live_members(sleeper.pid))
+
+
+def test_a_guard_that_needs_longer_finishes_after_the_end(
+    guard: HostGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This grep does not return before there is a file "go".
+    listed, grep = tmp_path / "listed", tmp_path / "grep"
+    listed.mkdir()
+    grep.write_text(f"#!/bin/sh\nuntil [ -e {tmp_path}/go ]; do sleep 0.01; done\n")
+    grep.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(guard_module.host_mark, "digits", lambda: "4000000000")
+    monkeypatch.setattr(guard_module, "_END_S", 0.05)
+    guard.watch(str(listed))
+    pid = guard.pid or 0
+    guard.end()
+    assert listed.exists()
+    (tmp_path / "go").touch()
+    os.waitpid(pid, 0)  # nobody else reaps it
+    assert not listed.exists()
 
 
 def test_a_forked_child_lets_go_of_the_guard(guard: HostGuard, sleeper: subprocess.Popen[bytes]) -> None:
