@@ -1,9 +1,10 @@
 """The command `grue`. This module decides what a Ctrl-C does while the command starts and while it exits.
 
-Python raises KeyboardInterrupt at any instruction. During an import, the user would see a traceback, or the
-imported module would turn it into another exception. So until a command has imported all that it needs, and
-again after its work is done, a Ctrl-C ends the process at once, with status 130. Servers that still run are
-then killed by the guard (`grue.runtime.processes.guard`).
+After a Ctrl-C, Python raises KeyboardInterrupt at whatever instruction it executes. During an import, the
+user would then see a traceback, or the imported module would turn the KeyboardInterrupt into another
+exception. So until a command has imported all that it needs, and again after its work is done, a Ctrl-C ends
+the process at once, with status 130. The guard (`grue.runtime.processes.guard`) then kills the servers that
+still run.
 
 This code is in `__init__` because Python runs it before any other module of grue.
 """

@@ -1,7 +1,8 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, and remove one from there.
 
-A server's description and its bundle are untrusted. So the user is shown the server's command before
-anything is written. Only then is the program started, in a sandbox. grue downloads two things: the
+A server's description and its bundle are untrusted. So grue shows the user the server's command before it
+writes anything. When the user has agreed, grue writes the entry and starts the server. npm and PyPI packages
+and bundles run in a sandbox, if this machine can enforce one. grue itself downloads two things: the
 description, from the registry or the URL that the user has named; and the bundle, if the user agrees to its
 address.
 """
@@ -168,7 +169,9 @@ def _add_bundle(
 
 @contextmanager
 def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
-    """Download a bundle if the user agrees, and yield its path, unchecked. At the end, delete the bundle.
+    """Download a bundle if the user agrees, and yield its path. At the end, delete the bundle.
+
+    The bundle's digest is not checked here.
 
     Raises:
         MCPConfigError: The user did not agree, or the bundle cannot be downloaded.
@@ -522,7 +525,11 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the entry for `mcp_config.json`, with a sandbox unless the program is the user's own."""
+    """Return the entry for `mcp_config.json`, with a sandbox if the server needs one.
+
+    A server by URL, a program of the user's own and an OCI image get no sandbox. If this machine cannot
+    enforce sandboxes, no server gets one.
+    """
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry

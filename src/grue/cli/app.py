@@ -1,7 +1,8 @@
-"""The commands of `grue` and their options. Each command is implemented in the module of the same name.
+"""The commands of `grue` and their options. Most are implemented in the module of the same name.
 
-A command imports its module inside the function, so that others start quickly, and then calls
-`take_interrupts`. Its exit status is 1 if it returns `False`.
+A command imports its module inside the function, so that other commands start quickly. Then it calls
+`take_interrupts`: from there on, a Ctrl-C raises KeyboardInterrupt. If a command returns `False`, the exit
+status is 1.
 """
 
 from pathlib import Path

@@ -103,8 +103,9 @@ def boot_lines(
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
     `opened` is the report of the first start, which included a download unless the package was `installed`,
-    and was slowed down by the starts of other servers unless it was `alone`. For comparison, the server is
-    started once more without both, and once without its launcher, such as `npx`.
+    and was slowed down by the starts of other servers unless the server was `alone`. For comparison, the
+    server is started alone and without a download, unless the first start was like that already. It is also
+    started without its launcher, such as `npx`.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return
@@ -378,8 +379,8 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    # `WRONG`: the user can do something, that is, approve a tool that was refused because it has changed.
-    # `note`: a malformed tool, which only its author can mend; the other tools work.
+    # `WRONG`: a tool was refused because it has changed, and the user can approve it. `note`: a changed tool
+    # that is still used, or a malformed tool, which only its author can mend; the other tools work.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used

@@ -105,7 +105,9 @@ def _cost(planned: PlannedWork) -> str:
 
 
 def stop_fleet(directory: Path) -> None:
-    """Ask the process that runs a fleet to stop once its running episodes have ended; again: at once.
+    """Ask the process that runs a fleet to stop once its running episodes have ended.
+
+    A second call asks the process to cancel these episodes.
 
     Raises:
         FleetError: The folder holds no fleet.

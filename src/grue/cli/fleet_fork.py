@@ -27,7 +27,7 @@ def fork_fleet(
     workers: int,
     max_requests: int | None,
 ) -> bool:
-    """Fork the turns of the traces in the folder `fork.trace`, and print the progress.
+    """Fork the turns of `fork.trace`, a trace or a folder of traces, and print the progress.
 
     `where` is the condition that a turn has to meet, as text; empty: all turns. The other options are as in
     the help of `grue fleet fork`. Returns whether all forks are done.

@@ -1,4 +1,4 @@
-"""The progress display of `grue fleet run`: at a terminal two rows that change, elsewhere lines of JSON."""
+"""The progress display of `grue fleet run`: at a terminal one or two status rows, elsewhere JSON Lines."""
 
 import time
 from pathlib import Path
@@ -26,7 +26,8 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     Attributes:
         running: When each running episode was submitted, in monotonic seconds, by the episode's id.
-        costs: What the requests of all runs of the fleet have cost. Runs without limits are not counted.
+        costs: What the requests of all runs of the fleet have cost. If this run has no limits, its own
+            requests are not counted.
     """
 
     tally: Tally
@@ -36,7 +37,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost so far: `costs`, or the sum of the finished episodes if that has more requests."""
+        """The cost so far: `costs`, or the sum over the finished episodes if that has more requests."""
         return max(self.costs.spent, self.tally.spent, key=lambda spent: spent.requests)
 
     @property

@@ -145,7 +145,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
-    """Refuse to fork a turn that a script of `--offline` has answered."""
+    """Refuse to fork a turn that a script of `--offline` has answered, unless `--base-url` is given."""
     asks = recorded.asks(recorded.place(None))
     if asks is not None and asks.address == OFFLINE_URL and options.base_url is None:
         raise MCPConfigError(

@@ -119,8 +119,8 @@ def _found_model() -> tuple[str, str]:
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write the files of a new project into a folder, and print what was written and what to do next.
 
-    All servers are copied from `sources`, configuration files of other programs such as Claude. Without
-    `sources`, the user is offered the servers of such programs on this machine.
+    `sources` are configuration files of other programs such as Claude; all usable servers in them are copied.
+    Without `sources`, the user is offered the servers of such programs on this machine.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.

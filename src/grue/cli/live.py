@@ -5,8 +5,8 @@ prints ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a 
 the episode, not its turns, and a closed terminal or pipe ends only the view.
 
 The cursor rests at the beginning of the status rows, so that erasing from the cursor to the end of the screen
-removes them, however a resized terminal has wrapped them. It is never hidden, so nothing has to be restored
-when the process ends, even if it is killed.
+removes them, however a resized terminal has wrapped them. The cursor is never hidden, so nothing has to be
+restored when the process ends, even if the process is killed.
 
 The first of the status rows shows the end of the text that is arriving, the second is the status line:
 
@@ -113,7 +113,7 @@ _FEWEST_LINES = 6
 _FEWEST_COLUMNS = 16
 """If the terminal has fewer columns, nothing is shown."""
 _NEAR_S = 600
-"""The remaining time of a turn is shown when it is below this many seconds."""
+"""The remaining time of a turn is shown when it is at most this many seconds."""
 _URGENT_S = 10
 _INDENT = "  "
 _BETWEEN = " · "
@@ -234,9 +234,9 @@ _NARROWEST = 20
 class LiveView(Closing):
     """Shows an episode while it is played: an observer of the trace, and a context manager.
 
-    Status rows are shown if `output.redraws`. `max_turns` is the episode's limit; 0: the limit is read from
-    `EpisodeStarted`. `story` writes the text for each message; `None`: a plain `Story`. `clock` returns
-    monotonic seconds.
+    Status rows are shown if `output.redraws`. `max_turns` is the turn limit to show until the trace has an
+    `EpisodeStarted`, which names the limit; 0: none. `story` writes the text for each message; `None`: a
+    plain `Story`. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # A daemon thread, because the interpreter waits at its exit for all other threads, and a stopped
+        # A daemon thread: at exit, the interpreter waits for all threads that are not daemons, and a stopped
         # terminal may block this thread.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 

@@ -55,9 +55,9 @@ class Progress:
     Attributes:
         doing: The steps that are under way, oldest first, by the key that `StepTracker` gives a step.
         usage: Tokens and cost of all completions so far.
-        dropped: Number of replies of the model that were dropped, because a server then listed other tools
-            than those that the request had offered.
-        deadline: When the turn's time limit ends the turn; `None`: it has no limit.
+        dropped: Number of replies of the model that were dropped, because a server then did not start, or
+            listed other tools than the request had offered.
+        deadline: When the turn's time limit ends the turn; `None`: it has no limit, or no turn runs.
     """
 
     def __init__(self, max_turns: int = 0) -> None:

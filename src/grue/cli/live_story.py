@@ -86,7 +86,8 @@ class Story:
 
     Args:
         beside_status: Whether a status line shows running tool calls. If so, a call is printed when it has
-            ended. Otherwise it is printed when it begins, and a server's progress when it is reported.
+            ended. Otherwise the call is printed when it begins, and a server's progress messages are printed
+            too.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:

@@ -18,8 +18,9 @@ class Terminal:
     `NO_COLOR` is set.
 
     Args:
-        stream: Where to print. Text is written to its file descriptor, if it has one. A thread that waits in
-            `stream.write` for a stopped terminal would hold a lock that the interpreter needs to exit.
+        stream: Where to print. If it has a file descriptor, text is written to the descriptor: a thread that
+            waits in `stream.write` for a stopped terminal would hold a lock that the interpreter needs to
+            exit.
         environ: The environment, `os.environ` by default.
 
     Attributes:

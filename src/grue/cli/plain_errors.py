@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If there is none of this name, `_MEANT` may know what to suggest in the error.
+        """Find the command. If there is none of this name, the error may suggest one from `_MEANT`.
 
         In a group such as `grue trace`, the error suggests only commands of this group.
         """

@@ -171,7 +171,8 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
     if options.output in ("json", "quiet"):
         return config, bundled_server(), ""
     why = "no MCP servers are configured"
-    if (file := config.mcp_config_path).is_file():  # say why this file is not used: `grue tools` uses it
+    # Say why an existing file of servers is not used, because `grue tools` does use it.
+    if (file := config.mcp_config_path).is_file():
         why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
     notice = (
         f"{why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none: --no-mcp, or enabled = false"

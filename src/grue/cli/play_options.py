@@ -33,7 +33,7 @@ class PlayOptions(EpisodeOptions, frozen=True, kw_only=True):
 
     Attributes:
         interpreter: Z-machine interpreter; `None`: the first installed one that shows all of the game's text.
-        turns: The most turns to play. 0: the default, or with `resume` the limit of the first run.
+        turns: The most turns to play. 0: the default, or with `resume` the limit of the last run.
         started_in: The folder in which the episode was first started; `None`: the working directory.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
@@ -72,8 +72,9 @@ RECORDED = (
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     """Return the options for resuming an episode.
 
-    The options in `RECORDED` have the values with which the episode was started, except `turns` and
-    `turn_timeout_s` if they are set in `options`. All others are taken from `options`.
+    The options in `RECORDED` have the values with which the episode was started; `turns` has the limit of the
+    last run. But if `turns` or `turn_timeout_s` is set in `options`, that value is used. All other options
+    are taken from `options`.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.

@@ -72,8 +72,8 @@ def project_tables() -> ProjectTables | None:
 def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:
     """Return the servers in `mcp_config`; without it, those in the project's file, or the bundled server.
 
-    The project's file is used even if no setting turns MCP on, but not if pyproject.toml has
-    `enabled = false`.
+    If the project's file exists, it is used even if no setting turns MCP on. If pyproject.toml has
+    `enabled = false`, the bundled server is returned instead.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A single invalid server goes into `unusable`.
@@ -98,7 +98,7 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
 
 
 def own_python() -> str:
-    """Return the command of this interpreter: `python`, or its path if PATH has another `python`."""
+    """Return the command of this interpreter: `python`, or its path if PATH has another `python` or none."""
     found = shutil.which("python")
     return "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
 
@@ -146,9 +146,10 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
 
 
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], str]]:
-    """Return a server that grue watches instead of limiting it, and a function that proposes a sandbox.
+    """Return a server that grue will watch, not limit, and a function that proposes a sandbox for it.
 
-    When the server has ended, the function returns the sandbox that would have sufficed, as JSON.
+    Call the function after the server has ended. It returns, as JSON, the sandbox that would have sufficed
+    for what the server has done.
 
     Raises:
         MCPConfigError: As `named_server`.

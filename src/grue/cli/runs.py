@@ -24,7 +24,7 @@ FORK = "-fork"
 
 _MOST_RESULT_BYTES = 2**20
 _MOST_READ_BYTES = 2**24
-"""How many bytes of traces without a result file the list reads in all."""
+"""The most bytes that the list reads, in all, of traces in folders without a result file."""
 _HEADER = b'{"trace":"grue"'
 
 

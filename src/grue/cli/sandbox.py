@@ -29,7 +29,7 @@ from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
 _WAITING = ("/bin/sh", "-c", 'kill -s STOP "$$" && exec "$0" "$@"')
-"""A shell that stops, and becomes the program when it is continued."""
+"""A shell that stops itself. When SIGCONT continues it, it executes the program in its own process."""
 _EXAMPLE = 'read_file {"path": "notes.txt"}'
 
 

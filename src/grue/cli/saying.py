@@ -20,7 +20,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 
 
 def grue_from(folder: Path) -> str:
-    """Return the command that starts this program from `folder`: `grue`, or its path if it is not on PATH."""
+    """Return the command that starts grue from `folder`: `grue`, or its path if PATH has no `grue`."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"

@@ -72,7 +72,7 @@ def show(options: ShowOptions) -> bool:
 
 def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
     # Several turns have the number that the user asked for if a parked turn was resumed, or if `Runner.map`
-    # ran them, because each call of `map` counts its turns from 1.
+    # was called several times, because each call counts its turns from 1.
     begun, last = [], 0
     for line in episode.lines() if len(turns) == 1 and turns.start else ():
         last = line.line.seq

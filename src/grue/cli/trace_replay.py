@@ -56,7 +56,7 @@ def changes_from(
 
 
 def value_of(text: str) -> object:
-    """Parse the value of a setting as JSON; any other text is the value itself."""
+    """Parse the value of a setting as JSON; return a text that is not JSON as it is, without outer spaces."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError):

@@ -109,7 +109,7 @@ def _fault(path: Path, turn: int) -> str:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - all are reported, also that of pytest.raises
-            # An assertion may have no words: then its line says what has failed.
+            # An assertion may have no message: then report its line of code.
             line = traceback.extract_tb(error.__traceback__)[-1].line
             return f"{type(error).__name__}: {str(error) or line}"
         finally:
@@ -359,8 +359,9 @@ def _replies(run: RecordedRun) -> Iterator[str]:
             case m.CompletionReceived() as reply if envelope.receiver == AGENT:
                 replies[reply.request] = reply
             case m.ReplyDropped(request=request):
-                # Leave out a reply that the recorded turn dropped, because a server then listed other tools
-                # than the request had offered. In the test, servers list their tools before the request.
+                # Leave out a reply that the recorded turn dropped, because a server then did not start, or
+                # listed other tools than the request had offered. In the test, servers list their tools
+                # before the request, so no reply is dropped.
                 replies.pop(request, None)
     yield "REPLIES = ["
     for reply in replies.values():

@@ -61,7 +61,7 @@ class ChatCommands:
         """Run a command. Return whether the chat goes on.
 
         Raises:
-            UnknownCommand: The line names no command.
+            UnknownCommand: The line names no command, or the command's argument is missing or wrong.
             MCPError: The command failed.
         """
         name, _, rest = line.strip().partition(" ")

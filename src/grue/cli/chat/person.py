@@ -48,7 +48,8 @@ class Reader(Protocol):
     def answer(self, question: str, default: str = "") -> str | None:
         """Ask a question and return the answer, one line; `None` if the input has ended.
 
-        A reader with editing shows `default` as text to edit. Others return it if the line is empty.
+        A reader with editing shows `default` as text to edit. Other readers return `default` for an empty
+        line.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -111,9 +112,9 @@ class Field(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: The type of the field's value, as JSON Schema names it.
-        options: The values to choose from, and how each is shown; empty if the user can type any.
+        options: The values to choose from, and how each is shown; empty if any value can be typed.
         default: The schema's default as text; empty if there is none. A terminal with line editing shows this
-            text, to be edited. Elsewhere an empty input stands for it.
+            text, to be edited. Elsewhere an empty input means this default.
     """
 
     name: str

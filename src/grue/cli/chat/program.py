@@ -95,7 +95,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
 
 def _require_prompt_toolkit() -> None:
     try:
-        import grue.cli.chat.prompting  # noqa: F401 - a lack is noticed before the start
+        import grue.cli.chat.prompting  # noqa: F401 - a missing package is reported before the start
     except ImportError as error:
         raise MissingDependencyError(
             "A chat at a terminal needs prompt_toolkit: pip install 'prompt_toolkit>=3.0.50,<4'."
@@ -188,8 +188,8 @@ class ChatProgram:
             self._screen.end(answer)
 
     def _is_final(self, error: MCPError) -> bool:
-        # At a terminal the user may go on after any error. In a pipe, after these errors of the model's
-        # endpoint, all further lines would fail in the same way.
+        # At a terminal the user may go on after any error. In a pipe, end the chat after an error of the
+        # model's endpoint with which all further lines would fail too, such as a refused API key.
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

@@ -130,7 +130,7 @@ class TerminalScreen(Closing):
 class PipeScreen:
     """Prints answers and the output of commands to standard output, the rest to standard error.
 
-    If it is `quiet`, it does not print the tool calls of a turn.
+    With `quiet`, it prints neither the tool calls of a turn nor problems that do not end the turn.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:

@@ -1,8 +1,9 @@
 """`Talk`: a conversation with an agent, in a run folder. It does not use the terminal itself.
 
-The run folder has the same files as that of `grue play`, and the conversation, `conversation.jsonl`. Before
-each turn, the size of that file is recorded in the trace. `/undo` copies the file up to that size, and the
-conversation continues in the copy. So `/undo` also works for turns of an earlier run.
+The run folder has the same files as a run folder of `grue play`, and the conversation's file,
+`conversation.jsonl`. Before each turn, the size of the conversation's file is recorded in the trace. `/undo`
+copies the file up to the size before the last turn, and the conversation continues in the copy. So `/undo`
+also works for turns of an earlier run.
 """
 
 import time
@@ -90,6 +91,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     Attributes:
         reason: Why the chat ended: `ended` (the user left), `failed` (a turn had no answer) or `interrupted`.
         turns: Number of turns, including those that were taken back.
+        duration_s: Seconds that this run took. All other numbers include the earlier runs of the chat.
     """
 
     episode_id: str
@@ -105,7 +107,8 @@ class ChatResult(Struct, frozen=True, kw_only=True):
 class Talk:
     """A conversation. Use it as a context manager.
 
-    `on_event` is called with each event of a turn (`LoopEvent`, `Question`), in the thread that calls `say`.
+    `on_event` is called with each event of a turn (`LoopEvent`, `Question`, `Noticed`), in the thread that
+    calls `say`.
 
     Attributes:
         runner: Runs the turns.
