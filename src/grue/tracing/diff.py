@@ -1,8 +1,8 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The turns of the two traces are paired in order; a turn that was run again in only one trace has no partner. A
-fork runs a recorded turn again, and has that turn's number. If a trace has forks, only turns with a fork's
-number are compared.
+The turns of the two traces are paired in order. If only one of the traces has a turn that was run a second
+time, the second run has no partner. A fork runs a recorded turn again, and has that turn's number. If a trace
+has forks, only turns with a fork's number are compared.
 
 The messages of a turn form a tree, in which each message is below the message that caused it. Below each pair
 of messages, those with the same sender, receiver and kind are paired: in order if both sides have equally

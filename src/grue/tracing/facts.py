@@ -95,7 +95,10 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return (LogLine("info", name, f"{kind}: {self.summary()}", self.log_fields()),)
 
     def log_fields(self) -> m.JsonObject:
-        """Return the fact's fields for a log line, without the fields that every log line has."""
+        """Return the fact's fields for a log line.
+
+        Every log line has the turn and the episode's id anyway. `settings` and `conditions` are not logged.
+        """
         return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
 
 
@@ -289,7 +292,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
         return f"{self.episode_id} goes on after {counted(self.turns, 'finished turn')}{changed}"
 
     def severity(self) -> Severity:
-        """Return `warn` if conditions have changed."""
+        """Return `warn` if the conditions of the episode have changed, else an empty text."""
         return "warn" if self.changes else ""
 
     def mark(self) -> str:
@@ -324,7 +327,8 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     Args:
         prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
             `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
-            If several classes do so, a fact is read into the one that declares the fields of the fact.
+            If several classes do so, a fact is read into the first one that declares any of the fields that
+            the host added to the fact.
         kinds: The classes of the facts. A class replaces an earlier one of the same module and name, as when
             a module is reloaded or a notebook cell is run again.
         unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.

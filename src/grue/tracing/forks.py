@@ -2,7 +2,8 @@
 
 A fork's trace begins with copies of the recorded messages before that message, marked as copied. The counts
 in the message that ends the fork include the copies. Programs show copies but do not count them, because the
-fork itself has not made these requests and calls. Its `RunTurn` is not marked: the fork, too, begins with it.
+fork itself has not made these requests and calls. The fork's `RunTurn` is not marked as copied, and counts as
+the beginning of the fork.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ class OwnMessages:
         self._forked: dict[int, m.TurnForked] = {}  # turn number -> its `TurnForked`, while the fork runs
 
     def take(self, envelope: Envelope[Any]) -> Envelope[Any] | None:
-        """Return the message to count, or `None` for a copy. A fork's end loses the counts of the copies."""
+        """Return the message to count, or `None` for a copy. A fork's end comes without copies' counts."""
         if envelope.copied:
             return None
         if type(envelope.body) not in _BOUNDS:

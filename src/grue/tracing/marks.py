@@ -61,7 +61,8 @@ def require_name(word: str) -> None:
     """Check the name or the version of a scorer, which becomes a part of a file's name.
 
     Raises:
-        ValueError: The word has a character other than letters, digits, `_`, `.` and `-`, or more than 64.
+        ValueError: The word is empty, has more than 64 characters or any other than letters, digits, `_`,
+            `.` and `-`, or begins with `.` or `-`.
     """
     if not _NAME.fullmatch(word):
         raise ValueError(f"{word!r:.80}: use letters, digits, `_`, `.` and `-`, 64 of them at most")

@@ -64,7 +64,7 @@ class FailureWords(NamedTuple):
     """Why a turn has no answer, worded for each place where it is shown. Parts of the texts are untrusted.
 
     Attributes:
-        short: For a line of the trace.
+        short: For the line of text about the message, as in `grue trace show`.
         sentence: For the logs.
         error_type: One of a few fixed words, suitable for metrics.
         detail: For a span, which shows `error_type` too.

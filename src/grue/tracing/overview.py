@@ -22,13 +22,14 @@ class Overview(Struct, kw_only=True):
 
     Attributes:
         title: The episode's subject: the host's title, or else the beginning of the first turn's text.
-        models: The models that answered, with the number of their replies.
+        models: The models that answered, with the number of their replies. 0: only `EpisodeStarted` names the
+            model.
         asked: The models that the turns asked, with their addresses. A reply may name another model.
         facts: Further fields of the host's `EpisodeStarted`, by name.
         ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
         detail: Why the episode ended, as a sentence.
         grade: `fail` if the episode failed or was interrupted, otherwise empty.
-        result: The result in a few words, such as a score; empty if the host is not installed.
+        result: The result in a few words, such as a score; empty: none, or the host is not installed.
         results: Further fields of the host's `EpisodeEnded`, by name.
         turns: How many turns were run; a resumed turn counts once. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.

@@ -201,7 +201,7 @@ _TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsCha
 
 
 SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]
-"""The kind of a span: a whole turn, a whole session, a part of either, or the pause before a retry."""
+"""The kind of a span: a turn, a session, a part of either, the pause before a retry, or a host's own work."""
 
 
 class Span(Struct, frozen=True, kw_only=True, array_like=True):
@@ -238,7 +238,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope. `turn`, its turn, is `envelope.turn` by default."""
+        """Yield the spans that end with this envelope. Its turn is `turn` or, if `None`, `envelope.turn`."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:

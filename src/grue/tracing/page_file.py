@@ -120,7 +120,7 @@ REFERENCE = "grue-image:"
 MAX_IMAGE_CHARS = 24_000_000
 """The most characters of base64 of an image that a page shows."""
 MAX_IMAGES_CHARS = 96_000_000
-"""The most characters of base64 of all images of a page. Further ones are replaced by their size in words."""
+"""The most characters of base64 of all images of a page. A text with its size replaces a further image."""
 
 # With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(

@@ -25,7 +25,7 @@ from grue.tracing.message_words import kind_of
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
 
 _MOST_KEPT = 1_000
-"""The most conversations that are remembered after their turn; the one unused for longest goes first."""
+"""The most conversations that are remembered after their turn. The longest unused is forgotten first."""
 
 _AROUND = 24
 _EXCERPT = 72
@@ -72,7 +72,9 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: How many of these tokens the endpoint reports as read from its cache.
         whole: Whether the trace holds all messages of the prompt.
-        broken: Where this prompt differs from the earlier one; `None`: it begins with all of the earlier one.
+        broken: Where this prompt differs from the earlier one. `None`: this prompt begins with all of the
+            earlier one, or there is no earlier one. If the earlier prompt is of another conversation, only
+            tools and system text are compared.
     """
 
     seq: int
@@ -390,7 +392,7 @@ class CachedPrompts:
             del self._talks[name]
 
     def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
-        """Remove a dropped reply from its conversation. Return its request, or `None` if it had ended."""
+        """Remove a dropped reply from its conversation. Return its request; `None`: the request had ended."""
         talk = self._talks.get(self._dropping.pop(envelope.cause or 0, m.ConversationId("")))
         if talk is not None:
             talk.encoded.history.forget()

@@ -28,7 +28,7 @@ from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_fac
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
 _MOST_KINDS = 1000
-"""How many classes are kept. A damaged or hostile file may have more kinds of messages."""
+"""How many generated classes are kept. A damaged or hostile file may need more."""
 
 
 class _Tag(Struct):
@@ -143,7 +143,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message by its tag, or `None` if only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # An unknown message without a receiver is a fact of a host that is not imported.
+        # An unknown message to no actor (`NOTES`) is a fact of a host that is not imported.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:

@@ -12,8 +12,9 @@ replayed one with the placeholder. The two count as equal if they differ only in
 - punctuation after a placeholder (it was replaced together with the secret);
 - the place where a text was cut to a length.
 
-With `Changes`, a replay shows where the episode would have gone differently. Nobody has recorded what follows
-the first difference in a turn. So the replay goes on with the next turn, from its recorded beginning.
+With `Changes`, a replay shows where the episode would have gone differently. The trace does not hold what
+would follow the first difference in a turn. So the replay goes on with the next turn, from its recorded
+beginning.
 """
 
 import math
@@ -67,7 +68,7 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 
 _FOLLOWS = frozenset({"whole_chars"})
-"""Fields that are not compared: they are computed from a text that is, and that may lack a secret."""
+"""Fields that are not compared: the length of a text differs if a secret in the text was replaced."""
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):
@@ -80,7 +81,8 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         said: The messages and notes that the agent recorded.
         crash: The `ActorFailed` of the agent, if it crashed.
         by_seq: All envelopes of the turn's `TurnSlice`, by number.
-        cut_off: Whether the trace ends in this turn, or the episode was interrupted in it.
+        cut_off: Whether the turn's end may be missing from the trace, because the process may have been
+            killed in the turn.
     """
 
     begun: EpisodeEnvelope
@@ -212,7 +214,7 @@ class AgentReplay:
         if isinstance(body, m.CompletionReceived) and envelope.redacted:
             calls = (replace(call, arguments=quote_placeholders(call.arguments)) for call in body.tool_calls)
             return replace(body, tool_calls=tuple(calls))
-        return body  # type: ignore[return-value]  # what is not for the machine, it refuses
+        return body  # type: ignore[return-value]  # the state machine refuses other messages
 
     def _compare(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> Divergence | None:
         said = self._turn.said
@@ -258,7 +260,7 @@ class AgentReplay:
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
         """Return whether `command` was not sent, because the session's actor had ended.
 
-        In this case, the recording has a `SessionClosed` that the agent sent itself.
+        In this case, the recording has a `SessionClosed` that the agent sent to itself in the session's name.
         """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
@@ -295,7 +297,7 @@ def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
 
 
 _MOST_ORDERS = 1000
-"""How many orders of a turn's events are tried. A recorded turn has one or two; a made-up one, billions."""
+"""How many orders of a turn's events are tried. A made-up trace can have billions of possible orders."""
 
 
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
@@ -398,7 +400,7 @@ class Connections:
         """Begin a turn.
 
         If the turn is the first after a resumption of the episode, keep only the states that the trace
-        reports, because the new process knew no others.
+        reports, because the process that resumed the episode knew no others.
         """
         if turn_slice.resumed:
             self._known = dict(self._recorded)

@@ -41,8 +41,8 @@ class _Run(Struct, frozen=True, kw_only=True):
 def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     """Write `index.html` into a folder of episodes, with a row for each of `runs`.
 
-    Also write a page beside each trace, unless a file with the page's name is newer than the trace. An older
-    file that grue did not write is kept, and the row says so.
+    Also write a page beside each trace, unless the page that grue wrote there is newer than the trace. A file
+    with the page's name that grue did not write is kept, and the row says so.
 
     Raises:
         TraceError: The index cannot be written, or there is an `index.html` that grue has not written.

@@ -221,6 +221,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         endings: How many of its processes ended in each way, as `SessionClosed` or `ServerEnded` says. A
             session without a process counts as `none`.
         startup: How long turns waited for each session that opened, as the session measured it.
+        spares: Sessions that were opened in advance, for a later turn.
         spares_lost: Prewarmed or kept sessions that could not be used when their turn began.
     """
 

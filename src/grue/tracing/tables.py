@@ -33,7 +33,7 @@ class TurnRow(Struct, kw_only=True):
         user: The host's text for the model.
         answer: The answer: its text, or JSON.
         iterations: How many replies asked for tool calls.
-        cost_usd: The cost of the turn, as the endpoint reports it.
+        cost_usd: The cost of the turn, as the endpoint reports it, or else by the configured price.
     """
 
     episode: str

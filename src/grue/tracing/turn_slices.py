@@ -36,7 +36,7 @@ class TurnSlice(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether no further envelope can belong to this slice."""
+        """Whether the slice does not wait for a turn's end: its turn is over or has not begun."""
         return self.over or not self.begun
 
     @property

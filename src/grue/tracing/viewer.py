@@ -1,7 +1,8 @@
 """Write a trace as one HTML page that needs only a browser, for `grue trace html FILE`.
 
-`page_file.py` explains why text from models, tools and games cannot run as code in the page. Its script runs
-while the browser still reads the messages, so the first turns of a long trace can be read at once.
+`page_file.py` explains why text from models, tools and games cannot run as code in the page. The page's
+script runs while the browser still reads the messages, so the first turns of a long trace can be read at
+once.
 """
 
 import shutil

@@ -14,7 +14,7 @@ from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
 MOST_KEPT = 100
-"""The most conversations that are remembered after their turn; the one unused for longest goes first."""
+"""The most conversations that are remembered after their turn. The longest unused is forgotten first."""
 
 
 class AsSent(Struct, frozen=True):

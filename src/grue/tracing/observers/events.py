@@ -253,7 +253,10 @@ class _TurnLines:
 
 
 class EventFeed:
-    """Turn the envelopes of one episode into its events. The id in `EpisodeStarted` replaces `episode_id`."""
+    """Turn the envelopes of one episode into its events.
+
+    The id in an `EpisodeStarted` or `EpisodeResumed` replaces `episode_id`.
+    """
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id

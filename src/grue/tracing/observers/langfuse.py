@@ -78,8 +78,9 @@ class LangfuseObserver(Outbox):
 
     Args:
         client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
-            from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does
-            not touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
+            from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). This
+            client does not touch the global tracer provider and, like all Langfuse clients, lives until the
+            process ends.
         session_id: The Langfuse session's id, until an `EpisodeStarted` gives another id; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, sizes, usage
             and kinds of errors. With `"reference"`, a generation has only the new messages of its
@@ -303,7 +304,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `metadata` and, under the name `part`, `content`; its size if content must not be sent."""
+        """Return `metadata` and, under the name `part`, `content`, or its size if it must not be sent."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}

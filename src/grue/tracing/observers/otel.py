@@ -185,7 +185,7 @@ class _OtelSink(SpanSink):
         self._root: Any = None
 
     def context_of(self, message: int) -> Any:
-        """Return the `SpanContext` of the tool call whose `ToolCalled` is the given message. Thread-safe."""
+        """Return the `SpanContext` of the tool call whose `ToolCalled` has number `message`. Thread-safe."""
         from opentelemetry.trace import SpanContext, TraceFlags
 
         assert self.ids is not None, "asked for only if there are ids"

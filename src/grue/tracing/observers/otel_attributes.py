@@ -71,7 +71,7 @@ def answered(text: str) -> str:
 
 
 def tool_definitions(tools: Iterable[m.ToolDefinition]) -> str | None:
-    """Return the offered tools as JSON, with only their names if it gets too long; `None` without tools."""
+    """Return the offered tools as JSON, only their names if the JSON gets too long; `None` without tools."""
     named = [{"type": "function", "name": tool.name} for tool in tools]
     full = [
         {**name, "description": tool.description, "parameters": tool.input_schema}
@@ -401,8 +401,8 @@ def _finished(reason: str | None) -> Attributes:
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return what a resumed turn used after it was resumed; for any other turn, the whole usage.
 
-    The earlier usage is in the spans of the parked turn. Tools that add up the usage of all spans, such as
-    MLflow, would count it twice.
+    The earlier usage is in the spans of the parked turn. Programs that add up the usage of all spans, such as
+    MLflow, would otherwise count the earlier usage twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 BOUND = 10_000
-"""How many envelopes the queue holds: enough for some hundred turns in which the thread cannot run."""
+"""How many envelopes the queue holds: enough for a few hundred turns in which the thread cannot run."""
 
 CLOSE_S = 5.0
 """How long `close` waits by default, in seconds."""

@@ -105,7 +105,10 @@ _NO_TURN = (0, SpanId(0))
 
 
 class SpanFeed:
-    """Turn the envelopes of one episode into spans. The id in an `EpisodeStarted` replaces `episode_id`."""
+    """Turn the envelopes of one episode into spans.
+
+    The id in an `EpisodeStarted` or `EpisodeResumed` replaces `episode_id`.
+    """
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id

@@ -29,7 +29,10 @@ SpanId = NewType("SpanId", int)
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """A whole episode; `started` is the `EpisodeStarted` of its host, `None` if the host recorded none."""
+    """A whole episode, or its part after a resumption.
+
+    `started` is the host's `EpisodeStarted`; `None`: the host recorded none, or resumed the episode.
+    """
 
     episode_id: str
     started: EpisodeStarted | None = None
@@ -153,9 +156,10 @@ class SpanNoted(Struct, frozen=True, kw_only=True):
 
 
 class SpanClosed(Struct, frozen=True, kw_only=True):
-    """A span ends; `outcome` is `None` if the span was cut off.
+    """A span ends.
 
     Attributes:
+        outcome: `None`: the span was cut off, its turn was parked or its reply was dropped.
         subject: The `subject` of its `SpanOpened`, completed by later messages.
         finish_reason: For a turn: why its last reply ended; `None`: unknown.
     """
