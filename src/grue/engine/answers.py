@@ -237,7 +237,8 @@ class _Reader:
         raise first_error or ValueError("it contains no JSON object")
 
     def _has_only_defaults(self, found: object, made: object) -> bool:
-        # A host's validator may read members that the schema lacks. Then `made` is more than defaults.
+        # A host's validator may read members that the schema lacks. Then `made` differs from the value
+        # that an empty object gives, and is accepted.
         try:
             return isinstance(found, dict) and self._is_foreign(found) and bool(made == self._convert({}))
         except ValueError:

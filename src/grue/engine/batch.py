@@ -158,7 +158,8 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
     """Return a reference to a conversation's entries at the end of a turn; `past` refers to those before it.
 
-    `None`: the turn rewrote earlier entries. Only their digest is known, so no new digest can be computed.
+    `None`: the turn rewrote earlier entries, of which only the digest is known, so no new digest can be
+    computed. Or its messages do not fit together.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest

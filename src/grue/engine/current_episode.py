@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
-"""Work that runs in the episode's loop, as a turn or beside one, with the processes and sessions given."""
+"""Work that runs as a turn or beside one. Its argument holds the processes and sessions that it may use."""
 
 
 class Episode:

@@ -109,7 +109,7 @@ class TurnRecord:
         self._inexact = {*listings}  # servers that may have listed other tools than the recorded ones
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._sent: dict[m.ServerName, RecordedCall] = {}
-        self._begun: set[m.ServerName] = set()  # servers that got a batch, but no call of it yet
+        self._begun: set[m.ServerName] = set()  # servers that got a batch, of which no call was sent yet
         self._relistings: dict[m.ServerName, list[_Relisting]] = {}
         self._questions: dict[str, _Question] = {}
         self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
@@ -290,7 +290,8 @@ class TurnRecord:
                 self._settle(envelope)
 
     def _starts(self, server: m.ServerName) -> None:
-        # Others wait only for these servers: one that starts at its first call may never start in the fork.
+        # In a fork, servers wait only for the servers in `_starting`, which start with the turn. A server
+        # that starts at its first call may never start in the fork.
         if server in self._starting:
             self._started.setdefault(server, anyio.Event())
 
@@ -299,7 +300,7 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # These have a result: each call that was sent, and each call that its server refused. A call that was
+        # A call that was sent has a result, and so has a call that its server refused. A call that was
         # skipped for another reason, such as the timeout of another call, has none.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted

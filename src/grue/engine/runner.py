@@ -88,7 +88,7 @@ class Runner(AsyncToolAccess, Closing):
     """Run the turns of one episode.
 
     Use it as a context manager, or call `close`. Thread-safe: with `keep="nothing"` the turns of several
-    threads run in parallel, each in its own event loop. With `keep="loop"` they run one at a time.
+    threads run in parallel, each in its own event loop. With any other `keep` they run one at a time.
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
@@ -110,7 +110,8 @@ class Runner(AsyncToolAccess, Closing):
             which runs in a thread, or a coroutine function. The wait counts against the turn's limit.
             `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place.
+        tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place;
+            `None`: never.
         budget: What all turns together may spend on the model. For a single turn there is `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
@@ -265,7 +266,7 @@ class Runner(AsyncToolAccess, Closing):
     def spent(self) -> Spent:
         """The requests, tokens and cost of the turns so far, failed and cancelled ones included.
 
-        Set it to continue an earlier episode.
+        To continue an earlier episode, set this to what that episode had spent.
         """
         return self._spending.spent
 
@@ -311,7 +312,7 @@ class Runner(AsyncToolAccess, Closing):
         """Run a turn and return its outcome, blocking. A text is short for `TurnRequest(user=text)`.
 
         With `keep="nothing"` this is one `anyio.run`. When it returns or raises, no process of this turn is
-        alive. With `keep="loop"` the turn runs in the episode's loop. With `keep="loop"` and
+        alive. With any other `keep` the turn runs in the episode's loop. With `keep="loop"` and
         `start="after_turn"`, the turn's server processes are ended in the background, before the next turn's
         first tool call.
 
@@ -339,7 +340,7 @@ class Runner(AsyncToolAccess, Closing):
     async def run_turn_async(self, request: TurnRequest[T] | str) -> TurnOutcome[T]:
         """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
 
-        With `keep="loop"` the turn runs in the episode's loop, and the caller awaits it.
+        With `keep="loop"` or `"sessions"` the turn runs in the episode's loop, and the caller awaits it.
         """
         return await self._episode.run_async(self._turn(request).run)
 
@@ -441,10 +442,10 @@ class Runner(AsyncToolAccess, Closing):
         Args:
             trace: The trace file, or its run folder.
             turn: Number of the turn; `None`: the trace's only turn.
-            at: Number of a message of the turn. The fork is before the request to the model, or the tool
-                calls of a reply, that this message belongs to. `None`: the fork is at the turn's beginning,
-                or before the first result that `tool_results` replaces. If several turns have the number
-                `turn`, `at` chooses one of them; `None`: the last.
+            at: Number of a message of the turn. The fork is at the last possible place before this message:
+                before a request to the model, or between a reply and its tool calls. `None`: the fork is at
+                the turn's beginning, or before the first result that `tool_results` replaces. If several
+                turns have the number `turn`, `at` chooses one of them; `None`: the last.
             system: Another system text.
             changes: Other values of fields of `TurnLimits` and `FailurePolicy`, such as `budget.requests`.
             tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.
@@ -546,6 +547,7 @@ class Runner(AsyncToolAccess, Closing):
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
             ValueError: `concurrency` is not a whole number of at least 1, or `total` not one of at least 0.
+                Or both `batch` and `resume_from` are given.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
         with importing():  # imported here, so that a program's first turn does not wait for the import

@@ -174,7 +174,7 @@ def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dic
 
 
 def limited(servers: Mapping[m.ServerName, ToolServer], limits: TurnLimits) -> dict[m.ServerName, ToolServer]:
-    """Return the servers. The errors of those that `limits` gives a start-up limit of their own name it."""
+    """Return the servers. If `limits` has a start-up limit for one server, its errors name that setting."""
     place = "startup_timeouts_s in these TurnLimits"
     return {
         name: replace(server, options=replace(server.options, startup_timeout_place=place))
@@ -221,7 +221,7 @@ def check_named_servers(
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server, named after its key in `servers=`. The full names of its tools begin with it."""
+    """Return the server, named after its key in `servers=`. Its tools' full names begin with this key."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -287,7 +287,8 @@ _GLOB = re.compile(r"[*?[]")
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
     """Return `policy` (`None`: the default policy), with the host's own servers added as trusted.
 
-    Raises `MCPConfigError`, which names the rule and the field, if a value cannot be used.
+    The default policy is returned unchanged. Raises `MCPConfigError`, which names the rule and the field, if
+    a value cannot be used.
     """
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():

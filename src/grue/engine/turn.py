@@ -106,7 +106,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
             `int`, an enum. Or an `AnswerSpec`, with a check or a fallback; `AnswerSpec.of(...)` makes one of
             any type, `Literal` included. `None`: any text.
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
-        turn: The turn's number in the episode; `None`: one more than the last turn's.
+        turn: The turn's number in the episode; `None`: one more than the highest so far.
         tools: `True`: offer all of the runner's tools; `False`: offer none. Or the names of the tools to
             offer, which may be patterns: `("files.read", "web.*")`.
         context: How to stay within the model's context window; `None`: the runner's `context`.
@@ -221,7 +221,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
         outcome: The turn's outcome; `None` if the turn failed.
         error: Why the turn failed: what `run_turn` would have raised. An exception that is not an `MCPError`
             is the `__cause__` of an `MCPError`.
-        recalled: The outcome is from the trace of an earlier run; the turn was not run again.
+        recalled: The outcome or error is from the trace of an earlier run; the turn was not run again.
     """
 
     index: int
@@ -313,10 +313,11 @@ def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
 
 
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
-    """Return images as they are sent to the model. One bad image would make an endpoint refuse the request.
+    """Check images, and return them as they are sent to the model.
 
-    Raises `MCPError`, which names the image, if a file cannot be read, or if an image is too large for
-    `limits` or of a type that models do not take.
+    Because of one bad image, an endpoint would refuse the whole request. Raises `MCPError`, which names the
+    image, if a file cannot be read, or if an image is too large for `limits` or of a type that models do not
+    take.
     """
     room = MediaRoom(limits)
     for number, image in enumerate(images):
@@ -402,7 +403,7 @@ class TurnHandle(Generic[R]):
     def when_done(self, function: Callable[[], object]) -> None:
         """Call `function` when the turn is over, in the turn's own thread; at once if it is over already.
 
-        Use it to wake your own loop, not to do work: it must not block or raise.
+        Use this to wake your own loop, not to do work: `function` must not block or raise.
         """
         self._call.add_done_callback(lambda _: function())
 
@@ -469,7 +470,7 @@ class Spending:
         self._lock = threading.Lock()
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add what a turn has spent that has ended, in whatever way."""
+        """Add what an ended turn has spent, even if it failed or was cancelled."""
         with self._lock:
             self.spent = self.spent.plus(requests, usage)
 
@@ -507,7 +508,7 @@ class RestOfTurn(Spending):
         self._whole.add(rest.requests, rest.usage)
 
 
-class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
+class TurnPostponed(Exception):  # noqa: N818 - named as the event it reports
     """The turn waits for a provider's batch. Users never see this exception."""
 
     def __init__(self, waits: m.TurnWaits) -> None:
@@ -516,7 +517,8 @@ class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
 
 
 _inside: contextvars.ContextVar[tuple[Wiring, ...]] = contextvars.ContextVar("inside_turns", default=())
-"""The runners in whose turns the current code runs, outermost first. Tasks and worker threads inherit it."""
+"""The wirings of the runners in whose turns the current code runs, outermost first. Tasks and worker threads
+inherit this value."""
 
 
 @contextlib.contextmanager

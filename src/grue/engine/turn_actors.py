@@ -99,7 +99,8 @@ class EarlyRequest:
     def releasing(self, note: Note, fail: Callable[[str, BaseException], None]) -> Note:
         """Return a function that calls `note`, and after a `ToolsVerified` gives the host the held texts.
 
-        An exception of the host goes to `fail`: the agent, which calls this, still has to end the turn.
+        An exception of the host goes to `fail`: the agent, which calls the returned function, still has to
+        end the turn.
         """
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
@@ -436,13 +437,14 @@ class TurnActors:
         kept = pool is not None and pool.sessions == "kept"
         if self._wiring.presumed is not None:
             for name, session in self._sessions.items():
-                # A server that adds tools during a session starts the next session without them.
+                # A server that adds tools during a session starts the next session without them. So learn the
+                # first list, unless later turns use this session.
                 listed = session.listed_last if kept else session.listed
                 if listed is not None:
                     self._wiring.presumed.learn(name, listed)
 
     async def _save_listings(self) -> None:
-        """Store new listings in the user's cache, whose folder may be on a slow network."""
+        """Store new listings in the user's cache. Wait at most 1 s: its folder may be on a slow network."""
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return

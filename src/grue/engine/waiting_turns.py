@@ -123,7 +123,11 @@ class _Room(Struct, frozen=True, kw_only=True):
     flush: Callable[[], None]
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request, or store the request for a batch."""
+        """Return the reply to a request. If there is none, store the request for a batch.
+
+        Raises `RequestPostponed` if there is no reply. If the budget has no room for the request, the request
+        is not stored.
+        """
         del endpoint
         item = self.files.item_of(self.turn, request, body)
         result = self.files.result(item)
@@ -157,7 +161,8 @@ class _Turns(Generic[T]):
     def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
         """Return how a turn ended in an earlier run; `None`: the turn has to be run.
 
-        Raises `TraceError` if the turn's trace in the folder belongs to another request.
+        Raises `TraceError` if the turn's trace in the folder belongs to another request, and `MCPConfigError`
+        if the request continues a conversation or a history.
         """
         if request.conversation is not None or request.history:
             raise MCPConfigError(
@@ -404,7 +409,7 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        # Free the budget that the turn has reserved. After `BudgetSpent` the turn still waits, and keeps it.
+        # Free the budget that the turn has reserved, except after `BudgetSpent`: then the turn still waits.
         if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)

@@ -63,8 +63,8 @@ class TurnsUnderWay:
             keeps them.
         resuming: Held while a caller finds out which turn to resume, so that two callers do not resume the
             same turn.
-        forking: Held while a fork runs. Running turns are told apart by their numbers only, and a fork has
-            the number of the recorded turn.
+        forking: Held while a fork runs. A fork has the number of the recorded turn, and two running turns
+            with the same number could not be told apart.
     """
 
     def __init__(self) -> None:
@@ -103,6 +103,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         llm: Makes the LLM actor of a turn.
         endpoint: The endpoint that the LLM actors ask; `None`: the host passed its own factory as `llm`.
         approval: Gets a person's decisions about tool calls.
+        under_way: The runner's running turns, and the conversations that they continue.
         presumed: Earlier listings, which turns may use before the servers have started; `None`: no turn may.
     """
 
@@ -126,8 +127,8 @@ class Wiring(Struct, frozen=True, kw_only=True):
     ) -> Wiring:
         """Return a wiring whose LLM actors continue the conversation `name`.
 
-        `tools`: those that its last request offered. `first`: a recorded request, which the LLM actor handles
-        before any other.
+        `tools`: the tools that the conversation's last request offered. `first`: a recorded request, which
+        the LLM actor handles before any other; `None`: there is none.
         """
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
@@ -139,7 +140,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         return replace(self, llm=llm)
 
     def beginning_with(self, endpoint: LlmEndpoint) -> Wiring:
-        """Return a wiring whose LLM actors first ask `endpoint`, one of those that the runner may ask."""
+        """Return a wiring whose LLM actors first ask `endpoint`, which the runner may ask."""
         if endpoint is self.endpoint or not isinstance(self.llm, EndpointActors):
             return self
         return replace(self, llm=replace(self.llm, begins=endpoint))
@@ -261,7 +262,7 @@ def recorder_that_tells() -> Recorder:
     """Return a recorder for a program that passes none. It logs warnings of trouble to the logger `grue`.
 
     Without these warnings, only a trace would show the trouble. Python writes them to standard error unless
-    the program has configured logging. Each warning is written once in a process.
+    the program has configured logging. A process logs each problem once, and at most 100 problems.
     """
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)

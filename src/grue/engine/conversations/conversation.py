@@ -63,10 +63,10 @@ class ResumeOptions(TypedDict, total=False):
 class Conversation(Closing):
     """Turns that follow each other. Made by `Runner.conversation`, `load` and `from_trace`.
 
-    All turns of the conversation have the tools, limits and model of the runner. If a turn fails or is
-    cancelled, the conversation keeps what was said in the turn: a tool call that was under way is answered
-    "interrupted; it may have taken effect". Text that was never sent to the model, for example because no
-    server started, is not kept.
+    Each turn has the runner's model, and the runner's tools and limits unless `ask` gets others
+    (`AskOptions`). If a turn fails or is cancelled, the conversation keeps what was said in the turn: a tool
+    call that was under way is answered "interrupted; it may have taken effect". Text that was never sent to
+    the model, for example because no server started, is not kept.
 
     Only one turn runs at a time: `ask` raises `ConversationBusy` while another turn runs. Close a saved
     conversation with `close` or use it as a context manager, so that another process can load it.
@@ -167,7 +167,7 @@ class Conversation(Closing):
 
     @property
     def parked_turn(self) -> int | None:
-        """The number of the parked turn; `None`: no turn is parked, so the next one can begin."""
+        """The number of the parked turn; `None`: no turn is parked."""
         mark = self._kept.open_turn
         return mark.turn if mark is not None and mark.state == "parked" else None
 

@@ -43,8 +43,8 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
         digest: The digest of these entries.
         entries: How many entries were written with the header and follow it. `length` and `digest` include
             them.
-        call_ids: Ids of tool calls that were rewritten out of the conversation, so that no line of the file
-            has them. New calls must not reuse them.
+        call_ids: Ids of tool calls that a `Rewritten` has removed from the conversation, so that no line of
+            the file has them. New calls must not reuse these ids.
     """
 
     format: int

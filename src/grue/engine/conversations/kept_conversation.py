@@ -406,8 +406,8 @@ class KeptConversation:
     def between_turns(self) -> Iterator[bool]:
         """Let no turn start in the conversation within the block; yield whether `add` may be called.
 
-        It may not if a turn is running (which goes on), if a turn is parked or interrupted, or if the
-        conversation's file could not be written.
+        `add` may not be called if a turn is running (the turn goes on), if a turn is parked or interrupted,
+        or if the conversation's file could not be written.
         """
         if not self._in_turn.acquire(blocking=False):
             yield False

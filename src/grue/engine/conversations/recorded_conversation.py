@@ -157,7 +157,7 @@ def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
             found.append(ForkPlace(min(body.first or seq, begun.get(turn, seq)), seq, turn))
     forks: deque[ForkPlace] = deque()
     for fork in reversed(found):
-        # Take no copy: a fork of a fork repeats the `TurnForked` of the first fork.
+        # Leave out copies: a fork of a fork repeats the `TurnForked` of the first fork.
         if not forks or fork.forked < forks[0].first:
             forks.appendleft(fork)
     return tuple(forks)
@@ -168,7 +168,8 @@ def with_forks(
 ) -> Iterator[tuple[RecordedLine[EpisodeBody], ForkPlace | None]]:
     """Yield each line of a trace, with the fork out of `forks` that recorded the line; `None`: no fork did.
 
-    Turn numbers do not show this: a fork repeats messages of other turns, and keeps their turn numbers.
+    Turn numbers do not show which fork recorded a line: a fork repeats messages of other turns, and keeps
+    their turn numbers.
     """
     left = deque(forks)
     now: ForkPlace | None = None

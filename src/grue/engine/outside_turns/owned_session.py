@@ -124,7 +124,8 @@ class OwnedSession:
     async def opened(self) -> m.ConnectOutcome | None:
         """Wait until the server is connected or connecting has failed, and return this outcome.
 
-        `None`: the task that owns the session ended before. Cancelling this wait ends the session.
+        `None`: the task that owns the session ended before there was an outcome. Cancelling this wait ends
+        the session.
         """
         try:
             await asyncio.wait({self._opened})

@@ -1,6 +1,7 @@
 """`ServerSessions`: sessions with tool servers outside turns, for tool calls and other requests of the host.
 
-A `ToolClient` keeps them open until its block is left. A `Runner` makes new ones for each call outside turns.
+A `ToolClient` keeps them open until its block is left. A `Runner` opens new sessions for each call outside
+turns, unless it has `keep="sessions"`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Tool calls outside turns, as a `Runner` and a `ToolClient` offer them.
 
-`server_sessions.py` is imported at the first such call, because the import would delay a runner's first turn.
+A `Runner` imports `server_sessions.py` at its first such call, because the import would delay its first turn.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ToolAccess(ABC):
 
 
 class AsyncToolAccess(ToolAccess):
-    """`ToolAccess` with async twins, which do the same without blocking the caller's event loop."""
+    """`ToolAccess` with an async version of each method, which does not block the caller's event loop."""
 
     @abstractmethod
     async def _outside_turns_async(self, work: SessionWork[T]) -> T:
