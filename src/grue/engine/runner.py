@@ -110,8 +110,7 @@ class Runner(AsyncToolAccess, Closing):
             which runs in a thread, or a coroutine function. The wait counts against the turn's limit.
             `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place;
-            `None`: never.
+        tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place.
         budget: What all turns together may spend on the model. For a single turn there is `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
