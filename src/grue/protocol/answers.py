@@ -37,9 +37,9 @@ MAX_CHARS = 2 * 2**20
 def json_objects(text: str) -> Iterator[dict[str, object]]:
     """Yield the JSON objects that could be the answer in `text`, the likeliest first.
 
-    The order is: the whole text; each fenced block; each object in the prose, the last one first, because a
-    model that thinks aloud answers at the end. Only the last `MAX_CHARS` characters are read, in time linear
-    in their number.
+    The order is: the whole text; the first 50 fenced blocks; the last 50 objects in the prose, the last one
+    first, because a model that writes down its reasoning answers at the end. Only the last `MAX_CHARS`
+    characters are read, in time linear in their number.
 
     Source: R15.1
     """
@@ -57,7 +57,7 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
 
 
 def fenced_blocks(text: str) -> Iterator[str]:
-    """Yield what stands in the code fences of a text."""
+    """Yield the contents of the first 50 code fences in the last `MAX_CHARS` characters of a text."""
     return (match.group(1) for match in islice(_FENCE.finditer(text[-MAX_CHARS:]), _MOST_CANDIDATES))
 
 
@@ -100,8 +100,9 @@ _MOST_OBJECTS = 5
 def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text contains a JSON object with all members that the schema requires.
 
-    If the schema requires no member, one of its `properties` is enough. If the schema's `type` is not
-    `object`, or the text is too long to be searched, the result is `True`.
+    Only the 5 likeliest objects are checked. If the schema requires no member, one of its `properties` is
+    enough. The result is `True` without a check if the schema's `type` is not `object`, or the text has more
+    than 100,000 characters.
     """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True

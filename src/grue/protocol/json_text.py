@@ -18,7 +18,7 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import well_formed
 
 MAX_DEPTH = 100
-"""Deepest nesting of a JSON value. Encoding a deeper value would exhaust the stack."""
+"""Deepest nesting of a JSON value. Without a limit, a very deep value would exhaust the stack."""
 
 MAX_CHARS = 8 * 2**20
 """The most characters in the arguments of all calls of one reply together."""
@@ -33,7 +33,8 @@ _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
 _MOST_VALUES = 500_000
-"""The most values in a long text. Decoding cannot be interrupted, and nothing else runs meanwhile."""
+"""The most values in a text of more than `_LONG_BYTES`. Decoding is one call into C: until that call ends, no
+other thread can run."""
 
 
 def to_json(value: object) -> bytes:
@@ -77,8 +78,8 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     the call does. Such arguments become a string, and the code that reads them later refuses the call.
 
     The wire formats have different keys for arguments, but each has the key `name` in the same object. So
-    every value beside a key `name` is treated as arguments. `called`: `value` is a part of arguments in which
-    the caller has found neither NaN nor infinity.
+    every object or float beside a key `name` is treated as arguments. `called`: `value` is a part of
+    arguments in which the caller has found neither NaN nor infinity.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -109,7 +110,8 @@ def strict_text(value: object) -> str:
     """Return a value as JSON text.
 
     Raises:
-        TypeError, ValueError, RecursionError: JSON cannot express the value. For NaN, msgspec writes `null`.
+        TypeError, ValueError, RecursionError: JSON cannot express the value. `json.dumps` finds NaN, for
+            which msgspec would write `null`.
     """
     json.dumps(value, allow_nan=False, default=str, skipkeys=True)
     return msgspec.json.encode(value).decode()
@@ -145,8 +147,8 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
     """Return `value` as a JSON value, with replacements for values that JSON cannot express.
 
     NaN and infinities become `None`; lone surrogates become U+FFFD; bytes become base64; keys become text.
-    Integers with more digits than Python writes become hexadecimal text. Values nested too deeply become a
-    text that says so. Any other object becomes its `str`.
+    Integers of more than `_MAX_INT_BITS` bits become hexadecimal text. Values nested too deeply become a text
+    that says so. Any other object becomes its `str`.
     """
     match value:
         case None | bool():
@@ -203,7 +205,7 @@ _TOO_DEEP = "[nested too deeply]"
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether JSON text contains more than `most` values. No more are counted."""
+    """Return whether JSON text contains more than `most` values. The count stops there."""
     # First count these characters, which is fast: if there are few, the text has few values.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False

@@ -60,7 +60,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How often to retry a request, and the time limits of each request; the settings of `[tool.grue.retry]`.
 
     Attributes:
-        max_retries: The most requests after the first one.
+        max_retries: The most retries of a request. A request that grue adapts to a refusal does not count.
         initial_delay_s: Wait before the first retry, in seconds.
         max_delay_s: Longest wait of the backoff, without the jitter.
         max_asked_delay_s: Longest wait that an endpoint may ask for. If it asks for a longer one, such as a
@@ -71,8 +71,9 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         connect_timeout_s: Limit of the connect.
         first_byte_timeout_s: Limit from the connect to the first byte of the reply; `None`: no limit.
         idle_timeout_s: Limit between two pieces of a streamed reply.
-        length_retry_factor: A reply that was cut at its length limit is requested once more, with the limit
-            multiplied by this. 1 accepts the cut reply instead.
+        length_retry_factor: If a reply is cut at the limit of the endpoint's profile, and the user has set no
+            limit, the reply is requested once more, with the limit multiplied by this factor. 1 accepts the
+            cut reply instead.
     """
 
     max_retries: int = 5
@@ -106,11 +107,11 @@ def next_delay(
 
     Args:
         policy: The limits and the backoff.
-        attempt: Requests sent so far.
-        failure: How the last request failed. The wait that it names replaces the backoff; after the first few
-            failures only if it is the longer one.
+        attempt: How many requests have failed so far.
+        failure: How the last request failed. A wait that the failure names replaces the backoff; after more
+            than 5 failures, the longer of the two is used.
         of_kind: How many of these requests failed in the same way as the last one. Failures of another kind
-            do not use up the retries of this kind. Default: all requests.
+            do not use up the retries of this kind. Default: all of them.
         jitter: A random number from 0 to 1.
     """
     of_kind = attempt if of_kind is None else of_kind
@@ -125,7 +126,7 @@ def next_delay(
         delay = max(delay, backoff(policy, attempt - _TAKEN_AT_ITS_WORD))
     if failure.kind == "unreachable":
         delay = min(delay, _UNREACHABLE_DELAY_S)
-    # The jitter never shortens the delay: a request before it is over would be refused again.
+    # The jitter never shortens the delay: a request before the delay is over would be refused again.
     return delay * (1 + policy.jitter_factor * jitter)
 
 

@@ -33,11 +33,11 @@ The rules:
     (if the model probably cannot call tools), while the sessions open, or not at all. The first request that
     offers tools waits for the result.
 9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent
-    (`context/fit.py`). History changes only by a `RewriteHistory`. A summary is requested in a copy of the
-    conversation; if that request fails, the turn goes on without one.
+    (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A summary is requested in a
+    copy of the conversation; if that request fails, the turn goes on without a summary.
 10. Presumed tools (`ToolsPresumed`) are those that the servers have listed before this turn. With them the
     first request is sent while the sessions open. Its reply is acted on only when all sessions have reported.
-    If the reply calls a tool whose definition has changed, it is dropped, at most once a turn.
+    If the reply calls a tool whose definition has changed, the reply is dropped, at most once a turn.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.

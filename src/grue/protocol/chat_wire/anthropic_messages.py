@@ -1,9 +1,9 @@
 """The wire format of Anthropic's messages, `POST {base_url}/messages`.
 
-Instructions are a field of their own. All items between two replies form one user message with tool results
-first, because the endpoint requires all results in the message that follows the calls. Thinking blocks are
-signed by the endpoint and have to be sent back unchanged. A stream whose events are not in the documented
-order has lost or garbled an event, and raises `DamagedStream`.
+Instructions are a field of their own. Tool results and user texts between two replies form one user message,
+because the endpoint requires the results of all calls in the message that follows the calls. Thinking blocks
+are signed by the endpoint and have to be sent back unchanged. If the events of a stream are not in the
+documented order, an event was lost or garbled, and `AnthropicAssembler` raises `DamagedStream`.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 OpenAI takes a file with a line for each request, and a batch that names the file. Anthropic takes all
 requests in one body. Both give the results as lines, in any order.
 
-A process that is killed while it submits a batch leaves the batch in the provider's list. OpenAI's batches
-are found by the key in their metadata (`KEY`). Anthropic keeps no metadata: there, a batch is grue's own if
-it was made after grue began to submit, has the same number of requests, and has results with the requests'
-ids.
+If a process is killed while it submits a batch, the batch may be in the provider's list already. OpenAI's
+batches are found by the key in their metadata (`KEY`). Anthropic keeps no metadata: there, a batch is grue's
+own if it was made after grue began to submit, has the same number of requests, and its first readable result
+has the id of one of these requests.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") ->
     """Return the result of a request that got no reply.
 
     `left` says how its batch ended before the request was processed; empty: the cause is not known. `why` is
-    the provider's text about it.
+    the provider's text about the batch's end; it is not used if `left` is empty.
     """
     match left:
         case "expired":
@@ -253,7 +253,9 @@ def batch_form_of(wire: str) -> BatchForm:
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Return the batches on a page of a provider's list, and the id of the next page, empty on the last.
+    """Return the batches on a page of a provider's list, and the id after which the next page begins.
+
+    The id is that of the page's last batch; on the last page it is empty.
 
     Raises:
         ValueError: The page cannot be read.

@@ -1,8 +1,9 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-Chunks have no sequence numbers, so a lost chunk is noticed only if the others break a rule: every call begins
-with its name; the indexes of calls count up one by one (some servers send the same index for all calls, or
-none); the reply ends with a `finish_reason`. A stream that breaks a rule raises `DamagedStream`.
+Chunks have no sequence numbers, so a lost chunk is noticed only if the other chunks break a rule: the first
+piece of a call has the tool's name; the indexes of calls count up one by one (some servers send the same
+index for all calls, or none); the reply ends with a `finish_reason`. If a stream breaks a rule,
+`ChatAssembler` raises `DamagedStream`.
 """
 
 from __future__ import annotations
@@ -229,9 +230,10 @@ def _function(call: m.JsonObject) -> m.JsonObject:
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
-    """Read the tokens of a reply, as vLLM and llama.cpp report them; `None` if not all of them can be read.
+    """Read the tokens of a reply, as vLLM and llama.cpp report them; `None` if they cannot be read.
 
-    The ids cannot be derived from the text: different tokens can spell the same text.
+    The ids or the logprobs are left out if not all of them can be read. The ids cannot be derived from the
+    text: different tokens can spell the same text.
     """
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
@@ -462,9 +464,9 @@ class _Calls:
     """The tool calls of a reply.
 
     Each piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
-    endpoints send neither a new index nor an id with a new call. So a piece with a tool's name and without an
-    id begins a new call if the call that it would belong to is complete, or has got another piece from the
-    same chunk.
+    endpoints send neither a new index nor an id with a new call. So a piece with a tool's name, but without
+    the id of the call that the piece would belong to, begins a new call if that call is complete, or has got
+    another piece from the same chunk.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
 How one message is written is up to the wire formats. Add messages with `ask`, send what `body` returns, and
-give replies to `read` and `keep`. The encoded messages are made from the `history` and the profile alone.
+give replies to `read` and `keep`. If the profile or an older entry changes, the whole `history` is encoded
+again.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call without a result.
@@ -10,7 +11,7 @@ give replies to `read` and `keep`. The encoded messages are made from the `histo
 - If the wire format allows only text in a tool's result, images and files are put into a user message, after
   the results of all calls of the same reply.
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
-  is sent as text. The text is part of the user message of the first request that asks for this schema, so
+  is sent as text. The text is added to the new messages of the first request that asks for this schema, so
   that earlier messages do not change.
 - Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
   the model that it came from.
@@ -47,7 +48,7 @@ class EncodedMessages:
     Older messages are kept joined, so that a request, which contains all messages, is made of few parts.
 
     Attributes:
-        room: How many messages may have a cache marker. May be lowered before the first marker is added.
+        room: How many messages may have a cache marker. Lower it only before the first marker is added.
         size: Bytes of all messages.
     """
 
@@ -542,7 +543,7 @@ class EncodedConversation:
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
     def _with_schema(self, said: m.Said) -> tuple[m.ConversationItem, ...]:
-        """Return the items of `said`, and the answer's schema as text unless the model sees it elsewhere."""
+        """Return the items of `said`, with the answer's schema as text unless a field is enough."""
         if said.answer is None:
             return said.items
         schema = to_json(said.answer.schema).decode()

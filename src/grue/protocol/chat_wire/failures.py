@@ -26,7 +26,8 @@ from grue.runtime.safe_text import beginning, printable
 
 RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529, 530})
 """HTTP statuses after which a retry can help. The statuses from 520 on are those of a proxy whose server
-failed; 424 is that of a server whose model failed, 498 Groq's for a tier without capacity."""
+failed, except 529: Anthropic is overloaded. 424: the endpoint's model failed. 498: a tier of Groq has no
+capacity."""
 
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
 """Statuses of errors whose text decides what they mean. An error object without a status counts as 200."""
@@ -280,7 +281,7 @@ def _of_status(status: int, text: str) -> FailureReason:
 _MOST_READ = 20_000
 
 _MOST_JUDGED = 8000
-"""The most characters of a text that are searched for a reason, so that none keeps the event loop busy."""
+"""The most characters of a text that are searched for a reason, so that no text blocks the event loop."""
 
 MAX_WORDS = 600
 """Longest quotation of a provider's text, in characters."""
@@ -294,8 +295,9 @@ class Fault(Struct, frozen=True, kw_only=True):
         status: HTTP status of the reply, or of the error object inside it.
         reason: The reason that the user's error will have; `None`: the one that `kind` and `status` imply.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
-        received: Characters of a streamed reply that had arrived before the failure. They are billed.
-        usage: What the broken reply has cost, if the endpoint says so.
+        received: Rough size, in characters, of the part of a streamed reply that had arrived before the
+            failure. This part is billed.
+        usage: The tokens and the cost of the broken reply, if the endpoint states them.
         used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
         remedy: What the user can do; empty for the usual advice for this reason.
     """
@@ -414,16 +416,16 @@ def _codes(error: object) -> str:
 
 
 _SAID_BESIDE = ("message", "detail", "msg", "error_msg", "errors")
-"""Members of an object that is not a completion in which the text of an error may be."""
+"""Members that may hold the text of an error, in an object that is not a completion."""
 
 _SAID_IN = (
     "message", "detail", "Message", "msg", "status_msg", "error_msg", "description", "title", "code", "type"
 )  # fmt: skip
-"""Members of error objects in which their text may be, the most useful one first."""
+"""Members of an error object that may hold its text, the most useful one first."""
 
 
 def error_words(error: object) -> str:
-    """Return the text of an error body of any shape: message, code, and the upstream provider's text."""
+    """Return the text of an error body of any shape: message or code, and the upstream provider's text."""
     match error:
         case str():
             return error
@@ -481,7 +483,8 @@ STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""Names of OpenAI's and Anthropic's errors, for places without a status: streams, batches, a 200's body."""
+"""HTTP statuses by OpenAI's and Anthropic's names of errors, for errors that come without a status: in
+streams, in batches, and in replies with status 200."""
 
 
 def _plain_words(body: bytes) -> str:

@@ -37,9 +37,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         reasoning_tokens: The most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
-            not know the model's chat template. `ask`: the model is asked to make a real call. `run`: the call
-            is made if it is complete and exactly in a known form, else as `ask`. `keep`: it stays in the
-            text.
+            not know the model's chat template. `ask`: the model is asked, once a turn, to make a real call.
+            `run`: the call is made if it is complete and exactly in a known form, else as `ask`. `keep`: the
+            call stays in the text.
     """
 
     model: str
@@ -77,8 +77,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         reasoning: How to request thinking: the field `reasoning_effort`, the object `reasoning`, Anthropic's
             `thinking`, or its `adaptive` thinking, which has no budget and is all that newer models accept;
             `none` sends nothing.
-        response_format: How to request an answer of a given schema. Without `json_schema`, the schema is also
-            sent to the model as text.
+        response_format: How to request an answer of a given schema. With another value than `json_schema`,
+            the schema is sent to the model as text.
         ignores_schema: The endpoint has accepted a schema but replied in another shape, so the schema is also
             sent to the model as text.
         tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. So
@@ -90,10 +90,10 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         must_stream: Whether every request has to be streamed.
         lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
             `tools`, and its kinds of input.
-        reports_cost: How often the endpoint's replies say what they cost.
+        reports_cost: Whether the endpoint's replies state their cost.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.
-        audio: Whether it accepts WAV and MP3. Only chat completions can send them.
-        files: Whether it accepts PDF files.
+        audio: Whether the endpoint accepts WAV and MP3. Only chat completions can send them.
+        files: Whether the endpoint accepts PDF files.
 
     Source: R5.8
     """

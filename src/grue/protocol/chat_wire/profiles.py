@@ -4,8 +4,8 @@ To add a provider, add a row to `PROFILES`, its name in OpenTelemetry's conventi
 and the name of its key's environment variable to `OWN_KEYS` in `tool_sessions/server_specs.py`.
 
 To handle another kind of refusal, add an adaptation. It recognises the refusal by its text, and returns the
-profile without the refused feature, or with the form that the endpoint asks for. No later adaptation takes
-that back, but for the change to `/responses`, which happens only once. So a request is repeated a bounded
+profile without the refused feature, or with the form that the endpoint asks for. No later adaptation reverses
+that change, except the change to `/responses`, which happens only once. So a request is repeated a bounded
 number of times. Later requests to the endpoint use the adapted profile too.
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
@@ -220,7 +220,7 @@ Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
 """Returns the adapted profile, or `None` if the text gives no reason to change it."""
 
 MAY_BLAME_ATTACHMENTS = frozenset({400, 413, 415, 422})
-"""Statuses of refusals with no known cause that may be due to images or files in the request."""
+"""If a refusal has one of these statuses and no known cause, attachments in the request may be the cause."""
 
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
 
@@ -242,7 +242,7 @@ _UNKNOWN = (
     r"unsupported|not support|unknown|unrecognized|unexpected|not (be )?(permitted|allowed)|deprecated"
     r"|cannot|can't|no longer|extra"
 )
-"""Words that refuse a field itself. A value out of range is for the user to correct."""
+"""Words that refuse a field itself, and not only its value: the user has to correct a value out of range."""
 
 _RENAMED = r"max_tokens\W[^\n]{0,120}max_completion_tokens"
 _TOO_MANY = (
@@ -293,7 +293,8 @@ _STREAM_ONLY = (
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
     r"|not support[^\n]{0,30}non-stream|for non-streaming"
 )
-"""Refusals by endpoints that can only stream. Other refusals that name streams mean the opposite."""
+"""Refusals by endpoints that can only stream. Other refusals that name streams come from
+endpoints that cannot stream."""
 
 _STOP = r"\bstop(_sequences)?\b"
 
@@ -425,7 +426,7 @@ _OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
     415: (_media,),
     500: (_media,),
 }
-"""After any other status, all adaptations are tried. llama.cpp answers images with a 500."""
+"""After the statuses 400 and 422, all adaptations are tried. llama.cpp refuses images with a 500."""
 
 
 class ListedModel(Struct, frozen=True):
@@ -435,7 +436,7 @@ class ListedModel(Struct, frozen=True):
         name: The model's name.
         parameters: The request parameters that the model accepts, in OpenRouter's terms; `None` if not
             listed.
-        inputs: The model's kinds of input besides text (`image`, `audio`, `file`); `None` if not listed.
+        inputs: The model's kinds of input, such as `text`, `image`, `audio` and `file`; `None` if not listed.
     """
 
     name: str

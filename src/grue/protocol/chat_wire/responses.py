@@ -3,11 +3,11 @@
 The endpoint stores nothing (`store: false`), so every request contains the whole history. Encrypted reasoning
 has to be sent back unchanged, before the calls that followed it.
 
-The last event of a stream has the complete response. It is checked against the events before it, which show
-the text as it arrives: if texts, calls or arguments differ, the stream is rejected. Calls are told apart by
-their ids, because a gateway may number and order the items of the events in its own way. A gap in the
-sequence numbers counts as damage only if the last event does not repeat the items, because a gateway may
-leave events out.
+The last event of a stream has the complete response. The earlier events are used to show the text as it
+arrives. The response is checked against them: if texts, calls or arguments differ, the stream is rejected.
+Calls are identified by their ids, because a gateway may number and order the items of the events in its own
+way. A gap in the sequence numbers counts as damage only if the last event does not repeat the items, because
+a gateway may leave events out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ENDINGS = {
     "response.incomplete": "incomplete",
     "response.failed": "failed",
 }
-"""The events that end a reply, each with the status of the response after it."""
+"""The events that end a reply, each with the status of the response in that event."""
 
 _KINDS = frozenset({*_TEXTS, *_ENDINGS, _ARGUMENTS, _ALL_ARGUMENTS, _ADDED, _DONE, "error"})
 _EVENT = frozenset(
@@ -60,7 +60,7 @@ _TYPES = frozenset({"message", "function_call", "reasoning", "output_text", "ref
 _PART = frozenset({"type", "text", "refusal"})
 _CALL = "function_call"
 _MOST_COMPARED = 100
-"""Up to this many calls are compared by name and arguments if their ids do not distinguish them."""
+"""Only the first calls of a reply, up to this number, are compared by name and arguments."""
 
 
 class _CallEvents(Struct):
@@ -126,12 +126,16 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far. It comes in pieces, as items and as a whole: the largest counts."""
+        """The size of the reply so far.
+
+        A stream has the reply up to three times: as pieces of text and arguments, as items, and as a whole
+        response. The largest of these counts.
+        """
         return max(self._held.values())
 
     @property
     def whole(self) -> bool:
-        """Whether the event that holds the response has arrived."""
+        """Whether the last event, which holds the response or an error, has arrived."""
         return self.finished
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
@@ -504,7 +508,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
             calls.append(call)
             # Use grue's id: the endpoint may have sent no id, or the id of another call.
             item = item | {"call_id": call.call_id}
-        # Later requests repeat all items, in order: OpenAI refuses a call without the reasoning before it.
+        # Later requests repeat the items, in order: OpenAI refuses a call without the reasoning before it.
         again = _again(item)
         if again:
             kept.append(again)

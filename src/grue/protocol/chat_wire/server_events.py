@@ -40,7 +40,7 @@ class OversizedStream(Exception):  # noqa: N818 - the name says what happened
 
 
 class ServerEvent(Struct, frozen=True):
-    """One event. Its type is empty if the stream names none."""
+    """One event. `kind` is empty if the stream does not name the event's type."""
 
     kind: str
     text: str
@@ -80,7 +80,7 @@ def ungarbled(name: str, names: frozenset[str], what: str) -> str:
     """Return the name, after checking that it is not a garbled form of one of `names`.
 
     Raises:
-        DamagedStream: The name differs from one of `names` in one character.
+        DamagedStream: The name has 4 to 24 characters, and differs from one of `names` in one character.
     """
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
@@ -100,7 +100,7 @@ class EventLines:
 
     Attributes:
         damage: What is wrong with the first line that cannot be part of an event; empty: nothing. If there
-            were no events at all, ignore the text: the body may be plain JSON.
+            were no events at all, ignore `damage`: the body may be plain JSON.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,8 @@ The body of a request is a head (model, sampling), the messages, and a tail. Wha
 request is in the tail, so that the endpoint can use its prompt cache.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
-objects or empty, numbers are strings. The functions here read what they can, and do not raise.
+objects or empty, numbers are strings. The functions here read what they can. Callers catch the exceptions in
+`UNREADABLE`, which extreme texts and numbers may cause.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
 """Exceptions that Python raises for extreme texts and numbers. No reply of an endpoint may end an actor."""
 
 LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
-"""Words for the end of a reply at its length limit."""
+"""Finish reasons of a reply that was cut at its length limit."""
 
 _WHOLE = frozenset(
     {"stop", "tool_calls", "tool_call", "tool_use", "function_call", "end_turn", "stop_sequence", "complete"}
     | {"completed", "eos", "eos_token", "end", "done", "load", "unload", *LENGTH}
 )
-"""Words for the end of a reply that is whole, or that was cut at its length limit."""
+"""Finish reasons of a reply that is whole, or that was cut at its length limit."""
 
 _BROKEN = frozenset(
     {"error", "network_error", "insufficient_system_resource", "abort", "aborted", "cancelled", "failed"}
@@ -140,7 +141,7 @@ def _without_copies(text: str) -> str:
     """Return a call's arguments once, if a gateway has sent them several times: `{"a":1}{"a":1}`.
 
     Copies are compared as text, in linear time. If they differ as text, they are decoded and compared, but
-    only if they are few and short.
+    only up to `_MOST_COPIES` copies in a text of up to `_MOST_COMPARED` characters.
     """
     text = text.strip()
     several = _SEVERAL.search(text)
@@ -485,13 +486,13 @@ class WireFormat(Protocol):
     that ends in it selects the format."""
 
     stream_path: str = ""
-    """The path of a request for a stream, if it is another one. Both may have a query."""
+    """The path of a request for a stream; empty: the same as `path`. Both paths may have a query."""
 
     profile: WireProfile
     """The profile of an unknown endpoint of this format."""
 
     provider: str
-    """The provider that made the format, as OpenTelemetry spells it; it also stands for unknown hosts."""
+    """The provider that made the format, by its OpenTelemetry name, which unknown hosts get too."""
 
     inputs: frozenset[MediaKind]
     """The kinds of input besides text that the format can express, whatever the endpoint accepts."""
@@ -614,7 +615,7 @@ def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[s
     pieces: list[tuple[str, m.JsonObject | None]] = []
     start = 0
     for point in points:
-        # Leave out a blank piece, which endpoints refuse.
+        # Join a blank piece to the next one, and drop the marker between them: endpoints refuse blank pieces.
         if not _is_blank(text[start : point.end]):
             pieces.append((text[start : point.end], point.control))
             start = point.end
@@ -637,7 +638,7 @@ def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
     """Return a request's `own` fields and those of `extra`, which take precedence.
 
     If both have an object of the same name, such as `text` with a format and with a verbosity, their members
-    are joined. An object of `extra` that is empty or names its `type` is complete, and replaces grue's own.
+    are joined. An object of `extra` that is empty or has a member `type` replaces grue's own.
     """
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 

@@ -70,7 +70,7 @@ _SIGNS = ("<", "[", "`")
 """Each tag contains one of these characters; most texts have none."""
 
 _FIRST_CHARS = re.compile(r"[<\[\]]")
-"""First characters of tags that may follow other text directly. A search for these is much quicker."""
+"""First characters of tags that may follow other text directly. Searching for tags is slower."""
 
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
@@ -136,7 +136,8 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
     If the closing tag is missing, the whole text is thoughts. The opening tag may be missing because some
     templates put it into the prompt. Then the closing tag ends the thoughts only if it stands in a line of
-    its own, or if no space, quote, bracket or comma is beside it.
+    its own, or if it is outside of code blocks and no white space, quote, bracket, comma, colon or semicolon
+    is beside it.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -172,7 +173,8 @@ class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
     If the endpoint puts the opening tag into the prompt, the thoughts are returned as content, because only
-    the closing tag, which comes after them, shows that they are thoughts.
+    the closing tag, which comes after them, shows that they are thoughts. Thoughts in OpenAI's harmony format
+    are returned as content too.
     """
 
     def __init__(self) -> None:
@@ -529,7 +531,7 @@ _READERS: dict[str, Callable[[str, int, _Tools], _Found]] = {
     "llama": _llama,
     "kimi": _kimi,
 }
-"""Calls of other forms (`invoke`, `gemma`, `named`) are only noticed."""
+"""Calls of other forms (`invoke`, `gemma`, `named`, `other`) are recognised, but are not read."""
 
 
 def _objects(text: str) -> list[WrittenCall]:
