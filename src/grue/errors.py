@@ -318,7 +318,7 @@ class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like t
 
 
 class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """The trace has no turn to resume: none is parked, or the parked one was resumed already."""
+    """No turn can be resumed: for example, none is parked, or the turn is running. The text says why."""
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages

@@ -23,7 +23,7 @@ host ◀─ TurnCompleted | TurnFailed | TurnParked | TurnWaits ── agent
 ```
 
 Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
-are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bare name that its server uses.
+are canonical, `{server}.{tool}`. Only a field called `tool` holds the bare name that the tool's server uses.
 A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
 
 The classes that `__all__` lists are public. The other classes are internal: their names and fields in Python
@@ -117,7 +117,7 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """Base of every message."""
 
     compared: ClassVar[bool] = True
-    """Whether `grue trace diff` compares messages of this kind. Not if runs may differ in them anyway."""
+    """Whether `grue trace diff` compares messages of this kind. `False`: they may differ from run to run."""
 
 
 class ToSession(Message, frozen=True, kw_only=True):
@@ -154,7 +154,8 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         output_schema: JSON Schema of the structured result, if the server declares one.
         full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools.
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: it makes none.
-        trusted: The annotations can be trusted: the tool lock holds this definition. Never set by a server.
+        trusted: The annotations can be trusted: the tool lock holds this definition, or the tool is built in.
+            Never set by a server.
         boxed: The tool's server runs in a box, and this machine enforces every limit of the box. Never set by
             a server.
     """
@@ -210,10 +211,10 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A validated tool call: its arguments are a JSON object, and the server lists the tool.
 
     Attributes:
-        task: The server's task for this call, if an earlier process has sent the call already. Then only the
-            task's result is asked for.
+        task: The server's task for this call, if an earlier process has sent the call already. Then the
+            session only asks for the task's result.
         definition: Digest of the tool's definition when the call was allowed. If the tool has changed
-            since, the session does not send the call. Empty, as in old traces: this is not checked.
+            since, the session does not send the call. Empty, as in old traces: the session does not check.
     """
 
     call_id: CallId
@@ -231,7 +232,7 @@ class ToolCallResult(Struct, frozen=True, gc=False):
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
         blocks: If `content` is structured content: the images, audio, links and resources that the server
-            sent in addition. Of a call outside a turn: all blocks that the server sent. Else empty.
+            sent in addition. For a call outside a turn: all blocks that the server sent. Else empty.
 
     Source: R11
     """
@@ -302,7 +303,7 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
     """The answer to one tool call in the conversation.
 
     Attributes:
-        content: The text for the model. In conversations of old traces it is JSON.
+        content: The text for the model. In old traces, and with `TurnRequest.json_results`, it is JSON.
         attachments: Images, audio and files of the result. `content` describes each, in the same order. An
             endpoint that does not support an attachment gets only the description.
         whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`; 0: not cut.
@@ -424,7 +425,7 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
     """The texts and tool results of one request, as a conversation keeps them.
 
     Attributes:
-        answer: The schema that the request asked for.
+        answer: The schema that the request asked for; `None`: it asked for none, or for the same as before.
         beside_tools: Whether the request also offered tools. If it did, the schema was sent as text.
     """
 
@@ -572,8 +573,9 @@ TurnFailure: TypeAlias = (
 )
 
 OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
-"""How an answer was obtained. If several words apply, the first of `fallback`, `forced`, `degraded`,
-`answered` is used."""
+"""How an answer was obtained. `fallback`: the host's fallback value is used. `forced`: the turn stopped the
+tool calls and asked for the final answer (`FinalForced`). `degraded`: configured tools were missing.
+`answered`: none of these. If several words apply, the first of them, in this order, is used."""
 
 
 # --- The agent and the LLM actor
@@ -607,7 +609,7 @@ class RequireAnswer(Struct, frozen=True, tag="answer"):
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report the cost.
+    """Tokens of one or more completions; `cost_usd` is `None` if the cost is not known.
 
     Attributes:
         cached_tokens: Tokens of the prompt that were read from the provider's cache.
@@ -672,7 +674,7 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a reply, as the endpoint reports them. They are recorded only.
+    """The tokens of a reply, as the endpoint reports them. grue only records them.
 
     Attributes:
         ids: The tokens' ids, in order; empty: the endpoint does not report ids.
@@ -731,7 +733,8 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
 ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
 """Where a `PresumedListing` is from: an earlier turn of this `runner`, the `trace` that is resumed, the
-user's `cache`, the listing file beside the tool lock (`locked`), or a dictionary of functions (`known`)."""
+user's `cache`, the listing file beside the tool lock (`locked`), or the host's own functions or commands
+(`known`)."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
@@ -1013,9 +1016,9 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
 
 class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
-    """llm: the endpoint cannot read the thoughts in some replies of the conversation, so they are not sent.
+    """llm: thoughts in some replies of the conversation are not sent, because the endpoint cannot read them.
 
-    `replies` says how many.
+    `replies` says how many replies have such thoughts.
     """
 
     conversation: ConversationId
@@ -1045,7 +1048,10 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
 
 
 class OpenSession(ToSession, frozen=True, kw_only=True):
-    """agent -> session: connect, with `timeout_s` for each attempt. A stdio server gets a new process."""
+    """agent -> session: connect, with `timeout_s` for each attempt.
+
+    A stdio server gets a new process, unless one was started in advance or kept after an earlier turn.
+    """
 
     server: ServerName
     turn: int
@@ -1057,7 +1063,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
     """session -> agent: the server is connected and initialised, and grue has its list of tools.
 
     Attributes:
-        attempt: 1, or 2 after a retry.
+        attempt: Number of the attempt that succeeded, from 1; above 1 after retries.
         protocol_version: The negotiated MCP revision; empty if this is not an MCP server.
         pid: The server's process, if it has one.
         serves_unlisted: Whether tools that are not in the list can be called too.
@@ -1133,7 +1139,10 @@ class CallTools(ToSession, frozen=True, kw_only=True):
 
 
 class ToolsChanged(Message, frozen=True, kw_only=True):
-    """session -> agent: the server's tool list has changed. This is sent between two batches only."""
+    """session -> agent: the server's tool list has changed.
+
+    The session sends this between two calls, or before the last settlement of a batch, never during a call.
+    """
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]
@@ -1156,7 +1165,7 @@ class ToolReturned(Message, frozen=True, kw_only=True):
 
 
 class ToolTimedOut(Message, frozen=True, kw_only=True):
-    """session -> agent: no result came in time. The session has sent the server a cancellation.
+    """session -> agent: no result came in time. The session has sent an MCP server a cancellation.
 
     Attributes:
         request_id: Id of the JSON-RPC request; empty if the server does not speak MCP.
@@ -1210,11 +1219,11 @@ class CloseSession(ToSession, frozen=True, kw_only=True):
 
 
 class SessionClosed(Message, frozen=True, kw_only=True):
-    """session -> agent: the session is closed, and no process of the server's group is alive.
+    """session -> agent: the session is closed, and no process of its server is alive (unless `handed_over`).
 
     Attributes:
-        ending: See `Ending` in `policies.py`. `handed_over`: grue ends the process in the background, and
-            `ServerEnded` follows before the next turn's first tool call.
+        ending: See `Ending` in `policies.py`. `handed_over`: the session pool keeps the process for later
+            turns, or ends it in the background. When it has ended, a `ServerEnded` is recorded.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
 
     Source: P9
@@ -1262,7 +1271,7 @@ class TaskCreated(SessionNote, frozen=True, kw_only=True):
 
 
 class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
-    """Noted by a session or the agent: something about a server, such as noise on stdout or a log line.
+    """A session or the agent notes something about a server, such as noise on its stdout or a log line.
 
     Attributes:
         text: Untrusted, because much of it is the server's own text.
@@ -1339,7 +1348,10 @@ class ServerEnded(SessionNote, frozen=True, kw_only=True):
 
 
 class AskApproval(Message, frozen=True, kw_only=True):
-    """agent -> approval: ask a person about these calls of a reply. No call of the reply has been sent."""
+    """agent -> approval: ask a person about these calls of a reply.
+
+    No call of the reply has been sent, except by an earlier process before the turn was resumed.
+    """
 
     questions: tuple[ApprovalQuestion, ...]
 
@@ -1445,7 +1457,7 @@ class ToolDenied(TurnNote, frozen=True, kw_only=True):
 
 
 class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
-    """A person's decision had no effect: it came too late, or is about another call.
+    """A person's decision had no effect, for example because it came too late or is about another call.
 
     Noted by the agent or the approval actor.
     """
@@ -1549,8 +1561,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never.
         waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
-        binds_arguments: Set in all new turns with `tool_search`: a call of `call_tool` that has the tool's
-            arguments beside its name does not call the tool, which would run with its defaults.
+        binds_arguments: Set in new turns with `tool_search`: a call of `call_tool` with a tool's arguments
+            beside `name`, not in `arguments`, is not made: the tool would run with its defaults.
 
     Old traces lack many of these fields. Their turns are replayed with the defaults.
     """
@@ -1603,7 +1615,7 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
         reason: Why `kind` is not `answered`; empty if it is.
         iterations: How many replies had tool calls.
         requests: How many completions were requested, by the turn and by its servers (sampling).
-        usage: What all of these have cost.
+        usage: What all `requests` have cost.
         untold: Results of tool calls that no request has sent to the model yet. The conversation keeps them
             for its next turn.
     """
@@ -1646,7 +1658,8 @@ class TurnParked(Message, frozen=True, kw_only=True):
     the fields.
 
     Attributes:
-        calls: All tool calls of the model's last reply. Those that are not in `settled` have not been sent.
+        calls: All tool calls of the model's last reply. Those that are neither in `settled` nor in
+            `Resumption.tasks` have not been sent.
         settled: Calls of this reply that an earlier process has sent, with their results.
         expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.

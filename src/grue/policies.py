@@ -85,7 +85,7 @@ FailureReason: TypeAlias = Literal[
 - `key`: the API key is missing, wrong, expired or revoked.
 - `permission`: the key is right, but its account may not do this.
 - `credit`: no money is left, or a spending limit is reached. Waiting does not help.
-- `rate`: too many requests or tokens in a time. Waiting helps; `retry_after_s` says how long, if it is known.
+- `rate`: too many requests or tokens in a period. Waiting helps; `retry_after_s` says how long, if known.
 - `overloaded`: the endpoint has no capacity now, or failed by itself.
 - `region`: the endpoint does not serve this country or region.
 - `model`: there is no such model, or not for this account.
@@ -326,10 +326,10 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How to keep a conversation within the model's context window.
 
-    If a request would be larger than `high_water`, the oldest tool results are replaced by short stubs, until
-    it is no larger than `low_water`. If that is not enough, the model is asked for a summary, which replaces
-    the history. A result that still does not fit is cut in the middle. The last reply and its results are
-    never replaced.
+    If a request would be larger than `high_water`, the oldest tool results, and the user texts that have a
+    `TurnRequest.user_stub`, are replaced by short stubs, until the request is no larger than `low_water`. If
+    that is not enough, the model is asked for a summary, which replaces the history. A result that still does
+    not fit is cut in the middle. The last reply and its results are never replaced.
 
     Attributes:
         window_tokens: The model's context window, in tokens; `None`: not known. Then nothing is cleared
@@ -340,9 +340,10 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         max_summaries: The most summaries in one turn. Each is a request to the model, which counts for the
             budget, but not as an iteration.
         summary_request: The text that asks for a summary; `{words}` is replaced by the summary's word limit.
-        read_only: Patterns of canonical names (`files.*`) of tools that change nothing. The stubs of their
-            results say that the tool can be called again, other stubs that the call must not be repeated. A
-            tool that is trusted and annotated as read-only needs no pattern.
+        read_only: Patterns of canonical names (`files.*`) of tools that change nothing. Used only if the
+            model cannot read cleared results by `read_result` (see `TurnLimits.long_results`). Then the stubs
+            of these tools' results say that the tool can be called again, other stubs that the call must not
+            be repeated. A tool that is trusted and annotated as read-only needs no pattern.
         bytes_per_token: Used to estimate a text's tokens, until the endpoint's own counts correct it.
 
     Raises:
@@ -415,7 +416,7 @@ class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defa
     Attributes:
         requests: Completions, including the forced final one. Retries are not counted.
         tokens: Input and output tokens together.
-        cost_usd: Sum of the costs that the endpoint reports.
+        cost_usd: Sum of the costs that the endpoint reports, or that grue computes from a `Price`.
     """
 
     requests: int | None = None

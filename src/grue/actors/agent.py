@@ -53,9 +53,9 @@ class AgentActor(Actor[m.TurnEvent]):
             may take longer.
 
     Attributes:
-        approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
+        approval: Mailbox of the actor that asks a person. Set it before the agent runs, if the turn's policy
             can ask.
-        presumed: The tools that grue expects the turn's servers to list. Set it before the actor runs.
+        presumed: The tools that grue expects the turn's servers to list. Set it before the agent runs.
         forked: The `TurnForked` to record after `RunTurn`, if the turn forks a recorded turn at its
             beginning; else `None`.
         on_step: Called after each event, if set.

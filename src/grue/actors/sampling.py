@@ -1,7 +1,8 @@
 """MCP sampling: answers the requests of servers for a completion of the host's model.
 
-Each request has its own conversation and goes to a separate LLM actor, so that a slow completion delays only
-the server that asked for it. Sampling is off if `TurnLimits.max_samplings` is 0.
+Each request has its own conversation. All requests of a turn's servers go to one LLM actor, which answers
+them one at a time. The turn's own requests go to another LLM actor, so a server's slow completion does not
+delay those. Sampling is off if `TurnLimits.max_samplings` is 0.
 """
 
 from __future__ import annotations

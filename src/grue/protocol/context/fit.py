@@ -6,20 +6,22 @@ The rules:
     kept free for the reply are not part of the window here.
 2.  Then the oldest parts are replaced by stubs until the request fills at most `low_water`: tool results by a
     line such as "[Cleared to save room ...]", and user texts by the shorter text that the host has given with
-    them (`UserText.stub`), if any. As so much is cleared at once, the endpoint's prompt cache stays valid in
-    between.
+    them (`UserText.stub`), if any. So much is cleared at once that several requests pass before the next
+    clearing. Until then, the endpoint's prompt cache stays valid.
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
-    is asked for a summary, which takes the place of everything but the first entry and the last reply.
+    is asked for a summary: at most `max_summaries` times in a turn, and only if the summary can free enough.
+    It takes the place of everything but the history's first entry and the last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
     largest first.
-6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's. Then the
-    oldest parts are cleared until the request fills at most `low_water`, and the newest results are cut.
+6.  If the endpoint still reports an overflow, the window size in its error is used from then on, unless the
+    policy's is smaller. Then the oldest parts are cleared until the request fills at most `low_water`. If
+    that is not enough, the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
-A `ContextLedger` holds the size of each part of the conversation, oldest first: an estimate at first. Each
-reply reports the tokens of the whole prompt. The difference to the sum of the sizes is spread over the parts
-that were not counted before.
+A `ContextLedger` holds the size of each part of the conversation, oldest first. At first a size is an
+estimate. Each reply reports the tokens of the whole prompt. The difference between this number and the sum of
+the sizes is spread over the parts that were not counted before.
 """
 
 from __future__ import annotations
@@ -53,18 +55,19 @@ _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
 """Bytes that count as a token, in a recording and in a document. Rough: providers publish no such number."""
 
 _TELLING = 500
-"""Fewest tokens from which the estimate of bytes per token learns; a few short messages would mislead it."""
+"""The estimate of bytes per token is corrected only if the uncounted parts have at least so many tokens.
+A few short messages would mislead it."""
 
 _SMALL = 48
-"""A result of so many tokens is about as long as its stub, so it is never cleared."""
+"""A result of at most so many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""If the endpoint's count differs from the estimate of the uncounted parts by more than this factor, the
-sizes counted earlier are taken to be wrong too."""
+"""The endpoint's count, minus the sizes counted earlier, is compared with the estimate of the uncounted
+parts. If they differ by more than this factor, the sizes counted earlier are taken to be wrong too."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
-    """The sizes of a conversation's parts. They decide which parts are cleared: replaced by short stubs.
+    """The sizes of a conversation's parts. The sizes decide which are cleared (replaced by short stubs).
 
     Attributes:
         bytes_per_token: How many bytes of text count as a token.
@@ -129,7 +132,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> ContextLedger:
-        """Make the sizes add up to the endpoint's count of this prompt; 0: the endpoint has not counted."""
+        """Make the sizes add up to the endpoint's count of this prompt; 0: not counted, change nothing."""
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)
@@ -188,8 +191,8 @@ def _learned(bytes_per_token: float, factor: float) -> float:
     """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
 
     A prediction that was too high is corrected only by half, because it merely clears old results sooner than
-    necessary. One that was too low is corrected in full, because it leads to a request that the model
-    refuses.
+    necessary. A prediction that was too low is corrected in full, because it leads to a request that the
+    model refuses.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -392,7 +395,7 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 def _share(sizes: Sequence[int], most: int) -> int:
     """Return the size to which larger items have to be cut, so that all together have at most `most`.
 
-    `sizes` are in ascending order. No item is cut to less than `_SHORTEST_RESULT`.
+    `sizes` are in ascending order. No item is cut to less than `_SHORTEST_RESULT` tokens.
     """
     left = most
     for done, size in enumerate(sizes):

@@ -4,9 +4,9 @@ The LLM actor's conversation (`chat_wire/conversation.py`) encodes a `History`, 
 saves it, and the reader of a trace builds it again with `take_step`. The methods of `History`:
 
 - `say` adds the texts and results that a request sends to the model.
-- `keep` takes the reply. It becomes an entry only at the next `say` or `close`, because the turn may fail
-  before it has used the reply (`TurnFailed.unread`); then `close` drops it.
-- `close` ends a turn. It adds an error as the result of each tool call that has none, because providers
+- `keep` takes the reply. The reply becomes an entry only at the next `say` or `close`: if the turn fails
+  before it has used the reply (`TurnFailed.unread`), `close` drops the reply.
+- `close` ends a turn. It adds an error as the result of each tool call that has no result, because providers
   refuse a conversation with an unanswered call.
 - `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
 
@@ -126,8 +126,8 @@ class History:
     ) -> tuple[m.Said | m.AssistantReply, ...]:
         """Add a request's texts and tool results to the history, and return the new entries.
 
-        Before that, the last reply becomes an entry; those of its calls that `new` does not answer are left
-        out. `beside_tools`: the request offers tools too.
+        Before that, the last reply becomes an entry, without those tool calls that `new` does not answer.
+        `beside_tools`: the request offers tools too.
 
         Raises:
             ValueError: A tool message does not belong to a call of the last reply.

@@ -119,7 +119,7 @@ def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
 
     Some models write the tool's arguments beside `name`, and not in `arguments`. Such a call is returned
     unchanged: otherwise the tool would run without its arguments. Without `bind`, as in the replay of an old
-    trace, such a call is returned without its arguments.
+    trace, such a call becomes a call of the tool without arguments.
     """
     if call.name != CALL_TOOL.name:
         return call

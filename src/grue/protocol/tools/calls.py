@@ -18,7 +18,8 @@ one batch within its session. A replay compares the commands of both state machi
 - Every call of a batch gets exactly one settlement. A settlement for a call that is already settled, such as
   a late answer after a timeout, is ignored.
 - If the server's tools have changed, they are listed again before the next call, and before the last
-  settlement of a batch is reported: the turn then asks the model again, and should offer the new tools.
+  settlement of a batch is reported: after that settlement the turn may ask the model again, and should offer
+  the new tools.
 
 Source: R5.2, R6.3, P17, P24
 """
@@ -44,7 +45,8 @@ from grue.protocol.tools.results import MediaRoom
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
 _MOST_GUESSED = 20
-"""For so many rejected calls of a reply a similar name is looked for, which takes a millisecond a call."""
+"""For at most so many rejected calls of a reply, a tool with a similar name is looked for. This takes a
+millisecond for each call."""
 
 _ALIKE = 0.8
 _NONE_MISSING: Mapping[m.ServerName, str] = {}
@@ -65,7 +67,7 @@ class ValidCall(Struct, frozen=True):
     """A call that its server can take: the server serves the tool, and the arguments are an object.
 
     Attributes:
-        task: If an earlier process has sent the call: the MCP task by which the server runs it.
+        task: The MCP task as which the server runs the call, if an earlier process has sent it.
         terms: What the policy says about the call.
     """
 

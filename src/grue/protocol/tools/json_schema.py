@@ -1,8 +1,9 @@
-"""Compare a JSON value with a JSON Schema. Servers write both, so both may be hostile.
+"""Compare a JSON value with a JSON Schema. Both may be hostile: servers write schemas, and servers or models
+write values.
 
 The library `jsonschema-rs` does the check. It holds the GIL, cannot be stopped, and exhausts the stack on a
 long chain of references. So grue first computes how much work a check can be: the number of schema parts that
-can apply to one place of a value, times the number of values. Above a limit the value is not checked.
+can apply to one place of a value, times the number of nested values. Above a limit the value is not checked.
 References are resolved only within the schema; nothing is fetched. A regular expression that cannot run in
 linear time is ignored.
 
@@ -26,7 +27,8 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""Parts of the schema times number of values. With this limit a check takes less than a second."""
+"""Parts of the schema times number of values (of bytes, if the schema has patterns). With this limit a check
+takes less than a second."""
 
 _MOST_PARTS = 2_000
 """The most parts of a schema that apply to one place of a value."""
@@ -268,8 +270,8 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # Say `maxProperties: 0` instead: it refuses the same values, and the error's text about it names the
-        # arguments.
+        # Say `maxProperties: 0` instead: it refuses the same values, and the validator's error then names
+        # the arguments.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):

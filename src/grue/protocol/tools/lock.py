@@ -63,7 +63,7 @@ class ToolLock(Struct, frozen=True):
 
 
 class ToolDrift(Struct, frozen=True):
-    """A tool that differs from its approved definition in these `parts`."""
+    """A tool that was added, removed or changed since the approval; `parts` are those that have changed."""
 
     tool: str
     change: ToolChange
@@ -83,7 +83,7 @@ def lock_of(
 
 
 def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrift, ...]:
-    """Return the tools of a server that differ from their approved definitions, sorted by bare name."""
+    """Return the tools of a server that were added, removed or changed since the approval, sorted by name."""
     listed = lock_of(tools)
     found = [ToolDrift(name, "removed") for name in pins if name not in listed]
     for name, pin in listed.items():

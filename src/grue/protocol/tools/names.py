@@ -88,8 +88,8 @@ def is_wire_name(name: str) -> bool:
 class WireNames:
     """A two-way table of canonical names and wire names. Once added, an entry never changes.
 
-    A valid wire name stays unchanged. Any other name gets a readable one; if that is taken or too long, a
-    hash is put at its end. With the style `canonical` names are left unchanged.
+    A canonical name that is a valid wire name stays unchanged. Any other name gets a readable wire name; if
+    that is taken or too long, a hash is put at its end. With the style `canonical`, no name is changed.
     """
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:
@@ -190,10 +190,11 @@ class ToolRoutes(Struct, frozen=True):
     """The names by which tools are shown and called.
 
     Attributes:
-        listed: Each tool by the name to show it with: its bare name, or its full name if another tool has
-            that bare name. In the order of the tools.
+        listed: Each tool by the name to show it with: its bare name, or its full name if the bare name calls
+            another tool. In the order of the tools.
         called: Each tool by every name that it can be called by.
-        shadowed: Pairs of tools with the same bare name. The first, which was listed later, takes the name.
+        shadowed: Pairs of tools with the same bare name. The first of a pair was listed later, and the bare
+            name calls it.
     """
 
     listed: dict[str, m.ToolDefinition]
@@ -225,7 +226,7 @@ CUT_MARK = " [cut at the length limit]"
 """Put at the end of arguments that may be incomplete, because the reply was cut."""
 
 _MAX_ODD_VALUES = 10_000
-"""Arguments that are not strict JSON take longer to parse."""
+"""The most values in arguments that are not strict JSON. Such arguments take longer to parse."""
 
 _WORDS = 300
 _DEEP = f"the arguments are nested more than {MAX_DEPTH} deep: make a flatter call"
@@ -235,7 +236,7 @@ _DIGITS = 40
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
     """Return the arguments, or an error text for the model, for instance if `text` is longer than `room`.
 
-    `room` is what the other calls of the reply have left of `MAX_CHARS`.
+    `room`: how many characters the earlier calls of the reply have left of `MAX_CHARS`.
     """
     if text.endswith(CUT_MARK):
         return "the reply was cut at its length limit before its arguments were whole: make the call again"

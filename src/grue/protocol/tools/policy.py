@@ -5,7 +5,7 @@ had an effect.
 
 Annotations come from the server, which may lie. So each tool is judged twice: with its annotations, and with
 the defaults of the MCP specification. If the annotations are not trusted, the stricter result counts. Whether
-a server runs in a box is known from the host.
+a server runs in a box is known from the host's settings, and not from the server.
 
 A person's decision is passed on by the host's code, so its values may be anything. All decisions are checked
 here. The rules:
@@ -73,7 +73,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
     """Return a tool's hints: its annotations, or the specification's defaults.
 
-    `destructive` and `idempotent` mean something only for tools that change something.
+    A read-only tool always counts as idempotent and not destructive.
     """
     if annotations is None:
         return ToolHints()

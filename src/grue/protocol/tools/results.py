@@ -6,7 +6,7 @@ Values that JSON cannot express are replaced when the result is made, so that la
 |-----------------------------|---------------------------------------|-------------------------------|
 | structured content          | the structured content                | its JSON                      |
 | one text block, JSON        | the object or array                   | its JSON                      |
-| JSON with too many values   | its JSON text                         | the beginning of the text     |
+| JSON with too many values   | its JSON text                         | the text, cut                 |
 | text blocks only            | the text, blocks joined by newlines   | the text                      |
 | other blocks as well        | the list of blocks, unchanged         | a list, each block as follows |
 | - text                      |                                       | unchanged                     |
@@ -21,9 +21,10 @@ A text that is too long is cut. The base64 of blocks is never part of the text. 
 is marked `omitted`, with the reason. If a result has structured content, its text blocks are dropped, because
 they repeat it.
 
-Images, audio and PDF files are checked before they are attached: a provider refuses a whole request for one
-image with the wrong media type or broken base64, and every later request would contain that image too. To add
-a media type, add it to the tables below. `chat_wire/wire_format.py` decides which files an endpoint gets.
+Images, audio and PDF files are checked before they are attached: a provider refuses a whole request because
+of one image with the wrong media type or broken base64, and every later request would contain that image too.
+To add a media type, add it to the tables below. `chat_wire/wire_format.py` decides which files an endpoint
+gets.
 
 Source: P43, P44
 """
@@ -49,8 +50,8 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import printable, well_formed
 
 MAX_ATTACHMENTS = 20
-"""Anthropic limits an image to 2,000 pixels a side in a request with more attachments, and some servers take
-fewer still."""
+"""The most attachments of one reply's results. In a request with more, Anthropic limits an image to 2,000
+pixels a side. Some servers take even fewer attachments."""
 
 _MAX_TEXT_BYTES = 1024 * 1024
 _MAX_NAME = 100
@@ -145,8 +146,8 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    Other data may contain a secret, for which the trace has a placeholder. A replay would compute another
-    size, so none is returned. Data of more than a megabyte is taken for base64 without a check.
+    Data that is not base64 may contain a secret, which the trace replaces by a placeholder. A replay would
+    compute another size, so none is returned. Data of more than a megabyte is taken for base64 unchecked.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
@@ -280,7 +281,7 @@ def call_failed(cause: str) -> m.ToolCallResult:
 
 
 def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
-    """Return whether a JSON value has at most `most` nested values."""
+    """Return whether a JSON value has at most `most` nested values, and no text over `_SMALL_CHARS`."""
     found = [value]
     for part in found:  # the list grows while the loop walks through it
         if isinstance(part, str):
@@ -502,7 +503,7 @@ def _kind_of(content: object) -> str:
 
 
 def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> str:
-    """Cut the middle out of a result's text. A mark there tells the model to read it by `handle`."""
+    """Cut the middle out of a result's text. A mark tells the model to read the whole text by `handle`."""
     tail = max_chars // 3
     head, end = max_chars - tail, len(whole) - tail
     # Cut at the end of a line.

@@ -26,7 +26,7 @@ from grue.runtime.safe_text import well_formed
 TaskForm: TypeAlias = Literal["experimental", "extension"]
 
 POLL_S = 1.0
-"""Seconds between two questions about a task, if its server names no interval."""
+"""Seconds between two polls of a task's state, if its server names no interval."""
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
 _MOST_MS = 10 * 365 * 86_400_000
@@ -36,7 +36,7 @@ _UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
 """Error codes of a server that does not know the task: invalid parameters, no such method, not found."""
 
 MAX_POLL_ERRORS = 3
-"""How often in a row a server may refuse to report on a task before it is not asked again."""
+"""After so many refusals in a row to report on a task, its server is not asked again."""
 
 
 class WaitFor(Struct, frozen=True):
@@ -63,7 +63,7 @@ class TaskFinished(Struct, frozen=True):
 
 
 class TaskFailed(Struct, frozen=True):
-    """The task has ended without a result. `code` is that of the server's error; 0: it sent none."""
+    """The task has ended without a result. `code`: the code of the server's error; 0: it sent none."""
 
     reason: str
     code: int = 0

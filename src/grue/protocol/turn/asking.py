@@ -138,7 +138,7 @@ _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
 
 _WINDOW = 128_000
-"""Assumed where no context window is known."""
+"""The context window in tokens that is assumed where none is known."""
 
 
 def begun(run: m.RunTurn) -> Turn:
@@ -161,8 +161,9 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # `usage` counts all tries of a request, `prompt_tokens` only the last try. If they differ,
-    # `output_tokens` includes the output of earlier tries. Then pass 0, so that the ledger makes an estimate.
+    # `usage` counts all tries of a request, `prompt_tokens` only the last try. If `input_tokens` differs from
+    # `prompt_tokens`, `output_tokens` includes the output of earlier tries. Then pass 0, so that the ledger
+    # makes an estimate.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # `output` may include thoughts, which the next prompt does not contain. The ledger would take them
@@ -207,8 +208,8 @@ def _make_room(
 def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # The user text is the task of this turn, so this turn must not clear it. A text without a `stub`, its
-    # shorter replacement, is never cleared. A later turn gets the text with its `stub`.
+    # The user text is the task of this turn, so this turn must not clear it. Enter it without its `stub` (the
+    # shorter replacement): such a text is never cleared. A later turn gets the text with its `stub`.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 
@@ -222,7 +223,7 @@ def _summary_request(turn: Turn) -> m.UserText:
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Put a summary in the place of everything but the first entry and the last reply.
 
-    In a continued conversation this may replace the turn's user text too. Then that text follows the summary.
+    In a continued conversation the summary may replace the turn's user text too. Then that text follows it.
     """
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]

@@ -19,7 +19,8 @@ The rules:
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
 - A reply that does not end within the time limit is requested only once more, and so is a streamed reply that
   stops in the middle: each try is billed, and a further one seldom ends better.
-- Text that was streamed before a reply failed is taken back before the next request.
+- If a reply fails after some of its text was streamed, readers of the stream are told to discard that text
+  before the next request.
 
 ```
 Sent ──RequestFailed──▶ Sent (next request) | Ended
@@ -31,12 +32,12 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
 - The next model is asked if all retries have failed and the endpoint cannot be reached, answers with 5xx or
   429, does not answer in time, or breaks its reply off. A refusal (a wrong key, an unknown model, a request
   that is too long) and a reply that cannot be read end the completion: another model would hide them.
-- A model that has failed in one of these ways is left alone for a while (the circuit breaker): 30 s, doubled
-  with each failure in a row up to 15 minutes, or as long as its endpoint asks for. After that it is tried
-  again, but without retries.
-- A turn begins with the first model that is not left alone, and stays with the model that has answered.
-- Within a request each model is asked at most once. Models that are left alone are asked after all others. A
-  request with tools is not sent to models that cannot call tools.
+- When a failure makes grue ask the next model, the failed model is paused (a circuit breaker): for 30 s,
+  doubled with each failure in a row up to 15 minutes, or for longer if its endpoint asks for a longer wait.
+  After the pause it is tried again, but without retries.
+- A turn begins with the first model that is not paused, and stays with the model that has answered.
+- Within a request each model is asked at most once. Paused models are asked after all others. A request with
+  tools is not sent to models that cannot call tools.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _MOST_ENDLESS = 2
 """How many replies may run into their time limit. A further reply seldom ends in time."""
 
 _LEAST_OF_LIMIT = 4
-"""The token limit of a reply may be lowered to a fourth of its value; with less, an answer would be cut."""
+"""The token limit of a reply is lowered to no less than a fourth: with less, an answer would be cut."""
 
 
 class CutReply(Struct, frozen=True):
@@ -226,7 +227,10 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
 
 
 def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
-    """Return a larger token limit for a second try after a cut reply; `None` if the user has set a limit."""
+    """Return a larger token limit for a second try after a cut reply.
+
+    `None`: the user has set a limit, no limit is known, or the model allows no larger one.
+    """
     limit = profile.limit(settings)
     if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():
         return None

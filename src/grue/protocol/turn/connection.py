@@ -61,7 +61,8 @@ class Connecting(Struct, frozen=True, tag=True):
 
     Attributes:
         attempt: Number of the attempt within the turn, from 1.
-        first: Whether no connect of this episode has succeeded before.
+        first: Whether the state before was `Untried`. If so, `FailurePolicy.first_connect` says what follows
+            a failure.
         failures: How often the server has been disabled since a connect last succeeded.
     """
 

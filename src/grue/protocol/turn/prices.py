@@ -60,7 +60,7 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return `usage` with a cost: its own, or else the one `reported` by the headers, or else by `price`."""
+    """Return `usage` with a cost: its own, else `reported` (by an HTTP header), else computed by `price`."""
     if usage.cost_usd is not None:
         return usage
     if reported is None and price is not None:

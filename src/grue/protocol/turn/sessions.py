@@ -3,10 +3,10 @@
 Presumed tools (`ToolsPresumed`) are those that the starting servers listed earlier and will probably list
 again. The rules for a request that offers them:
 
-- Only a turn's first request may offer presumed tools, and only if a server is still starting, the check of
-  the model has succeeded, and the budget leaves a further request.
+- Only a turn's first request may offer presumed tools, and only if a server is still starting, no check of
+  whether the model can call tools is under way, and the budget leaves a further request after this one.
 - Nothing follows from the reply before all servers have reported: no call, and no check of an answer. If a
-  server fails to start, the request's cost is counted, and the turn ends.
+  server reports `StartupFailed`, the request's cost is counted, and the turn ends.
 - The reply is used if each tool that it calls is listed with the same definition as presumed. Otherwise the
   reply is dropped, and the request is sent again with the listed tools.
 - If the request fails, the failure stands only if the servers list exactly the presumed tools. Otherwise the
@@ -35,7 +35,7 @@ from grue.protocol.turn.states import Commands, Transition, Turn, TurnState, wit
 
 
 def begin(run: m.RunTurn) -> Transition:
-    """Start the turn: check the model or open the sessions. A turn without tools sends its only request."""
+    """Start the turn: check the model or open the sessions. A turn without tools asks the model at once."""
     if run.resumed is not None:
         turn = tools.with_unstarted(_turn_after(run, run.resumed.parked))
         return open_all(turn, run.resumed.new)

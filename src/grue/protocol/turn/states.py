@@ -47,13 +47,13 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that the turn should have are missing; empty if none is missing.
-        missing: The servers that were given up in this turn, with the reason.
+        missing: The servers that are disabled in this turn, with the reason.
         reconnected: Whether the one reconnect of the turn has been used.
         ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
         window: The model's context window in tokens, as far as it is known.
         last: The tool messages that the last request has added.
         summaries: Summaries requested so far.
-        overflowed: Whether the one try after an overflow has been used.
+        overflowed: Whether the one retry of a request that was too long has been used.
         used: How often each tool with a limit has been called.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
         reminded: Whether the model has been reminded not to write tool calls as text.
@@ -339,7 +339,10 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
 
 
 class AwaitingApproval(Struct, frozen=True):
-    """Waits for a person's decisions on the remaining `questions`. No call of the reply has been sent."""
+    """Waits for a person's decisions on the remaining `questions`.
+
+    No call of the reply has been sent, except by an earlier process before the turn was resumed.
+    """
 
     turn: Turn
     reply: JudgedReply
@@ -491,7 +494,7 @@ def _for_the_model(turn: Turn) -> str:
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
-    """Return the items without those that are equal to `item`."""
+    """Return the items without `item`, which occurs in them at most once."""
     if items and items[0] == item:
         return items[1:]
     return tuple(other for other in items if other != item)

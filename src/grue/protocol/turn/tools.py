@@ -95,7 +95,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
-    """Send each run of calls that may be sent now. If no call is under way then, go on with the turn."""
+    """Send the runs of calls that may be sent now. If nothing is under way then, go on with the turn."""
     state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:
@@ -540,7 +540,7 @@ def refuse(
     new: tuple[m.ConversationItem, ...] = (),
     notes: tuple[m.TurnNote, ...] = (),
 ) -> Transition:
-    """Ask the model to repair its answer, once in a turn, or end the turn with the host's fallback."""
+    """Ask the model to repair its answer, once in a turn, or end the turn with the fallback or a failure."""
     if phase != "repair" and not turn.budget_spent:
         text = m.UserText(turn.run.repair_request.replace("{reason}", why.reason))
         return ask(turn, "repair", (*new, text), notes=(*notes, m.RepairRequested(reason=why.reason)))
