@@ -20,8 +20,8 @@ class Words(Struct, frozen=True, kw_only=True):
     Attributes:
         text: The piece.
         reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
-        restart: `True`: the request is sent again, and the reply begins anew. Discard the pieces that you
-            have got since the last tool call. `text` is empty in this case.
+        restart: `True`: the request is sent again, and the reply begins anew. Discard the pieces since the
+            last tool call, or all pieces if there was no call. `text` is empty in this case.
     """
 
     text: str

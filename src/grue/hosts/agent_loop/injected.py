@@ -37,7 +37,8 @@ class McpCall(Struct, frozen=True):
         name: The tool, `SERVER.TOOL`.
         arguments: The arguments, parsed.
         result: What the function returned; `None` if it raised.
-        error: The exception that it raised; the model reads only its text.
+        error: The exception that the function raised; the model reads only the exception's text. `None` if
+            the function returned.
     """
 
     name: str

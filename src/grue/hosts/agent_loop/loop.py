@@ -82,7 +82,7 @@ Image: TypeAlias = str | PathLike[str] | bytes
 def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
     """Return MCP servers under the names that an agent loop gives them, such as `mcp.files` for `files`.
 
-    Raises `MCPConfigError` if a name begins with `mcp.` already, or `servers` is not a mapping.
+    Raises `MCPConfigError` if a name is `mcp` or begins with `mcp.`, or `servers` is not a mapping.
     """
     if not isinstance(servers, Mapping):
         raise MCPConfigError(
@@ -145,7 +145,7 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
     """Return a policy whose rules match a tool's configured name with and without `mcp.`.
 
-    Without this, a rule that denies `files.write` would not match the tool `mcp.files.write`.
+    Without the added names, a rule that denies `files.write` would not match the tool `mcp.files.write`.
     """
 
     def both(rule: ToolRule) -> ToolRule:
@@ -172,7 +172,7 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """The program's only `ToolClient`, which the first `get` makes."""
+    """The `ToolClient` that this module's functions share. The first `get` creates it."""
 
     def __init__(self) -> None:
         # Reentrant: a signal handler may call a tool in the thread that holds the lock.
@@ -199,9 +199,9 @@ class _SharedClient:
             return self._client
 
     def forget(self) -> None:
-        """Drop the client in a forked process: its event loop exists only in the parent."""
+        """Drop the client in a forked process: the client's event loop exists only in the parent."""
         server = self._server
-        self.__init__()  # type: ignore[misc]  # a thread of the parent may have held the lock, too
+        self.__init__()  # type: ignore[misc]  # makes a new lock: a parent's thread may have held the old one
         self._server = server
 
     def _configured(self) -> ToolServer:
@@ -234,7 +234,7 @@ os.register_at_fork(after_in_child=_shared.forget)
 
 
 def configure_mcp_client(server: Server) -> None:
-    """Set the server that `list_mcp_tools` and `invoke_mcp_tool` use, and disconnect the one set before.
+    """Set the server that `list_mcp_tools` and `invoke_mcp_tool` use; disconnect the server used before.
 
     Args:
         server: A URL (streamable HTTP), a command with its arguments, or any tool server that a `ToolClient`
@@ -248,7 +248,7 @@ def configure_mcp_client(server: Server) -> None:
 
 
 def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
-    """Return the server's tools; blocking. The first call in the program starts the client.
+    """Return the server's tools; blocking. Start the client if it is not running.
 
     Pass the tools to an `AgentLoop` as `mcp_tools=`; their full names are `mcp.TOOL`.
 
@@ -290,7 +290,7 @@ def reset_mcp_client() -> None:
 _DONE = object()
 _NOTICE_S = 0.05
 _CANCELLED_WITHIN_S = 3.0
-"""How long an interrupted `run` waits for the clean-up of its turn."""
+"""How many seconds an interrupted input waits at most for the clean-up of its turn."""
 
 
 class RunnerOptions(TypedDict, total=False):
@@ -380,7 +380,7 @@ class AgentLoop:
         if invoke_mcp_tool is not None:
             self._injected = InjectedTools(invoke_mcp_tool, mcp_tools)
             mcp = {MCP: self._injected}
-            # Settings may name servers, which this loop does not have.
+            # Leave out settings for single MCP servers, because this loop has no such servers.
             policy, limits = options.get("policy"), options.get("limits")
             if isinstance(policy, FailurePolicy):
                 options["policy"] = replace(policy, first_connects=_without_mcp(policy.first_connects))
@@ -524,8 +524,8 @@ class AgentLoop:
         """Call `on_event` with an event of your own, in the thread that called `run`.
 
         Any thread may call `report`. So an `approve` or `elicit` callback can pass its question to the thread
-        that called `run`, for example because only that thread uses the terminal. If no input is running, the
-        event is dropped.
+        that called `run`, for example because only that thread uses the terminal. If no input is running, or
+        the loop has no `on_event`, the event is dropped.
         """
         with contextlib.suppress(RuntimeError):  # raised if the loop of an earlier `run_async` is closed
             self._put(event)
@@ -536,8 +536,8 @@ class AgentLoop:
         """Run a turn in a thread of its own, and call `on_event` in the caller's thread.
 
         In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
-        exceptions would not reach the caller. If it added an entry to the trace there, it would wait for
-        ever: the recorder holds its lock while it calls observers.
+        exceptions would not reach the caller. If `on_event` added an entry to the trace there, it would
+        deadlock: the recorder holds its lock while it calls observers.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put

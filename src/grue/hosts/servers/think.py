@@ -1,7 +1,7 @@
 """A reasoning server: an MCP server on stdin and stdout with one tool, `think`.
 
-Each call records one numbered thought. The server keeps only the numbers: the texts stay in the model's own
-conversation.
+Each call records one numbered thought. The server keeps only the numbers and the names of branches: the
+texts stay in the model's own conversation.
 
 It imports only a few modules of the standard library, because each turn may start a new process. Start it
 without the site packages: `python -I -S PATH/TO/think.py`. If it is imported instead, Python uses the cached
@@ -206,7 +206,7 @@ def _quoted(text: str) -> str:
 
 
 def initialize(session: Session, params: Json) -> Json:
-    """Agree on the protocol version that the client asks for, or else the newest."""
+    """Agree on the protocol version that the client asks for; if it is not supported, on the newest one."""
     if session.version is not None:
         raise ProtocolError(INVALID_REQUEST, "the session is already initialized")
     wanted = params.get("protocolVersion")
@@ -315,8 +315,8 @@ def _answer_one(session: Session, message: object) -> Json | None:
 
 
 def _dispatch(session: Session, method: str, params: object) -> Json:
-    # Unknown methods come first: a client that probes for a newer protocol with server/discover then gets
-    # "not found" and falls back to initialize.
+    # Refuse unknown methods before any other check: a client that probes for a newer protocol with
+    # server/discover then gets "not found" and falls back to initialize.
     if method not in METHODS:
         raise ProtocolError(METHOD_NOT_FOUND, f"method not found: {_quoted(method)}")
     if session.version is None and method not in BEFORE_INITIALIZE:

@@ -29,7 +29,7 @@ OTHER_AGENTS = {
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
-    """What the functions of actions get: the folder for files, and the skills."""
+    """The second argument of each action's function: the folder for files, and the skills."""
 
     workspace: ConfinedFolder
     skills: Skills

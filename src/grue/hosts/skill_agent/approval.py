@@ -77,10 +77,10 @@ class Judge(Struct, kw_only=True):
     ) -> list[JudgedAction]:
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
-        If a person has to decide first, `self.run.asked` holds the questions afterwards. `done` are actions
-        of the reply that an earlier process carried out; they count towards the policy's `max_calls`.
-        `definitions` is what the method of that name returned when the reply came. A call whose tool has
-        changed since is denied, unless a person is asked about it.
+        If the run has to be parked, `self.run.asked` holds the questions afterwards. `done` are actions of
+        the reply that an earlier process carried out; they count towards the policy's `max_calls`.
+        `definitions` is the value that the method of that name returned when the reply came. A call whose
+        tool has changed since is denied, unless a person is asked about the call.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]

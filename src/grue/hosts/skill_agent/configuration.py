@@ -89,7 +89,8 @@ class AgentConfig(Struct, kw_only=True):
             actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
         skills: The folder of skills; `None` if the agent has no skills.
         skill_servers: The servers that may offer skills of their own. Only approved skills are used.
-        restrict_tools: While a skill is in use, deny every tool that the skill's `allowed-tools` do not name.
+        restrict_tools: While a skill is in use, deny every tool that the skill's `allowed-tools` do not name,
+            except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
         path: The file that the settings were read from; `None` if they were made in Python.

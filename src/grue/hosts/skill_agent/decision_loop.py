@@ -78,7 +78,7 @@ class StepRunner:
         run = self._run
         try:
             call: McpCall = run.registry.params(MCP_CALL, action.params)
-        except ValueError as error:  # the call was planned by an older grue, which accepted more
+        except ValueError as error:  # an older version of grue accepted these parameters
             return action.ended("failed", error=self.cut(str(error)))
         about: dict[str, Any] = {
             "turn": run.turn,
@@ -257,7 +257,7 @@ class DecisionLoop:
         run.turns += 1
 
     def _unusable(self, error: str) -> RunEnd | None:
-        """Record a failed step for a reply that is unusable even after a correction was asked for."""
+        """Record a failed step for a reply that is unusable even after the model was asked to correct it."""
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
         return self._after(self._steps.end(failed.ended("failed", error=self._steps.cut(error))))

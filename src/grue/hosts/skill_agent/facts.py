@@ -29,7 +29,8 @@ EndReason: TypeAlias = Literal[
     "interrupted",
 ]
 """Why a run ended. `gave_up`: the model says that it could not do the task. `step_failed`: the configuration
-says that a failed step ends the run. `failed`: the model could not be asked."""
+says that a failed step ends the run. `failed`: an error ended the run; for example, the model could not be
+asked."""
 
 _SHORT = 80
 
@@ -67,7 +68,8 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
     """The actions of a reply. Recorded before the first of them is carried out.
 
     Attributes:
-        definitions: By name, the digest of the definition of each MCP tool that the actions call.
+        definitions: By name, the digest of the definition of each MCP tool that the actions call; an empty
+            text, which fits no definition, if the tools have changed since the reply came.
     """
 
     thought: str
@@ -186,7 +188,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
 
 class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skillagent.McpServerAbsent"):
-    """A server that may be absent could not be connected. The run goes on as if it were not configured."""
+    """An optional server could not be connected. The run goes on as if this server were not configured."""
 
     level: ClassVar[LogLevel] = "info"
 

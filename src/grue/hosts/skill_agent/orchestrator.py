@@ -125,8 +125,8 @@ class Orchestrator:
     def resume(self, decisions: Iterable[ApprovalDecision] = ()) -> RunResult:
         """Go on with the run in `folder`, which was interrupted, killed or parked, and return its result.
 
-        An action that was under way when the process was killed is not repeated unless it is read-only or
-        idempotent. The model is told that it may have had an effect.
+        An action that was under way when the process was killed is repeated only if it is read-only or
+        idempotent. Otherwise the model is told that the action may have had an effect.
 
         Args:
             decisions: Answers to the questions of a parked run.

@@ -1,4 +1,4 @@
-"""Read from a trace how far a run got, so that it can go on."""
+"""Read from a trace how far a run got, so that the run can go on."""
 
 from pathlib import Path
 from typing import Any

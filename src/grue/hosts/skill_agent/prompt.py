@@ -10,7 +10,7 @@ from grue.hosts.skill_agent.skills import Skill
 
 _INTERRUPTED = "The run was interrupted, and goes on now. If you have replied since, that reply is lost."
 SILENT = frozenset({"respond", "note", "finish"})
-"""Actions whose results the model is not shown, because it has written them itself."""
+"""Actions whose outputs the model is not shown, because it has written them itself."""
 
 _RULES = """\
 You carry out a task for a user, step by step. Answer with one JSON object and nothing else:

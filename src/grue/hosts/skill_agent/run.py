@@ -75,7 +75,7 @@ def error_text(error: Exception) -> str:
     """Return an exception's text for the model, after the class's name if the text may be unclear alone."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
-    except Exception:  # noqa: BLE001 - it is the host's own class
+    except Exception:  # noqa: BLE001 - the exception's class may be a program's own
         said = ""
     return (
         said

@@ -6,8 +6,8 @@ in its folder, the host returns the text.
 The tools that a skill's `allowed-tools` name are approved in advance: call `granted`, and pass `approved` of
 its result to `grue.hosting.judge_calls`, so that a policy's `ask` does not apply to these tools. A `deny`
 still applies. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules of a
-policy do not look at arguments. A bare name, such as `Read`, means an action of the host, because a server
-could name its tool `Read`, too.
+policy do not look at arguments. A bare name, such as `Read`, means only an action of the host, because a
+server could name its tool `Read`, too.
 """
 
 import json
@@ -134,7 +134,7 @@ def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
 
 
 LOCK_FILE = "mcp_skills.lock"
-"""The name of the lock of approved skills of servers; it stands beside `agent.yaml`."""
+"""The name of the file, beside `agent.yaml`, with the digests of the approved skills of MCP servers."""
 
 
 class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):

@@ -45,7 +45,7 @@ from grue.protocol.turn.prices import Spent
 from grue.tool_sessions.server_specs import McpServer
 
 FALLBACK_ACTION = "look"
-"""Played if the model gives no command. It changes nothing in any game."""
+"""The command that is played if the model gives none. Its only effect is that a game turn passes."""
 
 
 class AgentResponse(BaseModel):
@@ -178,8 +178,8 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
 _TOLD_S = 2.0
-"""How long a turn's end may wait for the Langfuse client. That usually takes a few milliseconds; the first
-turn may have to wait for the import of langfuse."""
+"""How many seconds the end of a turn may wait for the Langfuse client. A few milliseconds are usually enough;
+the first turn may have to wait for the import of langfuse."""
 
 
 class ZorkAgent:

@@ -13,7 +13,8 @@ BUNDLED_NAME = "mind"
 def bundled_server() -> StdioServer:
     """Return the server, which runs without site packages, so that it starts fast.
 
-    It runs in a box without files and network, which it does not need, if this machine can enforce the box.
+    The server needs neither network nor further files, so it runs in a box without them, if this machine can
+    enforce the box.
     """
     # The path is made from this file's path, because no package in `grue.hosts` may import another one.
     file = Path(__file__).parents[1] / "servers" / "think.py"

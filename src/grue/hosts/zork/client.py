@@ -1,6 +1,6 @@
 """`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
 
-A turn uses only the client's endpoint. If a program has overridden `chat_completions_create` or
+By default, a turn uses only the client's endpoint. If a program has overridden `chat_completions_create` or
 `_supports_tool_calling`, the turn calls that method.
 
 Source: R4

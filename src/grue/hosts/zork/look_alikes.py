@@ -1,4 +1,4 @@
-"""Read what the methods of a program's LLM client and MCP manager return.
+"""Read the return values of the methods of a program's LLM client and MCP manager.
 
 The client and the manager may be grue's own, an SDK's, or the program's own with the same methods.
 
@@ -59,7 +59,7 @@ def completion_failure(error: Exception, client: object, model: str) -> m.LlmFai
 
 
 def tool_result(answer: object) -> m.ToolCallResult:
-    """Convert what a manager's `call_tool` has returned."""
+    """Convert the return value of a manager's `call_tool` to a `ToolCallResult`."""
     if isinstance(answer, Mapping) or not (hasattr(answer, "content") and hasattr(answer, "is_error")):
         return tool_results.success(answer)
     if answer.is_error is True:
@@ -137,7 +137,7 @@ def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., A
 
 
 def is_overridden(instance: object, methods: Mapping[str, Callable[..., Any]]) -> bool:
-    """Return whether a subclass overrides one of the methods, or the class or object has replaced it."""
+    """Return whether a method is overridden in a subclass, or has been replaced in the class or object."""
     return any(
         getattr(getattr(instance, name, None), "__func__", None) is not method
         for name, method in methods.items()

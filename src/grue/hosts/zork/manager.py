@@ -61,7 +61,7 @@ class SessionNews:
 
     Attributes:
         observers: The manager's observers.
-        turn: The turn that uses the manager now.
+        turn: The turn that uses the manager now; `None`: no turn does.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Pass a message to the observers. During a turn, record it in the trace if the turn does not."""
+        """Pass a message to the observers; in a turn, only record notes and changed tools in the trace."""
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)
@@ -171,9 +171,9 @@ class MCPManager:
     async def connect_session(self) -> None:
         """Start or reach the server, initialize the session and list the tools.
 
-        The first connect of an episode gets one attempt. A later one is retried once, and if the retry fails
-        too, the server is disabled for the rest of the episode. If this coroutine is cancelled, no process is
-        left.
+        Until a connect of the episode has succeeded, each call makes one attempt. After that, a failed
+        connect is retried once, and if the retry fails too, the server is disabled for the rest of the
+        episode. If this coroutine is cancelled, no process is left.
 
         Raises:
             MCPServerStartupError: The connect failed. If `is_disabled` is set, later calls fail at once.

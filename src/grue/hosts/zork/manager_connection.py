@@ -69,7 +69,7 @@ class ManagerConnection:
     """
 
     report_s = 0.0
-    """Seconds that `open` waits beyond the time limit, if the manager keeps the limit itself."""
+    """Seconds that `open` waits beyond its time limit; above 0 if the manager applies the limit itself."""
 
     def __init__(self, manager: SessionManager, server: m.ServerName, note: Note) -> None:
         self._manager = manager
@@ -239,7 +239,8 @@ def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
 
 
 _REPORT_S = 0.45
-"""Time in which `connect_session`, which applies the start-up limit itself, reports the cause."""
+"""Seconds after the start-up limit in which `connect_session`, which applies this limit itself, can report
+why the start failed."""
 
 
 class OverriddenManagerConnection(ManagerConnection):

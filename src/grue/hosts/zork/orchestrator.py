@@ -40,7 +40,7 @@ from grue.policies import Start
 from grue.protocol.chat_wire.profile import shown_endpoint
 
 RECENT = 6
-"""How many past commands are shown, and are checked for a player who is stuck."""
+"""How many past commands the model is shown. `stuck_warning` checks as many."""
 
 _REPLY_CHARS = 160
 

@@ -19,7 +19,7 @@ _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")
 _CHAIN: Final = re.compile(r";|[,\s]+(?:and\s+)?then\b", re.IGNORECASE)
-# Interpreters end a command at a full stop, but not at the one in a title ("mr.") or a decimal number.
+# A command ends at a full stop, as in the games, but not at one in a title ("mr.") or a decimal number.
 _FULL_STOP: Final = re.compile(
     r"(?<!\bmr)(?<!\bms)(?<!\bdr)(?<!\bst)(?<!\bmrs)(?<!\d)\.|(?<=\d)\.(?!\d)", re.IGNORECASE
 )

@@ -1,7 +1,7 @@
 """The interface between a host and a game.
 
-A command that makes no sense is not an exception: the game's text says so. A field whose value the game does
-not show is `None`, not zero and not an empty tuple.
+A command that makes no sense raises no exception: the game's text says that the command failed. A field whose
+value the game does not show is `None`, not zero and not an empty tuple.
 """
 
 from typing import Protocol

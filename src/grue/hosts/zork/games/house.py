@@ -5,8 +5,8 @@ It has sixteen rooms and exactly 100 points. The rules that matter to a host:
 * The seed determines the vault's number, the clues to it and some small talk; everything else is fixed.
 * The first death puts the player back at the gate with everything they carried (`died`, not `done`). The
   second death ends the game (`died` and `done`). Points are never lost.
-* INVENTORY, SCORE, HELP, and commands that are impossible or not understood take no turn. Every other command
-  takes one.
+* INVENTORY, SCORE, HELP, and commands that are refused or not understood take no turn. Every other command
+  takes one, even an attempt without success, such as going through a shut door.
 """
 
 from typing import Final

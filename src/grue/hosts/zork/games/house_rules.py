@@ -1,7 +1,7 @@
 """The state of the house at one moment, and the rules: one function for each verb.
 
 A rule takes a `Turn`, and the thing to act on if there is one. It changes the state and returns the text to
-print. If the command is impossible, it raises `RefusalError`, and no turn passes.
+print. A rule that refuses the command raises `RefusalError`, and no turn passes.
 """
 
 from collections.abc import Callable

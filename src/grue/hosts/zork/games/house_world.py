@@ -264,12 +264,12 @@ class Thing(Struct, frozen=True, kw_only=True):
     Attributes:
         name: Its name in lists, without an article.
         words: Every word that may refer to it, adjectives and nouns.
-        text: The text for "examine".
+        text: The text for "examine" and "read".
         later: A flag, and the text for "examine" once that flag is set.
         rooms: For a thing that cannot be carried: the rooms that it is in. Empty for portable things.
         place: Where a portable thing is at first: the id of a room or a container.
-        glimpse: Its line in the room's description until it is moved.
-        reading: The text for "read", if it differs from "examine".
+        glimpse: Its line in the description of the room `place`, as long as it lies there.
+        reading: The writing on it, if any: both "read" and "examine" print `text`, then `reading`.
         holds: Whether it is a container.
         small: Whether it fits into a teapot.
         article: The article before its name in lists.

@@ -3,14 +3,14 @@ r"""The interpreters for Z-machine stories: which there are, which one plays a s
 An interpreter must read commands from a pipe and print answers to a pipe as `dfrotz` does. To add one, write
 a function that returns its `Interpreter`, and put it into `INTERPRETERS`.
 
-`dfrotz` 2.54, which Debian 12 has, prints no bold and underlined words: a story of version 4 or later loses
-its room names. Other releases may print them, so a tiny story is played to find out. Offsets and opcodes are
-those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
+`dfrotz` 2.54, which Debian 12 has, prints neither bold nor underlined words: a story of version 4 or later
+loses its room names. Other releases may print them, so a tiny story is played to find out. Offsets and
+opcodes are those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter does not mark the end of an answer. So each command is sent together with a second line
-`\sf-N`, with a new random number N. It sets the speed of the interpreter's clock to -N, and the game never
-sees it. The interpreter prints "Speed Factor -N" when it reads this line, also if the game has asked a
-question. A game cannot print these words with the same number by chance. The speed is negative because a
+`\sf-N`, with a new random number N. This line sets the speed of the interpreter's clock to -N, and never
+reaches the game. The interpreter prints "Speed Factor -N" when it reads the line, also if the game has asked
+a question. A game cannot print these words with the same number by chance. The speed is negative because a
 clock that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail if a text
 contains a ">", and would wait forever after a question, because no prompt follows it.
 """

@@ -6,7 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 WIDTH: Final = 255
-"""Columns of the interpreter's screen: the most that the byte for them in a story's header can hold."""
+"""Columns of the interpreter's screen. A story's header has one byte for this number, so 255 is the most."""
 
 _STATUS_LINE: Final = re.compile(
     r"^ ?(?P<room>\S.*?) {3,}(?:Score: *)?(?P<score>-?\d+)(?: */ *| +(?:Moves|Turns): *)(?P<moves>\d+) *$",

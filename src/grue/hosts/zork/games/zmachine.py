@@ -142,15 +142,16 @@ class ZMachineGame:
     """A story file (.z1 to .z8) as a `Game`.
 
     The room is known once the game has printed its heading. Score and moves come from the status line if the
-    game prints one. Otherwise the command SCORE is sent after each command, because it takes no game time. It
-    is not sent after a question of the game, which would take SCORE for the answer, nor after an unknown
-    word, which the next command may correct ("oops"). The inventory is always `None`, because asking for it
-    takes a turn. A game that waits for a single key gets the first character of the next command.
+    game prints one. Otherwise the command SCORE is sent after each command, because it takes no game time; it
+    is not sent again once the answer names no score. SCORE is not sent after a question of the game, which
+    would take SCORE for the answer, nor after an unknown word, which the next command may correct ("oops").
+    The inventory is always `None`, because asking for it takes a turn. A game that waits for a single key
+    gets the first character of the next command.
 
     Args:
         story: The story file.
         interpreter: "dfrotz" or "fernz"; `None`: the first of them that is installed, and for a story of
-            version 4 or later the first that prints bold and underlined words.
+            version 4 or later the first that also prints bold and underlined words, if there is one.
         answer_within_s: Time limit of the interpreter for one answer, in seconds; `None`: 5 for dfrotz, about
             a thousand times what it needs, and 60 for fernz.
 
@@ -210,7 +211,7 @@ class ZMachineGame:
             return self._observe(_OVER)
         self._commands.append(command)
         # Replace AGAIN by the last command: the interpreter would repeat its own last input, perhaps SCORE.
-        # Before the first command this is an empty line, which has no effect.
+        # Before the first command, AGAIN becomes an empty line, which has no effect.
         if command.strip().lower() in _AGAIN:
             command = self._repeated
         if not command.lower().startswith("oops"):
