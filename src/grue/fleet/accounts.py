@@ -1,8 +1,8 @@
 """Hold back a fleet's requests and server processes until its limits allow them, and sum up the costs.
 
 The costs are in the ledger, an append-only file. Before a request starts, `Accounts` writes a line with the
-most that it can cost, and when the request has ended, a line with its cost. So a later run of the fleet knows
-what may have been spent, even if a process was killed.
+most that the request can cost. When the request has ended, `Accounts` writes a line with its cost. So a later
+run of the fleet knows what may have been spent, even if a process was killed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 GONE = "the fleet's broker is gone, so nothing may start"
 
 _TOO_MANY_S = 30.0
-"""How long an episode that has `servers_an_episode` places waits for one more before it is refused."""
+"""How long an episode that has `servers_an_episode` places waits for one more until its server is refused."""
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
@@ -177,7 +177,7 @@ class Claims:
         return scope
 
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
-        """Wait until the request `wanted` may start. If it is `None`, wait until a server process may start.
+        """Wait until the request `wanted`, or a server process if `wanted` is `None`, may start.
 
         Return an empty text, or the reason for a refusal. If the worker withdraws its question meanwhile,
         the request or process counts as never started.
@@ -250,7 +250,8 @@ def read_ledger(folder: FleetFolder) -> Amount:
 def _lines(path: Path) -> Iterator[_Line]:
     """Yield the lines of a ledger, without a last line that was cut short by a kill.
 
-    The request of such a line was never sent: a request starts only after its line is written.
+    If that line is `reserved`, its request was never sent: a request starts only after its line is written.
+    If that line is `settled`, the reservation before it still counts.
     """
     if not path.exists():
         return

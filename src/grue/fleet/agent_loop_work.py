@@ -32,7 +32,8 @@ from grue.transports.llm.endpoint import LlmEndpoint
 class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
-    `project` is a hash of `[tool.grue]` in `pyproject.toml`, and `tool_lock` one of the lock of `mcp_config`.
+    `completed` adds `project`, a hash of grue's tables in `pyproject.toml`, and `tool_lock`, a hash of the
+    tool lock of `mcp_config`. `seed` has no effect on the episode: it makes another case.
     """
 
     inputs: list[str]
@@ -49,7 +50,7 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
+    """Add the model, the base URL, `project` and `tool_lock` to a case's settings.
 
     Raises:
         FleetError: A setting is wrong, the case has no inputs, or a file or the endpoint's key is missing.
@@ -58,7 +59,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
         case = msgspec.convert(settings, TalkCase)
         _servers(case)
         if case.mcp and case.mcp_config is not None:
-            _options(case)  # refuses a tool lock that is required and missing
+            _options(case)  # raises if a required tool lock is missing
         if not case.inputs:
             raise MCPConfigError("`inputs` is empty")
         return with_endpoint(settings)

@@ -4,7 +4,7 @@ After a failure of the machine, the network or a server the episode is tried aga
 of the episode.
 
 The work is user code. It may raise anything, even a `BaseException` or an exception whose `__str__` fails,
-and may leave its process in any state. Other attempts must not notice.
+and may leave its process in any state. None of this may affect other attempts.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Task(Struct, frozen=True, kw_only=True):
         """Import the modules that the task needs, before the worker calls `make`.
 
         If `make` changes the state of the process (working directory, signal handlers, ...), the worker is
-        replaced. Some imports change that state; in `prepare`, this does no harm.
+        replaced. Some imports change that state. Such a change in `prepare` does not replace the worker.
         """
         raise NotImplementedError
 
@@ -169,7 +169,7 @@ def run_attempt(job: Job) -> Attempted:
 
 
 def _was_cut_off(folder: EpisodeFolder, attempt: Path) -> bool:
-    """Return whether an attempt with a trace ended together with its driver or its worker."""
+    """Return whether an attempt with a trace was cut off: its driver or worker ended, or it was cancelled."""
     end = folder.end_of(attempt)
     return (end is None or end.kind == "died") and (attempt / TRACE).is_file()
 

@@ -6,7 +6,7 @@
 A batch may take hours, and the work cannot be paused. So at the first request without a reply the attempt
 ends, and the request is stored. When the reply has arrived, the episode is played again from its beginning:
 requests of earlier attempts get their stored replies at once. Tools are called again too. The work has to
-make the same requests in each attempt; otherwise the episode has failed.
+make the same requests in each attempt; otherwise the episode fails.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode ID, whose first two digits are `ab`
     DIR/ab/ID/replies.jsonl    their replies
@@ -214,7 +214,7 @@ class FleetBatches:
 
         A provider is asked only when its next poll is due. With `send`, the poll also sends the waiting
         requests: the driver wants this only when it has nothing else to do, so that batches get large.
-        Blocks for a moment only: the next call continues the polls that have not ended.
+        Blocks for about 0.2 s at most: the next call continues the polls that have not ended.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.
@@ -260,15 +260,15 @@ class FleetBatches:
                 shutil.rmtree(each.files.path, ignore_errors=True)
 
     def _run_a_moment(self) -> None:
-        """Continue the polls for a moment; `_poll_ended` may end it earlier."""
+        """Run the event loop for `_LOOK_S`, which continues the polls; `_poll_ended` may stop it earlier."""
         loop = self._runner.get_loop()
         timer = loop.call_later(_LOOK_S, loop.stop)
         loop.run_forever()
         timer.cancel()
 
     def _poll_ended(self, poll: asyncio.Task[list[str]]) -> None:
-        # Stop the loop if this poll has news or is the last one. If each poll stopped the loop, one that is
-        # due often and ends at once would leave the others no time.
+        # Stop the loop if this poll has news or no other poll is under way. If each poll stopped the loop, a
+        # poll that is due often and ends at once would leave the other polls no time.
         told = poll.cancelled() or poll.exception() or poll.result()
         if told or all(each.poll is None or each.poll.done() for each in self._models.values()):
             self._runner.get_loop().stop()

@@ -11,9 +11,10 @@ The rules:
   second. Within a second, the time between two requests may be as short as a quarter of the average, so that
   a busy machine that has sent some requests late can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
-- The window is the number of requests that may be under way. As in TCP, it starts at two and doubles with
-  each window of successful requests (slow start). A status 429, 503 or 529 halves it, and from then on it
-  grows by one with each window of successful requests. `Retry-After` delays all requests.
+- The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
+  a full window of requests has succeeded (slow start). A status 429, 503 or 529 halves the window. From then
+  on the window grows by one whenever a full window of requests has succeeded. After such a status, no request
+  starts for at least 1 s, or for as long as `Retry-After` says.
 - If a worker is lost, its reservations count as spent, since its requests may have been sent and charged.
 """
 
@@ -34,7 +35,7 @@ _MARGIN = 0.95
 """The share of an allowed rate that is used, because an endpoint's clock may run at another speed."""
 
 _CATCH_UP = 4.0
-"""How many times shorter than the average the pause may be after a request that was sent late."""
+"""How many times shorter than the average the pause between two requests may be."""
 
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
@@ -151,7 +152,7 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """The request has to wait: ask again when another one has ended, or, if set, after `after_s` seconds."""
+    """The request must wait: ask again when another request has ended, or after `after_s` seconds, if set."""
 
     after_s: float | None
 

@@ -40,10 +40,10 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
-        """Wait until the broker lets the request `wanted` start; `None`: a server process.
+        """Wait until the broker lets the request `wanted` start, or a server process if `wanted` is `None`.
 
-        Return the permission or, if the broker refuses, its reason. If this call is cancelled, the broker is
-        told that nobody waits any more.
+        Return the permission or, if the broker refuses, its reason. If this call is cancelled, it tells the
+        broker that nobody waits any more.
         """
         id_, answer = next(self._ids), Future[str]()
         with self._lock:

@@ -7,12 +7,12 @@
 The interval is the 95 % confidence interval of the mean difference, B minus A. If it contains 0, the result
 says how large a difference these cases would probably have shown, and how many more cases are needed.
 
-The settings that have one value in all episodes of A and another one in all of B are compared. The others
-identify the case, except `base_url`. A case that only one side has played does not count.
+The settings that have one value in all episodes of A and another value in all episodes of B are compared. The
+other settings, except `base_url`, identify the case. A case that only one side has played does not count.
 
-A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
-fails more often. If lower scores are better, there is no default. Episodes without a result or a score are
-missing: they are only counted.
+A failed episode counts with the score `failed_as`, by default 0: leaving failed episodes out would favour the
+side that fails more often. If lower scores are better, there is no default. Episodes without a result or a
+score are not compared: only their number is reported, as missing.
 
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
@@ -97,7 +97,7 @@ class Cell(Struct, frozen=True):
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use that of `other`. Raises `FleetError`.
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use `other`'s folder. Raises `FleetError`.
 
         A text needs quotes, as in JSON, if it contains `,NAME=` or looks like a number, `true` or `null`.
         """
@@ -250,9 +250,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
         verdict: Which of the two is better, if any: by the interval, or if there is none, by the sign test.
         better: Number of groups in which B is better.
         worse: Number of groups in which B is worse.
-        chance: The p-value of the sign test: how often a fair coin falls as unevenly as `better` and `worse`.
+        chance: The p-value of the sign test: how often a fair coin falls at least as unevenly as `better` and
+            `worse`.
         why: Why there is no interval, as a sentence; empty if there is an interval.
-        measures: The score first; then pass@k and pass^k, cost, time and calls as far as they are known.
+        measures: The score first; then pass@k and pass^k, the cost, the tokens, the time and so on, as far as
+            they are known.
         detectable: The smallest true difference that such a comparison finds with a chance of 80 %; NaN
             without an interval.
         more_cases: About how many more cases would show a difference of `target`; `None`: unknown.
@@ -285,10 +287,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings, and the cases in which A and B differ; of many, only those that differ most.
+        """Return the findings, and the cases in which A and B differ.
 
-        `commands`: add the commands that show the episodes of each case. `everything`: list all cases that
-        differ, even if there are many.
+        With 15 cases or more, only the five that lost most and the five that gained most are listed.
+        `everything`: list all cases that differ. `commands`: add the commands that show the episodes of each
+        case.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
@@ -597,8 +600,8 @@ def _measures(
 ) -> list[Measure]:
     """Return the means of A and B, and their difference, for the score, the pass rates, the cost and so on.
 
-    Figures that an episode lacks are left out, and those but the score that are 0 in all cases. `bare`: the
-    differences have no intervals.
+    Left out are figures that an episode lacks, and figures, except the score, that are 0 in all cases.
+    `bare`: the differences have no intervals.
     """
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [

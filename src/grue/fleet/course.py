@@ -34,14 +34,14 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
         requests: Number of requests to the model in the turns that have ended.
         tool_calls: Number of tool calls in the turns that have ended.
         refused_calls: Number of calls that were not sent, because the tool is unknown, the arguments are
-            wrong or the policy denies the call.
+            wrong, or the policy or the connection to the server refuses the call.
         failed_calls: Number of calls that were sent and failed, timed out or lost their server.
-        outcome: How the last turn ended: `failed`, `parked`, or the kind of its outcome; empty: none ended.
+        outcome: How the last turn ended: `failed`, `parked`, or the outcome's kind; empty: no turn ended.
         host_reason: Why the host ended the episode, in a word; empty if the host gave no reason.
         error: The last thing that went wrong, in a line; empty if nothing went wrong.
         error_kind: The kind of the message that reports `error`.
-        turn: The turn of that message.
-        message: The number of that message in the trace; 0: nothing went wrong.
+        turn: Number of the turn of that message; 0: nothing went wrong.
+        message: Number of that message in the trace; 0: nothing went wrong.
     """
 
     turns: int = 0
@@ -160,7 +160,7 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
 
 
 def read_said(trace: Path) -> LastExchange:
-    """Return the last question and its answer, each cut to 1 MiB; raises `TraceError`."""
+    """Return the last question and its answer, each cut to 2**20 characters; raises `TraceError`."""
     question = answer = ""
     for line in open_episode(trace).lines():
         if line.tag == "RunTurn":

@@ -6,15 +6,15 @@
                    ├─ waiting ──▶ running          when the episode's batch has ended; see `batches.py`
                    └─ interrupted, unpaid ─▶ missing   played when the same command is run again
 
-An attempt fails because of the infrastructure if its worker is lost, the endpoint cannot be reached or
-refuses the key, or a server does not start. An error of the model, the work, or the game that the work plays
-is a result: the episode has failed. If the last twenty attempts all failed in the same way at the same
-endpoint, the fleet pauses, because more attempts would probably fail too.
+An attempt fails because of the infrastructure if, for example, its worker is lost, the endpoint cannot be
+reached or refuses the key, or a server does not start. An error of the model, the work, or the game that the
+work plays is a result: the episode has failed. If the last twenty attempts all failed in the same way at the
+same endpoint, the fleet pauses, because more attempts would probably fail too.
 
 The work can do anything to its worker and to the episode's folder. So a reported result counts only if its
-commit is in that folder. If the folder cannot be read or written, only this episode fails.
+commit is in that folder. If the folder cannot be read or written, the driver gives up only this episode.
 
-Nothing about an episode is kept in memory after it has ended, because a fleet may have thousands.
+The driver does not keep the results of ended episodes in memory, because a fleet may have thousands.
 """
 
 import itertools
@@ -69,8 +69,9 @@ class Tally(Struct):
         unpaid: Number of episodes that ended early because the budget refused a request.
         running: Number of episodes that a worker plays now.
         waiting: Number of episodes that wait for a batch.
-        others: Number of episodes in the folder that do not belong to the sweep.
-        scores: Number and sum of the scores, by name.
+        others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
+            run with the reason `finished`; otherwise 0.
+        scores: By the score's name: the number of episodes that have this score, and the sum of its values.
         spent: The cost of the requests of the episodes with a commit.
         kinds: Number of failed attempts of this run, by kind.
         troubles: For each of the first few episodes that were given up in this run, its id and the reason.
@@ -110,8 +111,9 @@ class Finished(Struct, frozen=True, kw_only=True):
     """How a run of a fleet ended.
 
     Attributes:
-        reason: `finished`: no episode is missing. `paused`: every attempt fails in the same way. `budget`:
-            the budget is used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
+        reason: `finished`: the driver went through all cases; `tally` says whether episodes were given up or
+            not paid for. `paused`: the last 20 attempts all failed in the same way. `budget`: the budget is
+            used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
         tally: The counts at the end of the run.
         why: A sentence that explains `paused` or `budget`; otherwise empty.
     """
@@ -129,7 +131,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         limited: Whether the broker writes the cost of each request into the ledger, because requests have
             limits. `False`: the driver writes the cost of each attempt.
         batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
-        whole: Whether `cases` returns exactly the cases of a sweep's file.
+        whole: Whether `cases` returns exactly the cases of a `Sweep`.
             `True`: `latest.txt` lists their episodes, and reports treat all other episodes of the folder as
             earlier sweeps. `False`: `latest.txt` is removed, and reports use all episodes of the version.
     """
@@ -176,14 +178,14 @@ class Driver:
         self._batches = None if plan.batching is None else FleetBatches(folder.path, plan.batching)
         self._waiting: dict[str, Task] = {}
         # Why the budget refuses requests; used only with batches. A batch that was sent is paid for, so the
-        # run ends only after the episodes that wait for its replies.
+        # run goes on until the episodes that wait for the batch's replies have ended.
         self._refused = ""
 
     def run(self) -> Finished:
         """Play the episodes without a result. Blocks until they are done, or the fleet pauses or is stopped.
 
-        After the first Ctrl-C or `grue fleet stop`, no episode begins, and the running ones are played to
-        their end; a second one cancels them.
+        After the first Ctrl-C or `grue fleet stop`, no episode begins, and the running episodes are played
+        to their end. A second Ctrl-C, or a second `grue fleet stop`, cancels the running episodes.
 
         Raises:
             FleetError: A case cannot be used or occurs twice, the fleet's folder is gone, its disk is full,
@@ -367,8 +369,8 @@ class Driver:
         except (FleetError, TraceError) as error:  # the work has damaged the episode's files
             self._give_up(id_, str(error))
             return
-        # With batches, add the cost of the committed attempt only: it has read and counted all replies to its
-        # episode.
+        # With batches, add the cost of the committed attempt only: that attempt has read all replies to the
+        # episode's requests, and counted their cost.
         if not self._plan.limited and end.spent.requests and (commit is not None or self._batches is None):
             add_to_ledger(self._folder, id_, end.spent)
         self._last.append((end.kind, end.endpoint))
@@ -387,7 +389,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended; `None`: cancelled. Commit the end at a timeout."""
+        """Return how an attempt without a commit ended; `None`: cancelled. Commit a timed-out one."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end
@@ -477,7 +479,7 @@ class Driver:
 def stop(path: Path) -> int:
     """Ask the driver of the fleet in the folder `path` to stop after the running episodes.
 
-    A second call asks it to cancel them. Return how often this was called since the last run began.
+    A second call asks the driver to cancel them. Return the number of calls since the last run began.
     """
     with (path / STOP).open("a") as file:
         file.write("stop\n")

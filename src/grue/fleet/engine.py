@@ -23,7 +23,7 @@ class Lost(Struct, frozen=True):
             than allowed. `cancelled`: by the driver. `error`: the attempt could not be made or recorded.
             `unable`: no worker can be started.
         why: The reason, as a sentence; empty for `cancelled`.
-        after_s: How long a timed-out attempt took.
+        after_s: The time limit that a timed-out attempt exceeded.
     """
 
     kind: LossKind
@@ -52,7 +52,10 @@ class Engine(Protocol):
         """Queue an attempt, which is made as soon as a slot is free."""
 
     def withdraw(self) -> None:
-        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
+        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on.
+
+        The Ray engine does nothing: it cannot tell queued attempts from running ones.
+        """
 
     def cancel(self) -> None:
         """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""

@@ -8,7 +8,8 @@ Memory does not grow with the number of episodes. Of a damaged trace, the rows a
 are exported, but no trajectory; the damage is reported. DuckDB comes with the extra `export`.
 
 A sample is the training data of one request. A request gives no sample if the trace does not hold exactly
-what was sent: the conversation's beginning is in another trace, or a secret before the reply was redacted.
+what was sent and answered, for example because the conversation's beginning is in another trace, or because a
+secret in the conversation was redacted, up to and including the reply.
 Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
 """
 
@@ -341,7 +342,8 @@ class EpisodeRow(Struct, kw_only=True):
         outcome: `scored`, `failed`, `infrastructure`, `unpaid`, `interrupted` or `damaged`.
         scores: The scores by name: those of the work, and those that scorers and people have given later.
         model: The model that answered last.
-        requests: Number of requests to the model, as the fleet has counted them.
+        requests: Number of requests to the model, as the fleet has counted them; without a fleet's count, as
+            the trace shows.
         grue: The version of grue that played the episode.
         trace: Path of the episode's trace; empty: the episode has no trace.
     """

@@ -134,7 +134,7 @@ def failure_of(result: Result, score: str, passing: Passing) -> Failure | None:
 
 
 def group_failures(found: Iterable[Result], score: str, passing: Passing) -> list[FailureGroup]:
-    """Group the episodes that have failed, the largest group first.
+    """Group the episodes for which `failure_of` returns a failure, the largest group first.
 
     Secrets are redacted before the texts are cut, because half of a secret would not be recognised.
     """

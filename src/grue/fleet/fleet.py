@@ -30,8 +30,8 @@ from grue.policies import Batching
 from grue.runtime.files import as_path
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
-"""A function that is called with the counts, the time at which each running episode was submitted (monotonic
-seconds) by id, and the cost of the requests."""
+"""A function that is called with three arguments: the counts, a dictionary from each running episode's id to
+the time of its submission (monotonic seconds), and the cost of the requests."""
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     """Further options of a fleet.
 
     Attributes:
-        episode_timeout_s: Time limit of an episode, which has failed if it takes longer; `None`: no limit.
+        episode_timeout_s: Time limit of an episode. An episode that takes longer fails. `None`: no limit.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
         servers: The cap on server processes of each machine.
         batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
@@ -96,7 +96,8 @@ class Fleet:
 
     Args:
         directory: The fleet's folder; made if it does not exist.
-        workers: How many episodes are played at one time; 0: as many as the machine has cores.
+        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
+            cores.
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
         budget: Limits on the cost of all requests to models together; `None`: no limit.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
@@ -160,8 +161,8 @@ class Fleet:
             cases: The settings of each case; plain JSON values.
             repetitions: How many episodes each case has.
             version: Version of the work; `None`: the version that the work declares.
-            retry: Whether to try episodes again that were given up: they failed three times because of the
-                machine, the network or a server.
+            retry: Whether to play the given-up episodes again: those that failed three times because of the
+                machine, the network or a server, and those whose result cannot be read.
             watch: Called about five times a second with the counts, the running episodes and the costs.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
@@ -269,7 +270,7 @@ class Fleet:
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
         with driver_lock(self.folder):
-            (self.folder.path / STOP).unlink(missing_ok=True)  # it asked an earlier run to stop
+            (self.folder.path / STOP).unlink(missing_ok=True)  # the file asked an earlier run to stop
             before = self._work_before()
             if before not in ("", plan.work.name):
                 raise FleetError(

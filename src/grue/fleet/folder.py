@@ -71,7 +71,7 @@ FORMAT = 1
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """The file `fleet.json`: what is shown to people about a fleet, but not which episodes are done."""
+    """The file `fleet.json`: the last run's work, limits and start, but not which episodes are done."""
 
     format: int = FORMAT
     work: str = ""
@@ -98,8 +98,8 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
         model: The model that answered; empty if unknown.
         duration_s: How long the attempt took.
         spent: The cost of the attempt's requests, as far as it is known.
-        course: A summary of the attempt, read from its trace; `None`: the attempt has no trace, or an older
-            version of grue made it.
+        course: A summary of the attempt, read from its trace; `None`: the attempt has no trace or one of more
+            than 512 MiB, or an older version of grue made the attempt.
     """
 
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
@@ -213,7 +213,7 @@ class EpisodeFolder:
                     (self.path / name).rename(aside / name)
 
     def drop_trace(self) -> None:
-        """Delete the attempts with their traces, and requests and replies of batches; keep the `Commit`."""
+        """Delete the attempts with all their files, and the batch requests and replies; keep the commit."""
         for _, attempt in self.attempts():
             shutil.rmtree(attempt, ignore_errors=True)
         for name in (REQUESTS, REPLIES):
@@ -267,7 +267,7 @@ class FleetFolder:
     def write_latest(self, ids: bytes | None) -> None:
         """Write the ids of the latest sweep's episodes, given as concatenated bytes; `None`: remove the file.
 
-        If the file cannot be written, nothing is raised, and a comparison uses all episodes of the folder.
+        If the file cannot be written or removed, nothing is raised, and an older `latest.txt` stays.
         """
         path = self.path / LATEST
         with contextlib.suppress(OSError):

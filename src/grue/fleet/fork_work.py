@@ -4,7 +4,7 @@ Each turn has two cases that differ in the setting `fork`: `recorded` repeats wh
 runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` compares the two,
 turn by turn. The scores: `score` (1: the turn was answered), `same_answer` and `same_calls` (1: as recorded),
 `requests`, `tool_calls`. If the model makes a tool call whose result is not in the trace, the episode fails
-with the kind `ForkMissed`.
+with the kind `ForkMissed`, unless `misses` is `call`.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Repeat a recorded turn, or fork it.
 
     Raises:
-        ForkMissed: The model made a tool call whose result is not in the trace.
+        ForkMissed: The model made a tool call whose result is not in the trace, and `misses` is `fail`.
         MCPError: The turn cannot be forked (this is checked for `recorded`, too), or the fork has failed.
     """
     settings = msgspec.convert(case, ForkCase)
@@ -71,7 +71,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     ends = (each.body for each in reversed(run.envelopes) if isinstance(each.body, m.TurnEnd))
     recorded = next(ends, None)
     if settings.fork == "recorded":
-        # Raise if the turn cannot be forked. Then both of its cases fail, and not only the changed one.
+        # Raise if the turn cannot be forked. Then both cases of the turn fail, not only the changed case.
         said_until(run, run.place(settings.at), run.begun)
         _repeat(run, episode.trace)
         return _scores(recorded, recorded)

@@ -1,7 +1,7 @@
 """What `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
 
 An episode with another model or base URL is another episode. So both are put into the case's settings before
-the episode's id is computed, and so is a hash of `[tool.grue]`.
+the episode's id is computed, and so is a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`.
 """
 
 import functools
@@ -29,7 +29,7 @@ from grue.testing.offline import MODEL
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, api_key, require_key
 
 LEFT_OUT = ("attempt.json", "result.json", "output.txt")
-"""Files of an interrupted attempt that are not copied into the attempt that goes on with it."""
+"""Files of an interrupted attempt that are not copied into the attempt that resumes it."""
 
 _PROJECT = Path("pyproject.toml")
 _TABLES = ("grue", "zorkgpt")
@@ -47,7 +47,7 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL and hashes of `[tool.grue]` and of the tool lock to a case's settings.
+    """Add the model, the base URL and hashes of grue's tables and of the tool lock to a case's settings.
 
     Raises:
         MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
@@ -107,7 +107,7 @@ def error_of_failed(episode: Episode, said: str) -> MCPError:
     """Return the error of an episode that its host has ended with a failure.
 
     That is the error of the last turn, so that the episode is tried again if the endpoint cannot be reached.
-    If that turn has not failed, it is an error that says `said`.
+    If the last turn has not failed, return an `MCPError` with the text `said`.
     """
     end = last_failure(episode.trace)
     return MCPError(said) if end is None else error_for(end)
@@ -151,7 +151,8 @@ def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
     """Return the entries of a folder that do not count as part of a workspace: runs, fleets, special files.
 
     grue writes runs (folders with a trace) and fleets (with a manifest): they must not change the identity
-    of an episode. And a workspace may contain the folder to which it is copied: the copy would never end.
+    of an episode. And a workspace may contain the folder to which the workspace is copied. If that folder
+    counted, the copy would never end.
     """
     return {name for name in names if _is_left_out(Path(folder, name))}
 
@@ -166,7 +167,7 @@ def _is_left_out(path: Path) -> bool:
 
 @cached_in_a_run
 def _project(folder: Path, changed_ns: int) -> tuple[GameConfiguration, str]:
-    """Return the settings in `pyproject.toml`, and a hash of `[tool.grue]`, or "" if this table is missing.
+    """Return the settings in `pyproject.toml`, and a hash of grue's tables in it, or "" if it has none.
 
     Both are cached until the file changes.
     """

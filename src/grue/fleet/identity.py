@@ -20,7 +20,7 @@ from grue.runtime.files import os_errors_as
 from grue.runtime.secrets.secret_forms import looks_secret
 
 ID_LENGTH = 24
-"""Hexadecimal digits of an id: 96 bits, so that two of a million cases never share one."""
+"""Hexadecimal digits of an id: 96 bits, so that no two of a million cases get the same id in practice."""
 
 _MOST_BYTES = 8 * 2**20
 

@@ -1,9 +1,10 @@
 """The local engine: worker processes on this machine, each of which plays one episode after another.
 
 One thread starts the workers, gives them jobs and reads their reports. It never waits for the rest of a
-report. Each worker has its own channel, so that it cannot damage another one's. The engine kills a worker's
-process group if the worker dies, takes too long, sends an invalid report, or reports that the work has
-changed the process (`worker.py`). An episode runs on the main thread of its process, so that signals work.
+report. Each worker has its own channel, so that no worker can damage the reports of another. The engine kills
+a worker's process group if the worker dies, takes too long, sends an invalid report, or reports that the work
+has changed the process (`worker.py`). An episode runs on the main thread of its process, so that signals
+work.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ _PIPES_OF_A_START = 4
 """A worker's start needs seven descriptors at the same time; four pipes have eight."""
 
 _MOST_BROKEN = 5
-"""If so many workers in a row end before they are ready, no more are started: they would end too."""
+"""If so many workers in a row end before they are ready, the engine fails: further workers would end too."""
 
 _DEATH_S = 10.0
 _MOST_SAID_BYTES = 16 * 2**20

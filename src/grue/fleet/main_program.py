@@ -29,7 +29,7 @@ _TELLING_APART = frozenset(
 def refuse_to_start_again(*, imports_main: bool) -> None:
     """Raise `FleetError` if the program would start its fleet again when it is imported.
 
-    `imports_main`: workers, or the driver, will import the main program.
+    `imports_main`: whether workers or the driver will import the main program.
     """
     main: Any = sys.modules["__main__"]
     for frame in _running_modules(inspect.currentframe()):

@@ -17,7 +17,7 @@ SAMPLE = 10
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000
 _RESULT_BYTES = 3_000
-"""Sizes that are assumed while fewer than `SAMPLE` episodes are done."""
+"""Sizes that are assumed if fewer than `SAMPLE` finished episodes have a trace, or `keep` is not `all`."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return how many episodes of a sweep have no result in the folder `place`, which need not exist.
+    """Return how many episodes of a sweep are missing in the folder `place`, their size, and the cost so far.
 
-    Raises `FleetError` if a case cannot be used.
+    The folder need not exist. Raises `FleetError` if a case cannot be used.
     """
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
     forget_cached()

@@ -58,8 +58,8 @@ class PromptRow(Struct, frozen=True, kw_only=True):
         score: Mean of the scores.
         passed: Number of cases with a score of 1 or more.
         failed: Number of cases whose turn failed.
-        tokens: Tokens of all requests and replies.
-        seconds: Sum of the durations of the turns.
+        tokens: Tokens of the requests and replies, without those of failed turns.
+        seconds: Sum of the durations of the turns, without failed turns.
     """
 
     score: float
@@ -75,7 +75,7 @@ class PromptTable(Struct, frozen=True, kw_only=True):
     Attributes:
         prompts: The results of each prompt over all cases, by the prompt's name.
         cases: The cases, in the order in which they were given.
-        trace: The runner's trace; `None`: the runner writes none.
+        trace: Path of the runner's trace; `None`: the runner writes no trace.
     """
 
     prompts: dict[str, PromptRow]

@@ -2,7 +2,7 @@
 
 Ray chooses the machine of each task and returns its result. Ray never retries a task, because the driver
 counts attempts itself. The only Ray actor is the broker, which decides when a request may start, and writes
-what it may cost into the ledger. It runs on the driver's machine.
+the most that the request can cost into the ledger. The broker runs on the driver's machine.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 The page contains each episode's numbers, so that its charts have a point for each episode, and a click on the
 point shows the episode. Ten thousand episodes make about one megabyte. `tracing/page_file.py` explains why
-texts of models and tools cannot run as code in it.
+texts of models and tools cannot run as code in the page.
 """
 
 import os
@@ -108,10 +108,10 @@ def write_report(
     values the episodes are grouped into cells; `None`: `cell_axes` chooses.
 
     Raises:
-        FleetError: The folder holds no fleet or no episodes, no episode has the score or a setting of `by`,
-            the page cannot be written, or `failed_as` is `None` although lower scores
-            are better and an episode has failed.
-        MissingDependencyError: numpy or scipy is not installed.
+        FleetError: The folder holds no fleet or no episodes, no episode has a setting of `by`, the episodes
+            have scores but not this one (unless it is the default), the page cannot be written, or
+            `failed_as` is `None` although lower scores are better and an episode has failed.
+        MissingDependencyError: A cell has 15 or more cases, and numpy or scipy is not installed.
     """
     require_fleet(fleet)
     refuse_foreign(target, "report")
@@ -237,7 +237,7 @@ def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str], re
 
 
 def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale, redact: _Redact) -> list[str]:
-    """Return a sentence for each cell but the first: whether the cell is better than the first cell."""
+    """Return a sentence for each cell after the first, up to 12: whether it is better than the first cell."""
     said = []
     lower_is_better = scale.passing.lower_is_better
     options = Options(score=scale.score, lower_is_better=lower_is_better, failed_as=scale.failed_as)
@@ -266,7 +266,7 @@ def _label(result: Result, axes: Sequence[str]) -> str:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    """Return all settings of an episode: those that the work has added, too."""
+    """Return all settings of an episode: those of the sweep, and those that the work has added."""
     return {**result.settings, **result.planned}
 
 

@@ -49,7 +49,7 @@ class RequestCount:
         with self._lock:
             self.waiting += 1
         permit = None if self._inner is None else await self._inner.admit(wanted)
-        with self._lock:  # not reached if this call was cancelled: the request then never got its turn
+        with self._lock:  # not reached if this call is cancelled: the request then stays in `waiting`
             self.waiting -= 1
         if isinstance(permit, str):
             self.refused = permit

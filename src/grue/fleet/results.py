@@ -33,7 +33,7 @@ _MOST_LINE = 2**20
 
 ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
 """`scored` and `failed` are results. Episodes with the other outcomes have no result. `infrastructure`: the
-machine, the network or a server failed in all attempts so far; `unpaid`: the budget refused a request;
+machine, the network or a server failed in the last attempt; `unpaid`: the budget refused one of its requests;
 `interrupted`: the last attempt was cut off, or still runs; `damaged`: the episode's files cannot be read."""
 
 _Stamp: TypeAlias = tuple[int, int, int]
@@ -144,10 +144,10 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
-    `Fleet.map` names no sweep: if the fleet was last played by a call of it, all episodes that were played
-    with that call's version of the work count as the latest sweep. Of cases that differ only in the content
-    of a file that they name, only the newest counts. If none of `found` belongs to the latest sweep, all are
-    returned: the caller has chosen earlier episodes on purpose.
+    `Fleet.map` names no sweep: if the fleet was last played by a call of `Fleet.map`, all episodes that were
+    played with that call's version of the work count as the latest sweep. Of cases that differ only in the
+    content of a file that they name, only the newest counts. If none of `found` belongs to the latest sweep,
+    all are returned: the caller has chosen earlier episodes on purpose.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -177,7 +177,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
     """Leave out an episode if a newer one has the same settings, but other content of a file."""
     newest: dict[bytes, Result] = {}
     for each in found:
-        case = [each.settings, each.repetition] if each.work else each.id  # id: `case.json` is damaged
+        case = [each.settings, each.repetition] if each.work else each.id  # else `case.json` is unreadable
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
         if before is not each and named.get(each.id, -1) > named.get(before.id, -1):
@@ -293,7 +293,7 @@ def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
     written = b"".join(b"\n" + each + b"\n" for each in whole)
     if not written:
         return
-    # Ignore a read-only folder or a full disk: readers do without the index then.
+    # Ignore a read-only folder or a full disk: readers then read the episodes' files instead.
     with contextlib.suppress(OSError):
         descriptor = os.open(fleet / INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:

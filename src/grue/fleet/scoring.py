@@ -162,12 +162,12 @@ class ScoreTally(Struct):
     """The counts of a run of scorers.
 
     Attributes:
-        total: Number of episodes that lacked a score when this run began.
+        total: Number of episodes that this run has to score.
         done: Number of these episodes that have all scores now.
         before: Number of episodes that had all scores before this run.
         failed: Number of episodes for which a scorer failed.
         unpaid: Number of episodes for which the budget has refused a request.
-        without_trace: Number of finished episodes whose trace was not kept.
+        without_trace: Number of finished episodes that lack a score, and whose trace was not kept.
         unfinished: Number of episodes that have no result.
         spent: What the judges have cost.
         troubles: The first few failures, with the episodes' ids.

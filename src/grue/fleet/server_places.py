@@ -5,7 +5,7 @@ This module is a pure state machine: it never waits.
 An episode with two servers holds a place for the first while it asks for the second. If every worker did that
 with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
 places that an episode needs (`an_episode`), and its further servers start at once. If an episode starts more
-servers than `an_episode`, its worker may have to wait for a place while it holds others; after a while
+servers than `an_episode`, its worker may have to wait for a place while it holds others. After 30 s
 `accounts.py` refuses the server.
 """
 
@@ -25,7 +25,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
         an_episode: The most server processes that an episode needs at one time.
 
     Raises:
-        FleetError: `an_episode` is larger than `at_once`.
+        FleetError: `an_episode` is larger than `at_once`, or below 1.
     """
 
     at_once: int | None = None

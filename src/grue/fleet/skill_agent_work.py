@@ -39,7 +39,11 @@ _MOST_FILE_BYTES = 2**20
 
 
 class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `content` is a hash of the files in the agent's skills and workspace."""
+    """The settings of a case.
+
+    `completed` adds `content`, a hash of the files in the agent's skills and workspace. `seed` has no effect
+    on the episode: it makes another case.
+    """
 
     agent: str
     task: str | None = None
@@ -154,7 +158,7 @@ def _is_there(expected: str | float | None, result: RunResult, written: Iterator
 
 
 def _written(workspace: Path, original: Path) -> Iterator[str]:
-    """Yield the text of each small file in `workspace` that is not the same in `original`."""
+    """Yield the text of each file of up to 1 MiB in `workspace` that is not the same in `original`."""
     for path in sorted(workspace.rglob("*")):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_FILE_BYTES:
             continue

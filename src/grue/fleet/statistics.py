@@ -2,12 +2,13 @@
 
 A comparison is about cases, not episodes: the episodes of one case depend on each other, so each case counts
 once, with the mean of its repetitions. Where cases depend on each other too, such as questions about one
-document, the groups are resampled instead of the cases.
+document, the dependent cases form a group, and the groups are resampled instead of the cases.
 
 Two 95 % intervals of the mean are computed: a bootstrap interval (BCa: bias-corrected and accelerated), whose
-quantiles are moved outward for few cases, and Student's t interval. In 2,000 simulated sweeps, the first one
-contained the true mean in only 89-91 % of the sweeps if the scores have heavy tails, and the second one in
-92 % if they are skewed. So the returned interval spans both; it contains the true mean in 93-97 %.
+quantiles are moved outward for few cases, and Student's t interval. In 2,000 simulated sweeps, the bootstrap
+interval contained the true mean in only 89-91 % of the sweeps if the scores have heavy tails, and the t
+interval in 92 % if they are skewed. So the returned interval spans both; it contains the true mean in 93-97 %
+of the sweeps.
 
 With fewer than 15 cases there is no interval, only the sign test, which is exact for any number of cases.
 
@@ -230,7 +231,7 @@ def times_more(interval: Interval, difference: float) -> float:
 def pass_at(passed: int, played: int, tries: int) -> float:
     """Return pass@k: the estimated chance that at least one of `tries` episodes passes.
 
-    Of all ways to draw `tries` of the `played` episodes, it is the share with a passed episode in it.
+    Of all ways to draw `tries` of the `played` episodes, it is the share with at least one passed episode.
     """
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 

@@ -49,11 +49,12 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             is played with each combination of the values in `grid`.
         settings: Settings that all cases have.
         include: Further cases. Each has the common `settings` too, but is not combined with `grid`.
-        exclude: Groups of settings; a case that has all settings of one of the groups is left out.
+        exclude: Groups of settings; a case that has all settings of at least one group is left out.
         repetitions: How many episodes each case has.
         budget: Limits on the cost of all requests together.
         rate: How fast requests may be sent.
-        workers: How many episodes are played at one time; 0: as many as the machine has cores.
+        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
+            cores.
         servers: The most MCP server processes of a machine at one time; `None`: no cap.
         servers_an_episode: The most MCP server processes that an episode needs at one time.
         episode_timeout_s: Time limit of an episode; `None`: no limit.

@@ -45,8 +45,8 @@ class Episode(Struct, frozen=True, kw_only=True):
         id: The episode's id, which is the same for the same case on any machine.
         folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
         repetition: Counts the episodes with equal settings, from 0.
-        interrupted: The folder of an attempt that was interrupted, from which a work that can resume may go
-            on; the work must not change this folder. `None`: no attempt was interrupted.
+        interrupted: The folder of the last attempt that was interrupted. The work may read it to resume that
+            attempt, but must not change it. `None`: no attempt was interrupted.
     """
 
     id: str
@@ -171,15 +171,15 @@ def work(
     A work without this decorator has the default values.
 
     Args:
-        version: Change it when the work changes: episodes of another version are played anew.
-        files: Names of settings that are paths of files, or lists of them. The files' content belongs to the
-            episode's identity. `None`: `game_file`, `tool_lock` and `mcp_config`.
+        version: Version of the work. Change it when the work changes: then all episodes are played again.
+        files: Names of settings whose values are paths of files, or lists of paths. The files' content
+            belongs to the episode's identity. `None`: `game_file`, `tool_lock` and `mcp_config`.
         scores: The names of the scores that the work returns. If it returns any other set of names, the
             episode has failed. Empty: any names are accepted.
         settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
             before the episode is played.
         complete: Returns a case's settings together with those that the work would read from elsewhere, such
-            as the model in a configuration file. The settings that it adds belong to the episode's identity.
+            as the model in a configuration file. The added settings belong to the episode's identity.
     """
 
     def declare(function: W) -> W:

@@ -2,8 +2,8 @@
 
 The work runs in the same process and may leave the process in any state: another working directory, closed
 descriptors, remaining threads and children. The parts of the state that the next episode would notice are
-recorded before each attempt and compared after it. If one has changed, the worker reports that it is not fit
-for another episode, and is replaced.
+recorded before each attempt and compared after it. If one of these parts has changed, the worker reports that
+it is not fit for another episode, and the engine replaces the worker.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ EPISODES_A_WORKER = 200
 """How many episodes a worker plays before it is replaced, so that leaks of the work do not add up."""
 
 _FIRST_DESCRIPTORS = 256
-"""Descriptors below this number are compared where the system does not list the open ones."""
+"""Descriptors below this number are compared where the system does not list the open descriptors."""
 
 READY = b"\n"
-"""The first line that a worker writes. Each later one is a `WorkerSaid` as JSON."""
+"""The first line that a worker writes. Each later line is a `WorkerSaid` as JSON."""
 
 _LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
@@ -146,7 +146,7 @@ def _begin(place: Place) -> None:
     from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
-    # This process has the environment variables of the fork server's start. Set those of the driver now.
+    # This process has the environment that the fork server started with. Set the driver's environment now.
     os.environ.clear()
     os.environ.update(place.environment)
     os.chdir(place.folder)
@@ -156,7 +156,7 @@ def _begin(place: Place) -> None:
         link = BrokerLink(place.address, on_loss=_leave)
     except (ConnectionRefusedError, FileNotFoundError):
         _leave()  # the driver was killed while this process was starting
-    # Even if neither gate is set, the link's thread runs on, and ends this process with the driver.
+    # Even if neither gate is set, the link's thread runs on, and ends this process when the driver ends.
     set_request_gate(link if place.limits.on_requests else None)
     set_server_gate(link if place.limits.servers.at_once is not None else None)
 

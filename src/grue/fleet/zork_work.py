@@ -1,7 +1,8 @@
 """Play an episode with the Zork host: play a text adventure and return its score.
 
-The settings of a case, all optional: `game` (default `house`), `seed`, `turns` (most turns), `offline`
-(`true`: a scripted model), `model`, `base_url`, `mcp` (`false`: no tools), `mcp_config`, `turn_timeout_s`.
+The settings of a case, all optional: `game` (default `house`), `seed`, `turns` (the most turns; default 60),
+`offline` (`true`: a scripted model), `model`, `base_url`, `mcp` (`false`: no tools), `mcp_config`,
+`turn_timeout_s`.
 """
 
 import contextlib
@@ -35,8 +36,8 @@ from grue.transports.llm.endpoint import api_key
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
-    `project` is a hash of `[tool.grue]`, and `tool_lock` one of the lock of `mcp_config`, so that a change in
-    them is a new case.
+    `completed` adds `project`, a hash of grue's tables in `pyproject.toml`, and `tool_lock`, a hash of the
+    tool lock of `mcp_config`, so that an episode with other tables or another lock is another episode.
     """
 
     game: str = "house"
@@ -53,7 +54,7 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
+    """Add the model, the base URL, `project` and `tool_lock` to a case's settings.
 
     Raises:
         FleetError: `pyproject.toml` cannot be used, or the endpoint needs a key and none is set.
