@@ -2,7 +2,7 @@
 
 The seccomp filter stops each `connect` of the program and asks the gate. The gate makes an allowed connection
 itself, on a copy of the program's socket. If it let the program's own call continue, another thread of the
-program could change the address after the check. Allowed are connections to this gate's proxy, to a listed
+program could change the address after the check. The gate allows connections to its own proxy, to a listed
 port of this machine (`localhost:5432`), to a listed IP address, and to Unix sockets if the box allows them.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
@@ -77,7 +77,7 @@ class Gate:
         record: Allow every host, and record each in `seen`. Used to learn a box (`learning.py`).
 
     Attributes:
-        refused: The last connections that were refused.
+        refused: The last connections that were refused, at most 20.
         seen: With `record`, the `host:port` of each connection.
     """
 

@@ -45,7 +45,7 @@ _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
 _SET_NAME, _LOG_NEW_EXEC_ON, _LOGS_SINCE = 15, 2, 7
 
 LEAST_ABI = 3
-"""Landlock's version in Linux 6.2. A box needs it: older ones cannot forbid that a file is emptied."""
+"""Landlock's version in Linux 6.2. A box needs at least this one: older ones cannot forbid `truncate`."""
 
 
 class Coverage(Struct, frozen=True, kw_only=True):

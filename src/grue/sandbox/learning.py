@@ -145,8 +145,8 @@ class Watched(Boxed):
         thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)
         self._thread = thread
         if sys.version_info < (3, 11, 4):
-            # There `vfork` holds the GIL until `execve`, so that the gate's thread could not answer calls
-            # before that. Python's documentation names this attribute.
+            # In these versions `vfork` holds the GIL until `execve`, so that the gate's thread could not
+            # answer calls before `execve`. Python's documentation names this attribute.
             subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
         return thread.call(self._watching.serve)
 

@@ -165,7 +165,7 @@ REFUSED = (
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
         EOPNOTSUPP,  # as on a file system without attributes; programs that copy files ignore this error
     ),
-    # After ENOSYS, glibc and musl use `clone`, whose flags are in a register (`_conditions`).
+    # After ENOSYS, glibc and musl use `clone`. Its flags are in a register, and `_conditions` checks them.
     Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
 )
 
@@ -215,9 +215,9 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 
 
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return BPF code that finds the last row whose number is at most the system call's, and runs its code.
+    """Return BPF code that finds the last row with a number up to the system call's, and runs the row's code.
 
-    The search is binary, because the kernel runs a new filter once for each possible call.
+    The search is binary, so that a box starts fast: the kernel runs a new filter once for each possible call.
     """
     if len(rows) == 1:
         return rows[0][1]
@@ -338,7 +338,7 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Return BPF code for `prlimit64(pid, limit, new, old)`: refuse another `pid`, and a new limit RTTIME."""
+    """Return BPF code for `prlimit64(pid, limit, new, old)`: refuse any `pid` but 0, and a new RTTIME."""
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),

@@ -45,7 +45,7 @@ T = TypeVar("T")
 _PIECE = 2**20
 _MOST_LINE = 64 * 2**20
 _READS = 3
-"""How often damaged or incomplete results are read. After that a request without a result has failed."""
+"""How many times damaged or incomplete results are read. Then a request without a result counts as failed."""
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0
@@ -107,8 +107,8 @@ class BatchDesk:
         """Ask the provider once about each batch; store new results, and return the ids of their requests.
 
         Raises:
-            BatchRefused: The provider has not answered for `Batching.patience_s`, or has not ended a batch
-                within `Batching.batch_timeout_s`.
+            BatchRefused: The provider refuses a request, has not answered for `Batching.patience_s`, or has
+                not ended a batch within `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
@@ -187,7 +187,7 @@ class BatchDesk:
         raise BatchRefused(self._endpoint.describe(fault))
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
-        """Return whether the results of `batch`, which has ended, are those for the requests of `record`."""
+        """Return whether the results of `batch`, which has ended, belong to the requests of `record`."""
         ours = self._folder.items_in(record.number)
         patience = self._patience()
         while True:
@@ -241,7 +241,10 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
-        """Write the `missing` results into `draft`; return whether each line of the result files is valid."""
+        """Write the results of `missing` requests into `draft`, and take these requests out of `missing`.
+
+        Return whether each line of the result files is valid.
+        """
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             for path in state.results:
@@ -261,7 +264,10 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
-        """Yield the lines of a result file, and `b""` for a line over 64 MiB; raises `_BrokenOff`."""
+        """Yield a result file's lines, and `b""` for a line over 64 MiB or an unreadable rest of the file.
+
+        Raises `_BrokenOff`.
+        """
         rest = bytearray()
         skipping = False
         async for piece in self._endpoint.download(path, items * _MOST_LINE):
@@ -351,7 +357,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits after each failure of a request, longer each time; gives up `patience_s` after its creation."""
+    """Waits after each failure of a request, longer each time; gives up `patience_s` after it was created."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]

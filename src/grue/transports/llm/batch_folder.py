@@ -1,10 +1,10 @@
-"""A folder of requests that wait for batches, and of the replies. It is the only record of both.
+"""A folder with the requests that wait for batches, and with their replies. Nothing else records them.
 
     DIR/batch.json               which model the requests are for
     DIR/lock                     held by the one process that works here
     DIR/turns/000001.jsonl       the trace of a turn
-    DIR/requests/0001.jsonl      requests, a line each, in the provider's format; the last file still grows
-    DIR/submissions/0001.json    the state of requests/0001.jsonl: written before it is sent, then updated
+    DIR/requests/0001.jsonl      one request a line, in the provider's format; full or sent files do not grow
+    DIR/submissions/0001.json    whether requests/0001.jsonl was sent: written before sending, then updated
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
 A request's id consists of the folder's `run`, the number of the turn, the request's number in the turn, a
@@ -54,6 +54,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     """The state of a file of requests that is sent as a batch.
 
     Attributes:
+        items: How many requests the file has.
         state: `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`:
             the results of its requests are in the folder.
         key: Sent as metadata of the batch, to find the batch again if the provider keeps metadata.
@@ -102,7 +103,7 @@ class BatchFolder(Closing):
         try:
             with self.using():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Create `path` itself, too: `parents=True` would create it without this mode.
+                # The name "" stands for `path` itself: `parents=True` would create `path` without this mode.
                 for name in ("", "turns", "requests", "submissions", "replies"):
                     (path / name).mkdir(mode=0o700, exist_ok=True)
                 self._take_lock()
@@ -142,7 +143,7 @@ class BatchFolder(Closing):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
         # There is no request with this body, or it failed in an earlier attempt. But a request with this
-        # number and another body may have got a reply. Use that reply: a new request has to be paid, too.
+        # number and another body may have got a reply. Use that reply, because a new request costs money.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id

@@ -153,16 +153,16 @@ def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> 
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
-"""Time limit for reading a model list. It is short, because all that the list saves is a failed request."""
+"""Time limit for reading a model list. It is short, because the list only saves a request that fails."""
 
 _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
-"""Shortest value that is redacted. Shorter ones are placeholders such as `none`."""
+"""Fewest characters of a value that is redacted. Shorter values are placeholders such as `none`."""
 
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
-"""Fields of `extra_body` that spans have names for."""
+"""Fields of `extra_body` for which OpenTelemetry spans have attributes."""
 
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 
@@ -330,7 +330,7 @@ class LlmEndpoint:
         first_profile: The value of `profile` before the first request.
         left_out: Settings that the profile does not support. Each was reported once, by `SettingsLeftOut`.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
-        breaker: How often this endpoint has failed in a row, and until when another endpoint is asked first.
+        breaker: How many times in a row this endpoint failed, and until when another endpoint is asked first.
         judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model has
             called one, or `ToolsUnseen` was reported.
 
@@ -422,7 +422,8 @@ class LlmEndpoint:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
         `body` is in the profile's format. `streamed` gets a streamed reply; `None`: no stream is expected.
-        `on_sent` is called when the request is written, or has failed. `request`: its number in the turn.
+        `on_sent` is called when the request is written, and again when the exchange has ended. `request`: the
+        request's number in the turn.
 
         Raises:
             RuntimeError: The endpoint was not entered.
@@ -435,7 +436,7 @@ class LlmEndpoint:
         return exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
 
     async def models(self) -> Answered | Fault:
-        """Request the list of models, within a few seconds. The list is free of charge at every provider."""
+        """Request the list of models, within 5 s at most. The list is free of charge at every provider."""
         patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
         return await exchange(self._open(), self._request("GET", "/models"), patience)
 
@@ -631,7 +632,7 @@ class LlmEndpoint:
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
         """Use the profile that an earlier process has learned, unless this process has learned one.
 
-        Do so only if both processes began with the profile `first`.
+        Nothing changes unless both processes began with the profile `first`.
         """
         if self.profile == self.first_profile == first:
             self.profile = learned
@@ -639,8 +640,8 @@ class LlmEndpoint:
     def recall_form(self, asked: m.ModelAsked) -> None:
         """Use what another process has learned about the form of requests, unless this one has learned any.
 
-        Do so only if `asked` has this endpoint's address, model and wire format, and if the settings have no
-        profile.
+        Nothing changes unless `asked` has this endpoint's address, model and wire format, and the settings
+        have no profile.
         """
         learned = with_fields(self.first_profile, asked.form)
         settings = self.settings

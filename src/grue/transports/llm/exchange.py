@@ -3,7 +3,8 @@
 This module must not retry and must not interpret a reply.
 
 It uses httpx's transport and not `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which
-would send the key elsewhere. It speaks HTTP/1.1 only, whose rules decide here which connections are kept.
+would send the key elsewhere. It speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of
+HTTP/1.1 whether a connection is kept.
 
 Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. With
 limits for single reads, a reply that arrives byte by byte could last for ever. An exchange that ends early
@@ -76,8 +77,8 @@ class ContentDecoder:
     """Decompresses one body, in one stage for each of the `codings`.
 
     No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
-    endpoints put a character set there. A known coding that was not asked for is ignored if the body is text:
-    some proxies decompress a body, but do not remove the header.
+    endpoints put a character set among them. A known coding that was not asked for is ignored if the body is
+    text: some proxies decompress a body, but do not remove the header.
 
     Raises:
         EncodingError: The body was compressed more than `MAX_STAGES` times.
@@ -184,10 +185,11 @@ class _Stage:
 
 
 _KEPT_S = 5.0
-"""How many seconds an idle connection may be used again. Endpoints close idle connections later than that."""
+"""For how many seconds an idle connection is kept for another request. Endpoints keep theirs for longer."""
 
 _CHUNKS_AT_ONCE = 64
-"""64 KiB that arrive at once may hold ten thousand pieces, and httpx does not pause between them."""
+"""How many chunks are yielded before a pause for other tasks. httpx does not pause between chunks, and 64 KiB
+that arrive at once may hold ten thousand of them."""
 
 _MAY_HIDE_BYTES = 32 * 2**10
 """After a reply of this length, further bytes may still wait in the event loop; see `HttpReply.close`."""
@@ -398,7 +400,7 @@ class HttpReply:
 
 
 _H11 = operator.attrgetter("stream._httpcore_stream._stream._connection._h11_state")
-"""The protocol's state of a response. Neither httpx nor httpcore has a public way to read it."""
+"""Gets a response's state in h11, the HTTP/1.1 parser. httpx and httpcore have no public way to read it."""
 
 
 def exchange_error(error: httpx.HTTPError) -> ExchangeError:
@@ -453,10 +455,10 @@ def _no_tls() -> ssl.SSLContext:
 
 
 MAX_REPLY_BYTES = 64 * 2**20
-"""Longest reply that is read, streamed or not."""
+"""The most bytes of a streamed reply that are read. A reply without events is limited to `MAX_BODY_BYTES`."""
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Longest body of a reply. That of a streamed reply is assembled, and much smaller than the events."""
+"""Most bytes of a reply's body. A streamed reply's body is assembled from its events, and much smaller."""
 
 LONG_BYTES = 256 * 2**10
 """A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
@@ -905,7 +907,7 @@ class Permit(Protocol):
 class RequestGate(Protocol):
     """Decides when a request may be sent, for processes that share limits, such as a fleet's.
 
-    May be called in any event loop and thread.
+    `admit` may be called in any event loop and thread.
     """
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
 
 _MOST_RENEWALS = 2
-"""More than one, because the first may find a token that another process has stored, and that has ended."""
+"""How many times the token is renewed for one request. More than once, because the first renewal may find a
+token that another process has stored, and that has expired."""
 
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 

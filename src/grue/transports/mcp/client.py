@@ -1,8 +1,8 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
-What depends on the transport is in a wire (`ProcessWire`, `HttpWire`). A process is spawned before the SDK is
-imported, so that the server starts during the import. Exceptions of the SDK and exception groups must not
-leave this module: every failure is raised as one error, with its root cause in the text.
+The code that depends on the transport is in a wire (`ProcessWire`, `HttpWire`). A process is spawned before
+the SDK is imported, so that the server starts during the import. Exceptions of the SDK and exception groups
+must not leave this module: every failure is raised as one error, with its root cause in the text.
 """
 
 import time
@@ -52,7 +52,7 @@ _PARTS = "grue.transports.mcp.session_parts"
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500
-"""A flood of notices of one kind during one request would fill the trace and delay the turn."""
+"""How many notices of one kind a request may give. More would fill the trace and delay the turn."""
 _METHOD_NOT_FOUND = -32601
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
@@ -352,7 +352,8 @@ class McpClient:
 
         A failed listing only gives a notice: if the connection is broken, the next tool call reports it.
         If the server has refused the listing, this method tries again when it is called again. After a
-        timeout it does not, because each batch of tool calls would wait as long.
+        timeout it tries again only if the server announces a further change, because otherwise each batch of
+        tool calls could wait for `timeout_s`.
         """
         from grue.transports.mcp import sdk
 

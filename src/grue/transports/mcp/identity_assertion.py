@@ -2,7 +2,7 @@
 
 This module asks the identity provider to exchange the identity token for an identity assertion (ID-JAG,
 RFC 8693). The SDK asks the authorization server to exchange the assertion for an access token (RFC 7523). The
-settings name the provider and the server, so an MCP server cannot choose where secrets are sent.
+settings name both of these servers, so an MCP server cannot choose where secrets are sent.
 """
 
 import base64

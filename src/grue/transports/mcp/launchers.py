@@ -1,9 +1,9 @@
 """Find the program that npx or uvx starts, without running npx or uvx, and say why a start has failed.
 
-Nothing is downloaded, and only files that exist are named. `grue doctor` prints the command line that starts
-the program without the launcher.
+This module downloads nothing, and names only files that exist. `grue doctor` prints the command line that
+starts the program without the launcher.
 
-Two causes of a failed start are looked for, because the server's error does not name them:
+This module looks for two causes of a failed start, because the server's error does not name them:
 
 - npx's cache of the package is incomplete, because npx was killed while it installed the package.
 - Node is older than the package's `engines.node` says.

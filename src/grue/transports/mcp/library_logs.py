@@ -38,7 +38,10 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass the warnings of `LOGGERS` to `receive`, within the block and in tasks that start in it."""
+    """Pass the warnings and errors of `LOGGERS` to `receive`, and drop the other records of `LOGGERS`.
+
+    This holds within the block, and in tasks that start in it.
+    """
     before = _receiver.set(receive)
     try:
         yield

@@ -70,8 +70,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    Errors of `ask` are not caught. A `bad_tool` notice reports what is left out. There is none if the last
-    page names itself as the next one, and has no new tools when it is read again.
+    Errors of `ask` are not caught. A `bad_tool` notice reports what is left out. No notice is given for
+    a page that names its own cursor as the next one and adds no tools.
 
     Raises:
         ValueError: A page has no list of tools at all.

@@ -57,7 +57,7 @@ class MessageStream(ABC):
         """From now on send requests without the id of a session."""
 
     async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
-        """Do nothing: the wire closes the connection."""
+        """Do nothing: the wire (`ProcessWire`, `HttpWire`) closes the connection."""
 
     def __aiter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ sends them. The one exception is the request to the MCP server, which the transp
 request, `_drive` passes the server's refusal to the generator. The transport repeats the request later.
 
 A turn never asks a person. If only a person can help, the fault says which command to run. The SDK's errors
-quote answers, which may hold tokens, so these errors are not shown.
+may quote an answer with tokens. So grue shows their texts only redacted, and without a quoted answer.
 """
 
 import functools
@@ -528,9 +528,9 @@ class Authorizer:
                 await flow.aclose()
 
     def _require_issuer(self, provider: httpx2.Auth, asked: httpx2.Request) -> None:
-        """Raise `AuthorizationRefused` if the MCP server itself would get what is meant for the issuer.
+        """Raise `AuthorizationRefused` if a POST for the configured issuer would go to the MCP server itself.
 
-        The SDK sends its POST requests there if it has found no metadata of an authorization server.
+        The SDK sends its POST requests to the MCP server if it found no metadata of an authorization server.
         """
         context, issuer = getattr(provider, "context", None), self._auth.issuer
         if not issuer or asked.method != "POST" or context is None or context.oauth_metadata is not None:

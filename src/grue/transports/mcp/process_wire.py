@@ -76,7 +76,7 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return the advice for the user. Look for a broken npx cache and too old a Node.js first.
+        """Return advice for the user: about the box, a broken npx cache or an old Node.js, or general advice.
 
         Source: R14
         """

@@ -55,12 +55,13 @@ _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION
 """Error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first."""
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
-"""Short: the server may speak another revision by now than when it was last seen, and not answer."""
+"""Time limit for `server/discover` as the first request. It is short, because a server that no longer speaks
+the revision of the earlier session may not answer."""
 _CANCEL_TASK = "tasks/cancel"
 """The only request that is still sent after a Ctrl-C in a callback of the host."""
 
 _MAX_INPUT_ROUNDS = 10
-"""How often a request is repeated with the input that the server asked for."""
+"""How many times at most a request is repeated with the input that the server asked for."""
 
 _MAX_CONCURRENT = 8
 """How many requests of a server are answered at the same time. Further requests are declined."""
@@ -84,7 +85,7 @@ async def _never_resolved(result: _CreatedTask, context: ClaimContext) -> types.
 
 
 _TASK_CLAIM = ResultClaim(result_type="task", model=_CreatedTask, resolve=_never_resolved)
-"""An extension of the SDK that announces tasks to servers of the revision 2026-07-28 only."""
+"""Because of this claim, the SDK announces the extension `TASKS` only to servers of revision 2026-07-28."""
 
 
 class Link:

@@ -120,8 +120,8 @@ class FilteredEvents(httpx2.AsyncByteStream):
 
     A large answer is put into `answers`, and a small event with the answer's id is yielded in its place.
     `request_id` is the request that the body answers; `None`: the body is the stream of the server's own
-    messages. An answer longer than the first of `limits` is reported to `notify` and replaced by an error. An
-    event longer than the second ends the stream.
+    messages. An answer of more bytes than the first of `limits` is reported to `notify` and replaced by an
+    error. An event of more bytes than the second of `limits` ends the stream.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ _CANCELLED = "notifications/cancelled"
 _ERROR_TEXT_CHARS = 200
 _ERROR_TEXT_BYTES = 65_536
 _IDLE_S = 3.0
-"""Common servers close an unused connection after 5 s. A request that is sent at that moment is lost."""
+"""How long an unused connection is kept. Common servers close it after 5 s; a request sent then is lost."""
 
 _MAX_UNREAD = 1000
 """How many messages of the server are queued for the session before reading pauses."""
@@ -241,7 +241,7 @@ class HttpStream(MessageStream):
         remedy: What the user can do about the broken stream, if the fault says so.
         large: Answers too large for the SDK, by the id of the small message that stands in for each.
         sessionless: Whether requests leave out the session's id, although the server has given one.
-        cancelled: The requests that were cancelled. A broken stream with such an answer is not resumed.
+        cancelled: The ids of cancelled requests. A broken stream with the answer to one is not resumed.
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 
@@ -423,7 +423,8 @@ class HttpStream(MessageStream):
 
 
 _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
-"""The request that this task of the SDK's transport sends, and whose stream it resumes if it breaks off."""
+"""The id of the request that this task of the SDK's transport sends. If the stream of events with the answer
+breaks off, the task resumes the stream."""
 
 
 class _Client(httpx2.AsyncClient):

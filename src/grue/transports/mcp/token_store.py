@@ -83,7 +83,7 @@ _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
 _EARLY_S = 30.0
-"""Early enough that a token does not expire while a request is on its way."""
+"""A token is renewed this long before it expires, so that it does not expire while a request is sent."""
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
