@@ -1,11 +1,10 @@
-"""Compare a JSON value with a JSON Schema. Both may be hostile: servers write schemas, and servers or models
-write values.
+"""Compare a JSON value with a JSON Schema. Both may be hostile.
 
-The library `jsonschema-rs` does the check. It holds the GIL, cannot be stopped, and exhausts the stack on a
-long chain of references. So grue first computes how much work a check can be: the number of schema parts that
-can apply to one place of a value, times the number of nested values. Above a limit the value is not checked.
-References are resolved only within the schema; nothing is fetched. A regular expression that cannot run in
-linear time is ignored.
+Servers write the schemas, and servers or models write the values. The library `jsonschema-rs` does the check.
+It holds the GIL, cannot be stopped, and exhausts the stack on a long chain of references. So grue first
+computes how much work a check can be: the number of schema parts that can apply to one place of a value,
+times the number of nested values. Above a limit the value is not checked. References are resolved only within
+the schema; nothing is fetched. A regular expression that cannot run in linear time is ignored.
 
 Loading the library takes 6 MB and 10 ms, so a value that fits a plain schema is accepted without it. Formats,
 `unevaluatedItems` and `unevaluatedProperties` are not checked.
