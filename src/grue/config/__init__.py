@@ -1,1 +1,1 @@
-"""The configuration files and settings that users write, checked with pydantic."""
+"""The configuration files and settings that users write, checked with pydantic or msgspec."""

@@ -1,7 +1,8 @@
 """Unpack an `.mcpb` bundle: an untrusted zip file with an MCP server and its `manifest.json`.
 
-Only plain files and folders are written, and only below the bundle's own folder. A kill or an error leaves no
-incomplete bundle. Size limits apply to the unpacked bytes, not to the sizes that the zip file declares.
+Only plain files and folders are written, and only below the bundle's own folder. They are first written to a
+draft folder, which is then renamed, so a kill or an error leaves no incomplete bundle under the final name.
+Size limits apply to the unpacked bytes too, not only to the sizes that the zip file declares.
 """
 
 import hashlib

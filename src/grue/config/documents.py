@@ -24,7 +24,7 @@ from grue.runtime.files import as_path, os_errors_as, write_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_YAML_CHARS = 2**20
-"""Longest YAML document that is read; the parser needs a second or more for it."""
+"""The most characters of a YAML document that is read; the parser needs a second or more for so many."""
 
 T = TypeVar("T")
 KeyPath = tuple[int | str, ...]
@@ -36,7 +36,7 @@ SECRETS_ELSEWHERE = dict.fromkeys(
     ("api_key", "key", "token"),
     "Keys are not written into files: set GRUE_API_KEY, or the provider's own variable, in the environment.",
 )
-"""Names of keys for secrets, each with the advice for a user who has written it into a file."""
+"""Names of keys for secrets, each with the advice for a user who has put that key into a file."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MOST_LEVELS = 100
 
@@ -48,7 +48,7 @@ class Document:
         path: The file.
         value: The parsed content. TOML's dates are as in `tomllib`.
         find_lines: Returns the one-based lines of the values, by their paths. A value in a dictionary has the
-            line of its key. Called when the first error is reported.
+            line of its key. The function is called only once, when a line is first needed.
     """
 
     def __init__(self, path: Path, value: Any, find_lines: Callable[[], Mapping[KeyPath, int]]) -> None:
@@ -272,7 +272,8 @@ def parse_json(text: str, source: Path) -> Document:
     """Parse strict JSON. Errors name `source`, the file that the text is from.
 
     Raises:
-        MCPConfigError: `text` is not strict JSON. The error never quotes the text, which may have a secret.
+        MCPConfigError: `text` is not strict JSON. The error may quote a key that occurs twice, but no string
+            value, which may be a secret.
     """
     try:
         value = json.loads(

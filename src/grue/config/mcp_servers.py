@@ -1,8 +1,8 @@
-"""Read `mcp_config.json`, which names the MCP servers and says how each is started.
+"""Read `mcp_config.json`, which names the MCP servers and says how each is started or reached.
 
 The format is that of other hosts: servers under `mcpServers`, VS Code's `servers` or Zed's `context_servers`,
-in strict JSON. A key that looks like a misspelling of one of grue's is an error. Any other key that grue does
-not use becomes a warning (`MCPConfig.warnings`).
+in strict JSON. A key in a server's entry that looks like a misspelling of one of grue's keys is an error. Any
+other key that grue does not use becomes a warning (`MCPConfig.warnings`), unless it is in `_HARMLESS_KEYS`.
 
 `${...}` is expanded when a server is used, not when the file is read. So a server that is never used may
 refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
@@ -72,11 +72,12 @@ URL_KEYS_OF_OTHERS = ("serverUrl", "httpUrl")
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
 # Keys that other MCP hosts use, and that need no warning. They say which calls need no approval (in grue,
-# `ToolPolicy` says that), or how a list of servers is displayed.
+# `ToolPolicy` says that), or how a list of servers is displayed. `_disabled` reads `enabled`.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts that grue does not use. They resemble grue's keys, but are not reported as misspellings.
+# Keys of other hosts that grue does not use (`oauth`: only in an entry without `url`). They resemble grue's
+# keys, but are not reported as misspellings.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 
@@ -241,12 +242,12 @@ class MCPServerConfig(BaseModel):
             runner's limit.
         tools: Which of the server's tools are offered. `allow_tools` and similar keys of other hosts are
             accepted, too.
-        auth: How grue authenticates to the server at `url` (OAuth); `False`: not at all. The key `oauth` of
-            other hosts is accepted, too.
+        auth: How grue authenticates to the server at `url` (OAuth); `False`: grue sends only `headers`. The
+            key `oauth` of other hosts is accepted, too.
         required: Whether the first connect of an episode has to succeed; `None`: the runner's
             `FailurePolicy.first_connect` decides.
-        check_arguments: Whether grue checks a call's arguments against the tool's input schema, and answers a
-            call that does not fit with an error, without sending it.
+        check_arguments: Whether grue checks a call's arguments against the tool's input schema. If they do
+            not fit, grue does not send the call to the server, and answers it with an error.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
         sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: the
             `sandbox` beside `servers` applies; if there is none, the program may write only to a scratch
@@ -384,7 +385,7 @@ class MCPConfig(BaseModel):
     ) -> Self:
         """Load the servers of a JSON file.
 
-        Variables for `${VAR}` are looked up in `environ` when a server is used; default: the process's own.
+        Variables for `${VAR}` are looked up in `environ` when a server is used; default: `os.environ`.
         `workspace_folder` is `${workspaceFolder}` and the base of a relative `cwd`; default: the file's
         folder. `named`: the user has given the file's name, so if the file is missing, the error says to
         correct the name, and not the settings.

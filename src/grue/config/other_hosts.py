@@ -2,10 +2,10 @@
 
 To support another host, add a line to `_places`. The hosts' files are only read, never changed.
 
-Values that may be secret become `${NAME}` in a copied entry. Values of `env` and `headers` are kept only if
-they are plainly harmless: a short number, a word such as `true` or `debug`, a path. Code cannot recognise
-every secret, so all others are replaced, and the user sets the variable `NAME`. Arguments and URLs are kept,
-unless a name or the form of the value suggests that it is secret.
+Values that may be secret become `${NAME}` in a copied entry, and the user sets the variable `NAME`. Code
+cannot recognise every secret. So a value of `env` is kept only if it is plainly harmless: a short number, a
+word such as `true` or `debug`, a path. An argument `NAME=value` is treated likewise. All values of `headers`
+are replaced. Other arguments and URLs are kept, unless a name or the form of the value suggests a secret.
 """
 
 import json

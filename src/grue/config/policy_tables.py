@@ -46,7 +46,7 @@ def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
 
 
 def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
-    """Return the policy that a table describes; `None` if it is empty.
+    """Return the policy that a table describes; `None` if the table is empty.
 
     The table's key `read_only` may have one name in place of a list of names.
 
@@ -57,7 +57,7 @@ def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
 
 
 def read_tool_search(table: Mapping[str, Any]) -> ToolSearch | None:
-    """Return the settings that a table describes; `None` if it is empty.
+    """Return the settings that a table describes; `None` if the table is empty.
 
     The table's key `always` may have one name in place of a list of names.
 

@@ -159,7 +159,7 @@ _OTHER_NAMES = {
     (_MCP, "server_startup_timeout_seconds"): "server_startup_timeout_s startup_timeout",
     (_MCP, "tool_lock"): "",
 }
-"""The names that people and other programs use for a setting, by grue's own table and key."""
+"""The other names, separated by spaces, that people and programs use for a setting, by its table and key."""
 
 PLACES = {name: place for place, names in _OTHER_NAMES.items() for name in (place[1], *names.split())}
 """grue's table and key of a setting, by each of its names."""

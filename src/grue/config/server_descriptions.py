@@ -4,10 +4,12 @@ The description is the `server.json` of an MCP registry, or the `manifest.json` 
 Everything in it is untrusted, and it chooses the program that will run. So `cli/add.py` shows the entry to
 the user before it is written, and a description must not choose anything that the entry does not show:
 
-- The entry starts only the launcher of its kind of package (npx, uvx, docker), with a package's name and
-  version. A URL in place of the name is refused, because npx would install from it; so are options of npx
-  and uvx, such as `--package`. Only docker gets the description's options, such as mounts.
-- A `${...}` in the description would read the user's environment when the server starts, so it is refused.
+- For a registry's package, the entry starts only the launcher of the package's kind (npx, uvx, docker or
+  podman), with the package's name and version. A URL in place of the name is refused, because npx would
+  install from that URL. Options of npx and uvx, such as `--package`, are refused, too. Only docker and podman
+  get the description's options, such as mounts.
+- A `${...}` in the entry may name only a folder or a variable that the user is told of. Any other is refused,
+  because it would read the user's environment when the server starts.
 - An entry with characters that a terminal acts on is refused.
 """
 
@@ -65,7 +67,7 @@ Ask = Callable[[Wanted], tuple[str, ...]]
 
 
 _PACKAGE = "package/"
-"""Begins the name in a `server.json` that grue makes itself, for a user who named only a package."""
+"""The prefix of the name in a `server.json` that grue makes itself, if the user has named only a package."""
 
 
 class Described(Struct, frozen=True, kw_only=True):
@@ -543,7 +545,7 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the bundle's own program; empty: it needs an installed one, such as `node`."""
+    """Return the path of the bundle's own program; empty: an installed one, such as `node`, is started."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

@@ -149,10 +149,11 @@ class AgentSampling(_Table):
 class RetrySettings(_Table):
     """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
 
-    The delay starts at `initial_delay`, is multiplied by `exponential_base` after each attempt up to
-    `max_delay`, and is lengthened at random by up to the fraction `jitter_factor`. A delay that the endpoint
-    asks for replaces this delay; if it is above `max_asked_delay`, the request is not sent again. The
-    circuit-breaker keys of ZorkGPT, another project, are ignored.
+    The delay starts at `initial_delay`, and is multiplied by `exponential_base` after each attempt, up to
+    `max_delay`. A delay that the endpoint asks for replaces this delay; if the endpoint asks for more than
+    `max_asked_delay`, the request is not sent again. Each delay is lengthened at random by up to the fraction
+    `jitter_factor`. In `[tool.zorkgpt.retry]`, the circuit-breaker keys of ZorkGPT, another project, are
+    ignored.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5
@@ -252,18 +253,19 @@ class GameConfiguration(_Table):
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When a server starts, if its entry has no `start`. `before`: before the first request of a
-            turn. `beside`: at the same time, if grue has an earlier listing of its tools. `beside_if_locked`:
-            at the same time, if the listing file of the tool lock has them. `when_called`: at the first call
-            of one of its tools, if grue has an earlier listing. If the condition does not hold: as `before`.
+            turn. `beside`: at the same time as that request, if grue has an earlier listing of the server's
+            tools. `beside_if_locked`: like `beside`, if the listing file of the tool lock has the tools.
+            `when_called`: at the first call of one of the server's tools, if grue has an earlier listing. If
+            the condition does not hold: as `before`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
             registry.
-        client_base_url: Base URL of the endpoint; OpenRouter by default.
+        client_base_url: Base URL of the LLM endpoint; OpenRouter by default.
         agent_model: The agent's model, by the endpoint's name for it.
         wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: the base
             URL decides.
         turn_timeout_seconds: Time limit of a whole turn, half an hour by default; `None`: no limit.
-        extra_headers: HTTP headers of each request; `${VAR}` is replaced by an environment variable.
-        extra_body: Fields added to each request unchanged.
+        extra_headers: HTTP headers of each LLM request; `${VAR}` is replaced by an environment variable.
+        extra_body: Fields added to the body of each LLM request unchanged.
         text_tool_calls: What happens if the model writes a tool call as text: `ask` the model for a real
             call, `run` the call, or `keep` the text.
         then: Fallback models, which are asked in this order if `agent_model` fails.
@@ -272,7 +274,8 @@ class GameConfiguration(_Table):
         budget: Limits on requests, tokens and cost; none by default.
         tool_policy: Which tool calls are made, asked about or denied; by default all are made.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: never.
+        tool_search: When `find_tools` and `call_tool` are offered in place of the servers' tools; `None`:
+            never.
         project_dir: Folder that relative paths start from; `from_toml` sets the folder of the TOML file.
 
     Source: R1.5, R2.5, R12.4, R13.1-5, P45

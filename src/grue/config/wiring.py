@@ -56,7 +56,7 @@ class Configured(Struct, frozen=True):
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
-    """Load a TOML file and, unless it turns MCP off, the file of servers that it names.
+    """Load a TOML file and, if `takes_servers` returns true, the file of MCP servers that it names.
 
     With `servers=False`, neither the file of servers nor the tool lock is read.
 
@@ -84,9 +84,9 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use `mcp_config.json`: MCP is enabled, or the file exists and MCP is not disabled.
+    """Return whether to use the file of MCP servers: MCP is on, or the file exists and MCP is not off.
 
-    `project` has the tables of the file that `config` was read from; `None`: it was not read from a file.
+    `project` has the tables of the file that `config` was read from; `None`: `config` is not from a file.
     """
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     return config.mcp_enabled or (not declined and config.mcp_config_path.is_file())
@@ -165,7 +165,7 @@ def _differing(model: NextModel) -> dict[str, Any]:
 
 
 def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
-    """Return the settings of a recorded model, without an API key; `base_url` replaces its endpoint."""
+    """Return the settings of a recorded model, without an API key; `base_url` replaces the recorded URL."""
     known: dict[str, Any] = {
         name: value for name, value in asked.sampling.items() if name in LlmSettings.__struct_fields__
     }

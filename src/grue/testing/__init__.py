@@ -2,7 +2,7 @@
 
 - Servers and models without a network: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, and pytest
   fixtures for them (`plugin`).
-- One actor alone, with fake neighbours and a virtual clock: `actor_harness`.
+- One actor alone, with fakes in place of the other actors, and a virtual clock: `actor_harness`.
 - A recorded trace as a regression test: `replay`, `assert_prefix_stable`.
 - Assertions on a turn's calls and answer: `decisions`.
 """

@@ -19,10 +19,10 @@ waits for its next message, a reply or a timer, so a test needs no sleeps.
 
 `virtual_time` runs a test in an event loop with a virtual clock. When all tasks wait, the clock jumps to the
 next timer. If there is none, the loop raises `Deadlock`, whose message has the line at which each task waits.
-A process, a socket or a pipe takes real time, so the loop refuses to wait for one. It waits for work in
-threads, while its clock stands still.
+A process, a socket or a pipe takes real time, so the loop refuses to wait for one. The loop does wait for
+work in threads, for at most 30 s of real time. Meanwhile the virtual clock stands still.
 
-`TraceWatch` asserts about the messages of a trace, also of a whole turn.
+`TraceWatch` has assertions about recorded messages, for one actor or for whole turns.
 
 ```python
 watch = TraceWatch()
@@ -65,7 +65,7 @@ _UNLIMITED = sys.maxsize
 
 
 class FakeChannel(Mailbox[M]):
-    """A mailbox of which the test plays the owner.
+    """The mailbox of an actor whose part the test plays.
 
     An ask gets a reply only if the test calls `answers` before it, or `reply` after it. `close` makes later
     sends fail with `MailboxClosed`; `abandon` also fails the asks that wait for a reply. The channel is full
@@ -145,7 +145,7 @@ SENDER = "test"
 
 
 class Asked:
-    """A question of the test to the actor, and the reply, when it has arrived."""
+    """A question that the test asks the actor, and the actor's reply once it has arrived."""
 
     def __init__(self, question: object) -> None:
         self._question = question
@@ -181,8 +181,9 @@ class Asked:
 class ActorHarness:
     """Runs one actor. Use it as an async context manager inside a test with `@virtual_time`.
 
-    On leaving, it closes the actor's mailbox and waits until the actor has handled the messages in it, as a
-    supervisor does. If the test has failed, it cancels the actor.
+    At the end of the `async with` block, the harness closes the actor's mailbox and waits until the actor has
+    handled the messages in it, as a supervisor does. If the block raises an exception, the harness cancels
+    the actor instead.
 
     Args:
         turn: Number of the turn that the messages belong to.
@@ -194,7 +195,8 @@ class ActorHarness:
 
     Raises:
         RuntimeError: The event loop has no virtual clock.
-        ActorCrashed: From any method, and on leaving, if the actor has crashed. It is raised once.
+        ActorCrashed: The actor has crashed. The next method that lets the actor run raises it, or else the
+            end of the block. It is raised once.
     """
 
     def __init__(self, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -358,8 +360,8 @@ class Deadlock(AssertionError):  # noqa: N818 - a state, named as the field name
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer when all tasks wait.
 
-    `virtual_time` and `run_in_virtual_time` use it. For a test runner of your own, it is a `loop_factory`:
-    with anyio's pytest plugin, let the fixture `anyio_backend` return
+    `virtual_time` and `run_in_virtual_time` use it. For another test runner, pass the class as the
+    `loop_factory`: with anyio's pytest plugin, let the fixture `anyio_backend` return
     `("asyncio", {"loop_factory": VirtualTimeLoop})`.
     """
 
@@ -554,8 +556,8 @@ class TraceWatch:
     def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
         """Assert that a message of this kind was recorded, and return the first one.
 
-        `kind` is a class of `grue.messages` or `grue.tracing.facts`, or your own. `times` is how often;
-        `None`: at least once. `fields` are values of the message's fields.
+        `kind` is a class of `grue.messages` or `grue.tracing.facts`, or your own. `times` is how many such
+        messages there must be; `None`: at least one. `fields` are values that the message's fields must have.
 
         Raises:
             AssertionError: The message was recorded too rarely or too often.

@@ -19,8 +19,7 @@ class Called(Struct, frozen=True):
         name: Canonical name of the tool, `SERVER.TOOL`.
         arguments: The arguments that the model wrote: a JSON object, or the text if it is not one.
         result: The content that the tool returns; not checked if it is left out.
-        error: The error message that the model gets instead of a result. If `result` and `error` are both
-            left out, neither is checked.
+        error: The error message that the model gets instead of a result; not checked if it is left out.
         settlement: How the call ends, such as `returned` or `timed_out`.
     """
 
@@ -92,8 +91,8 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
 
 
 def _same(wanted: object, found: object) -> bool:
-    # Python's `==` lets `unittest.mock.ANY` equal every value, but also `True` equal 1. So values that are
-    # equal to Python must not differ as JSON.
+    # Python's `==` lets `unittest.mock.ANY` equal every value, which is wanted, but also lets `True` equal 1,
+    # which is not. So two parts that are equal by `==` and differ as JSON count as different.
     differing = Comparison().differences(as_json(wanted), as_json(found))
     return wanted == found and not any(each.left == each.right for each in differing)
 

@@ -46,8 +46,9 @@ _THOUGHT: dict[str, Any] = {
 class MockMCPManager:
     """A manager without a server, which returns the results that a test sets.
 
-    It lists `thoughtbox.think` and every tool for which a result was set. A tool without a set result returns
-    `{"default": "result"}`, even if it is not listed. Calls are answered whether a session is open or not.
+    It lists the tool `SERVER_NAME.think`, the tools that `add_tool` has added, and every tool for which a
+    result was set. A tool without a set result returns `{"default": "result"}`, even if it is not listed.
+    Calls are answered whether a session is open or not.
 
     Attributes:
         is_disabled: Set it to simulate a manager that has disabled MCP.
@@ -169,7 +170,7 @@ class MockLLMClient:
         )
 
     def add_error(self, error: Exception) -> None:
-        """Make a request raise `error`; for an HTTP status, set its attribute `status_code`."""
+        """Add an error to the end of the queue; for an HTTP status, set the error's `status_code`."""
         self._responses.append(error)
 
     def chat_completions_create(self, **kwargs: Any) -> LLMResponse:

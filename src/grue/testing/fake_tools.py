@@ -69,7 +69,7 @@ class FakeToolServer:
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a tool and set its results. If a session is open, it reports a changed list of tools.
+        """Add a tool and set its results. An open session then reports that the list of tools has changed.
 
         The `results` are contents, or `ToolCallResult`s, one for each call; the last one is repeated. Without
         results, the content is `None`. `schema` is the JSON Schema of the arguments; `None`: any object.

@@ -141,8 +141,8 @@ def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
 
     `threading.enumerate` may also return threads that have ended: Python adds an entry for a foreign thread
     that calls `current_thread()`, and never removes it. If a later thread gets the same `ident`, the old
-    entry seems to run. `known` are the `ident`s of an earlier moment. On Linux, an entry with one of these
-    `ident`s is yielded only if the kernel lists its `native_id`.
+    entry seems to run. `known` has the `ident`s of the threads that ran before the block. On Linux, an entry
+    with one of these `ident`s is yielded only if the kernel lists its `native_id`.
     """
     tasks = _tasks()
     running = _running()

@@ -119,7 +119,7 @@ def refusal_reply(words: str) -> LlmReply:
 def completion(
     message: Mapping[str, object], *, finish_reason: str = "stop", usage: Mapping[str, object] | None = None
 ) -> LlmReply:
-    """Return a completion whose message is `message`. It is not checked, so that it can be malformed.
+    """Return a completion with this message, which is not checked, so that it can be malformed.
 
     By default `usage` has 10 prompt tokens and 5 completion tokens.
     """

@@ -1,4 +1,4 @@
-"""A scripted LLM endpoint for tests: real HTTP on 127.0.0.1, no key, as strict as the strictest provider.
+"""A scripted LLM endpoint for tests: real HTTP on 127.0.0.1, no real key, and the checks of strict providers.
 
 ```python
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
@@ -119,7 +119,8 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
     """Send a reply, and return whether to keep the connection.
 
-    The caller closes the connection, unless `reply.then` is `reset`. `closing` ends a pause in the reply.
+    If the result is false, the caller closes the connection; after `reset`, the connection is closed already.
+    The event `closing` ends a pause or a hang.
 
     Raises:
         OSError: The client has closed the connection.
@@ -169,7 +170,7 @@ def _chunked(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events to send for the fraction `after`: at least one, but not all."""
+    """Return how many of `count` events to send for the fraction `after`: at least 1, not all of several."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -191,8 +192,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     """A request that the server has received.
 
     Attributes:
-        path: Such as `/v1/chat/completions`.
-        headers: Names in lower case.
+        path: The URL's path and query, such as `/v1/chat/completions`.
+        headers: The headers, with their names in lower case.
         body: The parsed body, with the fields that the path contains, such as `model` in some formats; empty
             if the body is not a JSON object.
         refused: Why the server's rules refused it; `None` if they accepted it.
@@ -239,7 +240,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return sentences for an error text: what the request's last message is, and that it refuses a reply."""
+    """Return sentences for an error text: the request's last message, and whether that refuses a reply."""
     from grue.messages import REPAIR_REQUEST  # imported here, because only a test that fails needs it
     from grue.runtime.safe_text import printable
 
@@ -273,13 +274,13 @@ class ScriptedLlmServer:
     Args:
         script: Replies in order, or a function from request to reply, called from several threads at once. A
             text is short for `text_reply`.
-        rules: The rules by which it refuses requests; default: all rules of strict providers, except that
-            tool names may have dots.
+        rules: The rules by which it refuses requests; default: `ProviderRules()`, in which most rules that
+            only some providers have are switched off. For example, tool names may have dots.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
         window: The most tokens that a request may have. The server then counts the tokens of each request and
             puts the number into `usage`. `None`: any number, not counted.
-        port: Its port; 0: a free one.
+        port: The server's port; 0: a free one.
         retry_after: The header `Retry-After` of errors that have none. With `"0"` a client retries at once.
 
     Attributes:

@@ -15,8 +15,8 @@ with server.serve_http() as url:
 ```
 
 Tools, resources and prompts are functions, added with the SDK's decorators (`tool`, `resource`, `prompt`,
-`completion`). `reference_server` in `mock_features.py` has one of everything. `grue mock-server` runs it, or
-a server of yours, as a program.
+`completion`). `reference_server` in `mock_features.py` returns a server that uses each feature of MCP.
+`grue mock-server` runs that server, or one of yours, as a program.
 """
 
 import logging
@@ -63,8 +63,8 @@ class _Writes(Protocol):
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
     """Yields a client's messages, but answers `initialize` requests itself, with an error.
 
-    The SDK's server must not see such a request: even if the server refused it, it would then expect the
-    older protocol revisions on this connection.
+    The SDK's server must not see such a request: after an `initialize`, even one that it has refused, that
+    server expects the older protocol revisions on this connection.
     """
 
     def __init__(self, read: _Reads, write: _Writes) -> None:
@@ -292,7 +292,8 @@ class MockServer(MCPServer[Any]):
     # --- What the SDK leaves to the application ---
 
     def _add_handlers(self, server: Server[Any]) -> None:
-        # The SDK's HTTP transports call this without arguments, and would not declare that lists can change.
+        # The SDK's HTTP transports call `create_initialization_options` without arguments. With the SDK's own
+        # defaults, they would not declare that lists can change.
         changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         options = partial(server.create_initialization_options, changes)
         server.create_initialization_options = options  # type: ignore[method-assign]
@@ -313,7 +314,8 @@ class MockServer(MCPServer[Any]):
         server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        # Remove handlers, because the SDK declares a capability for each. There is no public method for this.
+        # Remove the handlers of features that are switched off, because the SDK declares a capability for
+        # each handler. There is no public method that removes one.
         for feature in self._without:
             for method in _METHODS[feature]:
                 server._request_handlers.pop(method, None)  # noqa: SLF001

@@ -69,7 +69,7 @@ def nothing_left() -> Iterator[None]:
 def faulty_mcp_server() -> "MakesFaultyServer":
     """Configure MCP servers with faults: `faulty_mcp_server("--exit-at", "call", name="files")`.
 
-    The fixture returns a `StdioServer`. The flags are those of
+    Such a call returns a `StdioServer`. The flags are those of
     `python -m grue.testing.faulty_server --help`.
     """
     from grue.testing import faulty_server
@@ -120,7 +120,7 @@ def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServe
 def mock_mcp_process() -> "Callable[..., StdioServer]":
     """Configure a correct MCP server as a process: `mock_mcp_process("--page-size", "2", name="shop")`.
 
-    The fixture returns a `StdioServer`. The arguments are those of `grue mock-server`.
+    Such a call returns a `StdioServer`. The arguments are those of `grue mock-server`.
     """
     from grue.tool_sessions.server_specs import StdioServer
 

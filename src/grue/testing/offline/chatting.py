@@ -2,7 +2,7 @@
 
 It understands three kinds of text, and answers any other text with a list of them:
 
-- `call TOOL {JSON}`, in one or more lines: it calls the tools. Then it repeats the results.
+- `call TOOL {JSON}`, one call a line: it calls the tools. Then it repeats the results.
 - `think about TEXT`: it calls a thinking tool with the text, if the request offers one.
 - `what did I say`: it repeats what the user has said in this conversation.
 

@@ -50,7 +50,7 @@ def _round(*texts: str, revises: int | None = None, branches_from: int | None = 
 
 
 def explore(situation: Situation) -> Step:
-    """Choose the player's next command if no script fits. It depends only on the situation."""
+    """Choose the player's next command if no script fits. The choice depends only on the situation."""
     command, why = _choose(situation)
     place = situation.location or "wherever this is"
     thought = Thought(f"I am in {place}, without a script. {why} So I try this: {command}.")

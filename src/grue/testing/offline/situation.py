@@ -53,7 +53,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
     Attributes:
         situation: What the host last told about the game; `None` if the conversation is not about a game.
-        rounds: Number of replies with tool calls since the message that describes the game.
+        rounds: Number of the model's replies since the message that describes the game.
         settled: Whether thinking is over, because the host has asked for the answer or a call has failed.
     """
 

@@ -56,7 +56,7 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     and `GET` of `.../models`. It has no state: one instance can serve any number of clients at once.
 
     Args:
-        playbook: The playbook for the game (`playbook_for`); `None`: explore.
+        playbook: The playbook for the game (`playbook_for`); `None`: the model explores the game.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
         script: A function that answers the requests, such as `reply_in_chat`; by default, play a game.
         pause_s: Seconds between two pieces of a streamed reply; `None`: at a terminal 0.03, elsewhere 0.
@@ -115,8 +115,8 @@ def offline_endpoint(
 ) -> LlmEndpoint:
     """Return an endpoint that a script answers, without network or key, for a program's `--offline`.
 
-    `settings` are those of the real model; `None`: the defaults. Its endpoint (URL, key, wire format,
-    profile) and its fallback models (`then`) are not used.
+    `settings` are those of the real model; `None`: the defaults. Their endpoint (URL, key, wire format,
+    profile), model name and fallback models (`then`) are not used.
     """
     real = settings or LlmSettings(model=model)
     offline = replace(real, base_url=OFFLINE_URL, model=model, api_key="", wire=None, profile=None, then=())

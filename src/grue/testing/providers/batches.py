@@ -1,8 +1,8 @@
 """The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
 
-A batch ends after the client has asked for its state `BatchFaults.looks` times. Each of its requests is then
-checked and answered as if it had been posted alone, by the same script. Batches are refused for the reasons
-for which providers refuse them.
+The server shows a batch as running `BatchFaults.looks` times. When the client then asks for the batch again,
+each of its requests is checked and answered as if it had been posted alone, by the same script. Batches are
+refused for the reasons for which providers refuse them.
 """
 
 import email.parser
@@ -40,7 +40,8 @@ class BatchFaults(Struct, kw_only=True):
     Attributes:
         looks: How often the server shows a batch as running before the batch ends.
         ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
-            `unanswered` says otherwise. The requests of a `failed` batch are never answered.
+            `unanswered` says otherwise. The requests of a `failed` batch are never answered. Anthropic's
+            batches cannot fail: for them, `failed` means `completed`.
         why: The provider's reason for a batch that has `failed`.
         unanswered: Called with the id of each request; returns the outcome of the request in place of a
             reply, or `None` to let it be answered. `lost`: the request is missing from the results.

@@ -22,7 +22,10 @@ MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, Recurs
 """What code that expects a well-formed body raises when the body is malformed."""
 
 Owed: TypeAlias = Mapping[str, Sequence[Json]]
-"""The reasoning that a request must repeat unchanged, by the id of the tool call that followed it."""
+"""The reasoning that a request must repeat unchanged, by the id of the tool call that followed the reasoning.
+
+Reasoning without a tool call is listed by the id of its reply.
+"""
 
 _SIGNED = "scripted-"
 _SEALED = "gAAAA"

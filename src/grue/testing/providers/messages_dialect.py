@@ -101,7 +101,8 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
-    # Images and documents in tool results go into the last message: a chat completion's tool result is text.
+    # Images and documents in tool results go into a message after the results: a chat completion's tool
+    # result is text.
     parts: list[Json] = []
     for block in blocks:
         if block["type"] != "tool_result":
@@ -197,7 +198,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape. Its type depends on `status`, or on `said` if `status` is 200."""
+    """Return an error in Anthropic's shape. `status` decides its type; if that is 200, the code in `said`."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(
