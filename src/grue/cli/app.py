@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one. With `after_turn` or `beside_turn`, its server starts at the "
-        "time that is the default.",
+        "The first turn has no previous one. With `after_turn` or `beside_turn`, its server starts as "
+        "without this option.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -155,7 +155,7 @@ _Turns = Annotated[
         metavar="N",
         help="End the episode after this many turns. A turn is one move. With --resume, the turns "
         "already played count too.",
-        show_default="60; with --resume, as in the first run",
+        show_default="60; with --resume, as in the last run",
     ),
 ]
 _Pace = Annotated[
@@ -190,7 +190,10 @@ def play(
             f"{FailurePolicy().fallbacks_before_stop} such turns in a row end the episode."
         ),
     ] = None,
-    resume: Annotated[Path | None, resume("episode", "--turns, --turn-timeout and the options below")] = None,
+    resume: Annotated[
+        Path | None,
+        resume("episode", "--turns, --turn-timeout and the options below", ", but --turns as in its last"),
+    ] = None,
     start: _Start = None,
     stream: Stream = False,
     pace: _Pace = 0.0,
@@ -202,7 +205,8 @@ def play(
     """Play a text adventure with an agent that uses MCP tools.
 
     An episode is one game. In each turn the model reads what the game says, may
-    call tools, and decides on one move. To watch an episode without an API key:
+    call tools, and decides on one move. The exit status is 0 even if the game is
+    not won. To watch an episode without an API key:
     grue play --offline --pace 1
     """
     from grue.cli.play import play_episode
@@ -282,10 +286,11 @@ def init(
             "--from",
             metavar="FILE",
             help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
-            "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, what to "
-            "add to it is printed.",
-            show_default="grue looks for the files of these programs. At a terminal it asks whether to copy "
-            "each one; in a pipe it copies none, and prints the `grue init --from` command for each",
+            "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, the "
+            "entries to add to it are printed instead.",
+            show_default="grue looks for the files of these programs. At a terminal it asks for each file "
+            "whether to copy its servers; in a pipe it copies none, and prints a `grue init --from` command "
+            "for each file",
         ),
     ] = None,
 ) -> None:
@@ -356,7 +361,8 @@ def add(
             help="A value that the server needs, such as folder=./docs; repeatable. The server's "
             "description (in the registry, server.json or the bundle) has the NAMEs. An error names one that "
             "is missing.",
-            show_default="at a terminal you are asked for each",
+            show_default="at a terminal you are asked for each; in a pipe or with --yes, the one that the "
+            "description has as its default",
         ),
     ] = None,
     kind: _Use = None,
@@ -384,11 +390,12 @@ def add(
 ) -> bool:
     """Add an MCP server to mcp_config.json.
 
-    The command shows what would run and asks you. Then it starts the server and
-    approves its tools, as `grue tools --lock` does. If a tool changes later, grue
-    reports it. If the server needs a variable that is not set, it is not started.
-    If mcp_config.json has other servers whose tools you have not approved, none
-    are approved. The command then prints what to do.
+    The command shows what would run and asks whether to go on. Then it writes the
+    entry, starts the server and approves its tools, as `grue tools --lock` does.
+    If a tool changes later, grue reports it. The server is not started if an
+    environment variable that it needs is not set. No tools are approved if there
+    are other servers in mcp_config.json and no mcp_tools.lock yet. In both cases
+    the command prints what to do.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. A program that is not your own runs
@@ -434,8 +441,8 @@ def chat(
     offline: Annotated[
         bool,
         offline(
-            " If you type 'call TOOL {\"x\": 1}', it calls this tool with these arguments and repeats the "
-            "result."
+            " If you type 'call TOOL {\"x\": 1}', the script calls this tool with these arguments and "
+            "repeats the result."
         ),
     ] = False,
     model: Model = None,
@@ -467,7 +474,10 @@ def chat(
     turn_timeout: Annotated[
         float | None, turn_timeout("A turn that takes longer ends with an error, and the chat goes on.")
     ] = None,
-    resume: Annotated[Path | None, resume("chat", "--turn-timeout and --quiet")] = None,
+    resume: Annotated[
+        Path | None,
+        resume("chat", "--turn-timeout and --quiet", ", but with the model last chosen by /model"),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="In a pipe, print only answers and errors.")
     ] = False,
@@ -475,15 +485,16 @@ def chat(
         str | None,
         typer.Option(
             metavar="SERVER",
-            help="Run this server without a sandbox, watch it, and print at the end the narrowest sandbox "
-            "that would have sufficed.",
+            help="Run this server without a sandbox, watch it, and print at the end a sandbox that would "
+            "have sufficed.",
         ),
     ] = None,
 ) -> bool:
     """Chat with a model that can use MCP tools. In a pipe, each line of the input is answered.
 
     At a terminal, type /help for the commands of the chat. A turn is one input
-    with the model's answer. One question from the command line:
+    with the model's answer. In a pipe, the exit status is 1 if an input has no
+    answer. To ask one question from the command line:
     echo "What is on my list?" | grue chat
     """
     from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
@@ -591,8 +602,8 @@ _At = Annotated[
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
         "the numbers. A fork can begin at a request to the model (RequestCompletion), at the tool calls of "
-        "a reply (CallTools), or at the check of an answer (CheckAnswer). If message N is none of these, it "
-        "begins at the nearest of them before N.",
+        "a reply (CallTools), or at the check of an answer (CheckAnswer). If message N is none of these, the "
+        "fork begins at the nearest of them before N.",
         show_default="the first message of the turn; with --tool-result: the CallTools message of the "
         "first call whose result is replaced",
     ),
@@ -654,8 +665,8 @@ def fork(
     The messages before the one that --at names are taken from the trace. From
     there on, the turn is run again. If the model makes a tool call that the
     recorded turn has made too, with the same arguments, the call gets the
-    recorded result, and no tool runs. For other calls, see --misses. To compare
-    the fork with the recorded turn, use `grue trace diff`.
+    recorded result, and no tool runs. For other calls, see --misses. The command
+    prints the answer, and commands that compare the fork with the recorded turn.
     """
     from grue.cli.fork import ForkOptions, fork_turn
     from grue.cli.hosts import load_hosts
@@ -731,8 +742,8 @@ def tools(
         typer.Option(
             "--lock",
             help="Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
-            "into mcp_tools.listing.json, beside mcp_config.json. If a tool changes later, that is "
-            "reported.",
+            "into mcp_tools.listing.json, beside mcp_config.json. If a tool changes later, grue reports "
+            "it.",
         ),
     ] = False,
 ) -> bool:
@@ -835,8 +846,9 @@ def login(
 ) -> None:
     """Log in to an MCP server that has a URL.
 
-    Prints an address, opens it in a browser if there is one, waits up to five
-    minutes until you have logged in there, and stores the OAuth tokens.
+    The command prints an address, and opens it in a browser if there is one. It
+    waits up to five minutes until you have logged in there. Then it stores the
+    OAuth tokens, and prints where they are.
     """
     from grue.cli.login import login as log_in
 
@@ -870,8 +882,9 @@ def doctor(
 ) -> bool:
     """Check the installation, the MCP servers and the model. Print what is wrong and how to fix it.
 
-    Each server is started, and the model gets a few small requests, which cost a
-    few dozen tokens in all. The exit status is 1 if something is wrong.
+    Each server is started, or contacted if it has a URL. The model and each of
+    its fallback models get a few small requests. A reply has at most 400 tokens.
+    The exit status is 1 if something is wrong.
     """
     from grue.cli.doctor import examine
 

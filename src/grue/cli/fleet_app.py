@@ -93,7 +93,8 @@ def run(
         bool,
         typer.Option(
             "--plan",
-            help="Run nothing. Print how many episodes are not done yet, and what they would cost.",
+            help="Run nothing. Print how many episodes are not done yet and the disk space they need. If ten "
+            "or more are done, also print what the others would cost.",
         ),
     ] = False,
     workers: _Workers = None,
@@ -106,7 +107,7 @@ def run(
     An episode is one call of the sweep's function. An error that the function
     raises is a result too. If a worker process is killed, or a server or the
     model cannot be reached, the episode is tried again. After three attempts it
-    is given up.
+    is given up. The exit status is 1 if an episode is left without a result.
 
     After Ctrl-C the running episodes are still run to their end; a second
     Ctrl-C cancels them.
@@ -132,7 +133,11 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Do the same as `grue fleet run`, and run episodes again that were given up after three attempts."""
+    """Run a sweep's episodes that have no result, also those that were given up.
+
+    `grue fleet run` gives an episode up after three attempts, or if its result is
+    damaged. In all else the two commands do the same.
+    """
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
     take_interrupts()
@@ -150,7 +155,8 @@ _Where = Annotated[
         "consists of tests NAME OPERATOR VALUE, joined by and. The VALUE may have spaces. The operators "
         "are = and !=; > and <, only for numbers; and ~, which is true if the regular expression VALUE is "
         "found. The names are:\n\n"
-        "tool: the name of a tool that the turn called; error: the text of an error of such a call.\n\n"
+        "tool: the name of a tool that the turn called, such as shop.list; error: the text of an error of "
+        "such a call.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -162,6 +168,7 @@ _Where = Annotated[
         "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
         "failed: the turn ended with an error.\n\n"
         "parked: the turn waits for an approval.\n\n"
+        "empty, as in `outcome =`: the end of the turn is not in the trace.\n\n"
         "`tool = X` is true if at least one call of the turn is to X, and `tool != X` if none is; the same "
         "holds for error. In `tool = X and error ~ Y` the error may be that of another call.",
         show_default="all turns",
@@ -376,10 +383,10 @@ def compare(
     their settings, such as question and seed, are equal. base_url may differ,
     and so may each setting that has one value in all of A and another in all of
     B, such as model. A case that only A or only B has is left out. The mean
-    difference B - A of the cases is printed with a confidence interval. With
-    fewer than 15 cases (with --cluster: groups of cases), or without the packages
-    numpy and scipy, there is no interval, and a sign test decides whether B is
-    better.
+    difference B - A of the cases is printed with its 95 % confidence interval.
+    With fewer than 15 cases (with --cluster: groups of cases), or without the
+    packages numpy and scipy, there is no interval, and a sign test decides
+    whether B is better.
 
     If each case was run several times (repetitions in SWEEP.toml), its scores
     are averaged, and two chances are compared too: that at least one of N runs
@@ -431,7 +438,7 @@ def score(
         typer.Option("--again", help="Also score the episodes that have these scores already."),
     ] = False,
 ) -> bool:
-    """Compute more scores of all finished episodes in a folder, from their traces. None is run again."""
+    """Compute more scores of all finished episodes in a folder, from their traces. No episode runs again."""
     from grue.cli.fleet_failures import score_episodes
 
     take_interrupts()

@@ -54,12 +54,15 @@ def run_folder(written: str) -> Any:
     )
 
 
-def resume(what: str, also: str) -> Any:
-    """Return the option `--resume`. `also`: which options may be given too."""
+def resume(what: str, also: str, but: str = "") -> Any:
+    """Return the option `--resume`.
+
+    `also`: which options may be given too. `but`: which options are not those of the first run.
+    """
     return typer.Option(
         metavar="RUN",
-        help=f"Go on with the {what} in this run folder, with the options of its first run. Only {also} may "
-        "be given too.",
+        help=f"Go on with the {what} in this run folder, with the options above as in its first run{but}. "
+        f"Only {also} may be given too.",
     )
 
 

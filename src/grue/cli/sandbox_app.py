@@ -19,7 +19,7 @@ preset, or an object such as `grue sandbox learn` prints. The presets are:
 pure: the program can read what it is made of, such as the interpreter and
 installed packages, and read and write a scratch folder. It has no network.
 
-files: like pure, and the program can read and write the working directory.
+files: like pure, and the program can read and write its working directory.
 
 web: like pure, and the program can connect to any host.
 """
@@ -99,12 +99,15 @@ def sandbox_learn(
         ),
     ] = None,
 ) -> bool:
-    """Watch a server during tool calls, and print the narrowest sandbox that suffices for them.
+    """Watch a server during tool calls, and print a sandbox that suffices for them.
 
-    The server is started, and runs without a sandbox. The printed JSON is
-    {"sandbox": ...}: copy what is between the outer braces into the server's
-    entry in mcp_config.json. Without --trace, the calls are read from standard
-    input, one per line: read_file {"path": "notes.txt"}
+    The server is started, and runs without a sandbox. This needs Linux 5.9 or
+    later. If the server reads six or more files of one folder, the printed
+    sandbox permits reading the whole folder, unless it is /, /tmp, /home or your
+    home folder. The printed JSON is {"sandbox": ...}: copy what is between the
+    outer braces into the server's entry in mcp_config.json. Without --trace, the
+    calls are read from standard input, one per line:
+    read_file {"path": "notes.txt"}
 
     The exit status is 1 if a call fails.
     """

@@ -102,7 +102,7 @@ def trace_show(
             "--follow",
             "-f",
             help="After the recorded messages, print new ones as they come, until the episode ends or "
-            "Ctrl-C.",
+            "you press Ctrl-C.",
         ),
     ] = False,
     as_json: JsonLines = False,
@@ -155,8 +155,8 @@ def trace_cache(
 ) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
-    Compares the prompt of each request with those of earlier requests, byte by
-    byte, and names the first difference and the message that caused it. In the
+    The command compares the prompt of each request with earlier prompts, byte by
+    byte. It names the first difference and the message that caused it. In the
     printed table, `repeats` is the percentage of a prompt that is the same as the
     beginning of an earlier prompt. `cached` is the percentage that the provider
     has read from its cache, according to its reply. `again` estimates how many
@@ -182,7 +182,7 @@ def trace_diagram(
         bool, typer.Option("--mermaid", help="Print the diagram as source text for Mermaid.")
     ] = False,
 ) -> None:
-    """Draw the messages of an episode as a sequence diagram."""
+    """Print the messages of an episode as a sequence diagram."""
     from grue.cli.trace_views import diagram
 
     take_interrupts()
@@ -222,7 +222,8 @@ def trace_html(
         ),
     ] = None,
     out: Annotated[
-        Path | None, out("trace.html beside TRACE; with OTHER: comparison.html beside OTHER")
+        Path | None,
+        out("trace.html beside the trace.jsonl; with OTHER: comparison.html beside that of OTHER"),
     ] = None,
     open_browser: OpenPage = False,
 ) -> None:
@@ -245,15 +246,19 @@ def trace_serve(
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, metavar="PORT", help="The port of 127.0.0.1.", show_default="a free one"
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve on this port of 127.0.0.1.",
+            show_default="a free one",
         ),
     ] = 0,
     open_browser: OpenPage = False,
 ) -> None:
     """Serve a web page that shows an episode, also while the episode runs.
 
-    Serves until Ctrl-C. Only this machine can reach the page, and only at the
-    printed address, which has a random part.
+    The command ends at Ctrl-C. Only this machine can reach the page, and only at
+    the printed address, which has a random part.
     """
     from grue.cli.trace_views import serve
 
@@ -282,7 +287,10 @@ def trace_query(
     ] = None,
     as_json: JsonLines = False,
 ) -> None:
-    """Query recorded episodes in DuckDB's SQL. Needs the package duckdb."""
+    """Query recorded episodes in DuckDB's SQL. Needs the package duckdb.
+
+    The printed table cuts values after 60 characters; --json prints them whole.
+    """
     from grue.cli.fleet_export import print_query
     from grue.cli.runs import RUNS
 
