@@ -25,7 +25,7 @@ M = TypeVar("M")
 
 
 BOUND = 16
-"""Messages that a mailbox holds by default."""
+"""How many messages a mailbox holds by default."""
 
 
 class MailboxFull(MCPError):  # noqa: N818 - a state, named as anyio names `WouldBlock`
@@ -99,7 +99,7 @@ class Mailbox(Generic[M]):
             try:
                 return self.send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
             except MailboxFull:
-                # Few mailboxes are ever full, so most need no event.
+                # Make the event only now, because few mailboxes are ever full.
                 self._room = self._room or anyio.Event()
                 await self._room.wait()
 
@@ -150,7 +150,7 @@ class Mailbox(Generic[M]):
         self._entrance.send_nowait(envelope)
 
     def expect_reply(self, sender: str) -> ReplyChannel:
-        """Return the channel for the reply to a question. Then send the question with `put_recorded`."""
+        """Return a channel for a reply. The caller then sends its question with the channel as `reply_to`."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply
@@ -328,9 +328,10 @@ class Supervisor:
 
     Raises:
         TraceError: On leaving, if the trace could not be written.
-        ActorCrashed: On leaving, if an actor raised an `Exception` other than `TraceError`. That exception
-            is the `__cause__`. The text says whether code of the host raised it.
-        BaseException: On leaving, if an actor raised it and it is not an `Exception`.
+        ActorCrashed: On leaving, if an actor raised an `Exception` other than `TraceError`, or a
+            `CancelledError` or `GeneratorExit` that does not end its task. That exception is the
+            `__cause__`. The text says whether code of the host raised it.
+        BaseException: On leaving, if an actor raised another exception that is not an `Exception`.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -365,11 +366,11 @@ class Supervisor:
         self._group.start_soon(self._run, actor, whole, name=actor.name)
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Cancel all actors because `actor` raised `error`. The block raises it then, by `raise_crash`."""
+        """Cancel all actors because `actor` raised `error`. On leaving, the block calls `raise_crash`."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
-        # If the trace cannot be written, neither can this note.
+        # If the trace cannot be written, this note cannot be recorded either.
         with contextlib.suppress(Exception):
             self.note(describe_crash(actor, error), sender=actor)
 
@@ -385,7 +386,8 @@ class Supervisor:
     ) -> bool | None:
         cut_short: BaseException | None = None
         self._stopping = True
-        # The host's code may have raised the block's exception: its observers get what the block sends.
+        # The block's exception may come from the host's code, for example from an observer that was called
+        # with a message of the block.
         host_failed = exc_val is not None and bool(raised_by(exc_val)) and not ends_the_task(exc_val)
         if exc_val is None:
             try:
@@ -460,7 +462,10 @@ class Supervisor:
 
 
 def raise_crash(actor: str, error: BaseException) -> Never:
-    """Raise `ActorCrashed` from `error`, or `error` itself if it is a `TraceError` or not an `Exception`."""
+    """Raise `ActorCrashed` from `error`.
+
+    Raise `error` itself if it is a `TraceError`, or an exception such as `KeyboardInterrupt`.
+    """
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

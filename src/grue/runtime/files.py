@@ -1,7 +1,7 @@
 """Read files that other programs may have damaged, and write files so that a kill cannot leave half of one.
 
-The functions raise `OSError`, which the caller translates into its own error, for example with
-`os_errors_as`; `LineFile` and `cut_half_line` raise `TraceError`.
+Most functions raise `OSError`, which the caller translates into its own error, for example with
+`os_errors_as`. `LineFile` and `cut_half_line` raise `TraceError`; `as_path` raises `MCPConfigError`.
 """
 
 from __future__ import annotations

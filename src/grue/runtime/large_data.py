@@ -1,8 +1,9 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
 A call into C holds the GIL until it returns, and so blocks the event loop even from another thread. Counting
-and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call: it
-takes about a millisecond per megabyte, and a message is at most 16 MiB long.
+and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call:
+it takes about a millisecond per megabyte, and by default a model's reply or a server's message has at most
+8 MiB.
 
 A thread that needs the GIL waits for 5 ms until Python takes the GIL from its holder. Then a third thread may
 be quicker to get it. An event loop releases the GIL several times between two callbacks, so two busy threads
@@ -20,7 +21,8 @@ STEP = 2**18
 """How many bytes or characters one step handles."""
 
 JOINED_AT_ONCE = 2**20
-"""Bytes up to which parts are joined in one call. That takes as long as starting a thread: half a ms."""
+"""Parts with up to this many bytes together are joined in one call. That takes half a millisecond, as long as
+starting a thread."""
 
 LONG = 131_072
 """A message whose JSON has at least this many bytes is handled in a thread."""

@@ -26,7 +26,7 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
             raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
         try:
             home = importlib.import_module(homes[name])
-        except AttributeError as error:  # Python would say that grue has no such name
+        except AttributeError as error:  # else Python would say that grue has no such name
             raise ImportError(f"cannot import {homes[name]}: {error}", name=module) from error
         value = getattr(home, name, None) or importlib.import_module(f"{home.__name__}.{name}")
         setattr(sys.modules[module], name, value)

@@ -43,8 +43,8 @@ def is_loaded(*names: str) -> bool:
 def load_all(*names: str) -> None:
     """Import modules. Call this in a thread, so that the event loop is not blocked.
 
-    Only one thread imports at a time: otherwise one could find the other's module only half loaded. Raises
-    the errors of `load`.
+    Only one thread imports at a time: otherwise one thread could find the module of another only half
+    loaded. Raises the errors of `load`.
     """
     with _one_at_a_time:
         missing = {name for name in names if name not in sys.modules}

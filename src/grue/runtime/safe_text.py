@@ -24,7 +24,8 @@ _ESCAPE_SEQUENCE = re.compile(
 _ESCAPES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-"""In a JSON text: an escaped backslash, the escapes of a pair of surrogates, or (the group) of a lone one."""
+"""Matches in a JSON text: an escaped backslash, the two escapes of a surrogate pair, or the escape of a lone
+surrogate, which is the group."""
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -69,7 +70,7 @@ def shortened(text: str, limit: int) -> str:
 def plain_text(text: str) -> str:
     r"""Return `text` without terminal escape sequences and with its other control characters escaped.
 
-    Newlines and tabs stay; `\r\n` becomes `\n`. Use this for the output of a program that was written for a
+    Newlines and tabs stay; `\r\n` becomes `\n`. Use this for the output of programs that write for a
     terminal.
     """
     return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))

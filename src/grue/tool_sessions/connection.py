@@ -186,8 +186,8 @@ class TakesRequests(Protocol):
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
     """Return a context manager for a batch of calls: in its block, no other user of the session makes calls.
 
-    Entering the block waits until the other users' batches are done. If there are no other users, the context
-    manager does nothing.
+    Entering the block waits until the other users' batches are done. If the connection cannot be shared, the
+    context manager does nothing.
     """
     # Look for the method by name: an `isinstance` test with a protocol takes longer than a typical call of a
     # function tool.

@@ -57,7 +57,7 @@ SESSION_LOST = WireFault(
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
-    """A tool call was not answered in time, and the server was sent a cancellation for it.
+    """A tool call was not answered in time. grue has told an MCP server that the call is cancelled.
 
     The session stays usable. A late answer is dropped.
 
@@ -71,10 +71,10 @@ class ToolTimedOutError(MCPError, TimeoutError):
 
 
 class ToolRefusedError(MCPError):
-    """The server answered a tool call with a JSON-RPC error instead of a result.
+    """The server answered a tool call with a JSON-RPC error instead of a result, or grue refused the call.
 
     Attributes:
-        code: The JSON-RPC error code.
+        code: The JSON-RPC error code. If grue refused the call, grue has chosen the code.
         details: The error's `data` member; untrusted, usually `None`.
     """
 

@@ -61,7 +61,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         client_metadata_url: An https URL with the client's metadata. The URL is then the client's id.
         redirect_port: The port of the loopback address to which the browser returns; 0: any free port.
         keep_tokens_in: `file`, or `keyring`, which needs `pip install 'keyring>=25.5,<26'`.
-        identity_provider: The URL of the identity provider, for `identity_assertion`: its issuer.
+        identity_provider: The identity provider's issuer, a URL, for `identity_assertion`.
         identity_client_id: The client's id at the identity provider.
         identity_client_secret: The client's secret at the identity provider, if it has one.
         identity_token: The person's identity token (an OpenID Connect ID token).

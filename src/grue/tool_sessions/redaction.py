@@ -30,7 +30,10 @@ class _Span(NamedTuple):
 
 
 class Redactor:
-    """Replaces the secrets that some dicts of environment variables hold by placeholders with their names."""
+    """Replaces secrets by placeholders with their names.
+
+    `environments` are environment variables or headers by name. `secrets_in` finds the secrets in them.
+    """
 
     def __init__(self, *environments: Mapping[str, str]) -> None:
         self._redaction = Redaction(secrets_in(*environments))
@@ -70,7 +73,10 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield the places of secrets in `arg`, without overlap: all of it after a `before` like `--token`."""
+    """Yield the places of secrets in `arg`, without overlap.
+
+    `before` is the argument before `arg`. If it is an option such as `--token`, all of `arg` is a secret.
+    """
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return

@@ -58,7 +58,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
 
     Attributes:
         sample: Answers sampling requests; `None`: the ability is not announced.
-        elicit: Asks the user; `None`: every such request is declined.
+        elicit: Asks the user; `None`: the ability is not announced, and such a request is refused.
         roots: The folders from `ServerOptions.roots`; `None`: the ability is not announced.
     """
 

@@ -126,7 +126,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         startup_timeout_place: Where the user can set `startup_timeout_s`, in words, for the advice in the
             error after a slow start. Set by the code that reads a configuration file.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
-            SIGTERM; `None`: as the runner's `ProcessLimits` say. At the end of a turn's time, at most half of
+            SIGTERM; `None`: as the runner's `ProcessLimits` say. Under a turn's time limit, at most half of
             the time left; after a cancellation, at most `ProcessLimits.cancelled_grace_s`.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer, even if `include` names them.

@@ -41,7 +41,8 @@ from grue.tool_sessions.connection import (
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
 _PREWARM_DELAY_S = 0.005
-"""A prewarm waits this long, because spawning holds the interpreter when the host is to get its result."""
+"""How long a prewarm waits before it starts. Starting a process blocks Python, so without this delay the host
+would get its turn's result later."""
 
 Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 """A function that waits until a connection may start its process."""
@@ -313,8 +314,8 @@ class SessionPool:
     async def _wait_for_room(self, starting: PooledConnection) -> None:
         """Wait for the end of the processes of turns that are three or more before the turn of `starting`.
 
-        Cancelled turns do not wait for older processes. So without this, a series of them could leave more
-        and more processes alive. A spare that no turn has taken counts for the running turn.
+        Cancelled turns do not wait for older processes. So without this wait, a series of cancelled turns
+        could leave more and more processes alive. A spare that no turn has taken counts for the running turn.
         """
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
@@ -324,7 +325,7 @@ class SessionPool:
         return leaving.generation <= newest and not leaving.gone.is_set()
 
     def lose(self, owned: PooledConnection, cause: str) -> None:
-        """Record that a prewarmed connection cannot be used, and close it."""
+        """Record that a prewarmed or kept connection cannot be used, and close it."""
         self._recorder.record(m.PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
         self.leave(owned)
 
@@ -410,7 +411,7 @@ class LeasedConnection(_SessionUser):
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Wait until the connection is open. If a prewarmed connection is lost, open a new one.
+        """Wait until the connection is open. If a prewarmed or kept connection is lost, open a new one.
 
         The time limit of a prewarmed connection began with its start; `timeout_s` limits a new one. Either
         wait ends at the turn's deadline at the latest.
@@ -453,7 +454,8 @@ class LeasedConnection(_SessionUser):
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
-        It is called before a batch's first tool call. So the trace has the end of the old processes first.
+        The session calls this before a batch's first tool call. So in the trace, the end of the old processes
+        comes before the call.
         """
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))

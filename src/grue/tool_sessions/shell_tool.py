@@ -2,7 +2,8 @@
 
 An allow-list limits what a model can start, not what a started program does; a box (`sandbox`) limits that.
 
-However a command ended, also if the host died, no process that it started is alive afterwards.
+However a command ended, also if the host died, no process that the command started is alive afterwards. Where
+`runtime/processes/descendants.py` cannot work, as on macOS, processes that left its process group may live.
 """
 
 import os
@@ -38,7 +39,7 @@ _DAMAGED_SHARE = 0.1
 
 _CUT_END = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
 _CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")
-"""A part of a UTF-8 character."""
+"""Match the part of a UTF-8 character that a cut has left."""
 
 AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""
@@ -189,7 +190,8 @@ class _Program(Struct, frozen=True):
     variables: Mapping[str, str]
     sandbox: Sandbox | None
     own_words: int
-    """How many words of the command line are the user's: a path in the others, the model's, opens no file."""
+    """How many words of the command line the user chose. The model chose the others: the box gives no access
+    to the files that they name."""
 
     def environment(self) -> dict[str, str]:
         return dict(self.variables)

@@ -11,7 +11,7 @@
 | a DNS look-up, which asyncio makes                  | `look_up`, set by `run_loop`                      |
 
 The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are not
-always daemons. A function of the host that hangs in one would keep the program alive after Ctrl-C.
+always daemons. A function of the host that hangs in such a thread would keep the program alive after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
 
 
 def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
-    """Start `call` for a caller without an event loop, and return its future.
+    """Start `call` in a daemon thread, and return its future.
 
-    Wait for it with `concurrent.futures.wait` and a timeout. After the timeout the call goes on in its
-    thread.
+    A caller without an event loop waits for the future with `concurrent.futures.wait` and a timeout. After
+    the timeout the call goes on in its thread.
 
     Raises:
         RuntimeError: The system has no threads left.

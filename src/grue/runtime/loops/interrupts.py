@@ -1,4 +1,4 @@
-"""Ctrl-C: the only module that sets, reads or blocks signals for grue's own process.
+"""Ctrl-C: the only module besides `cli/__init__.py` that handles or blocks signals of grue's own process.
 
 `runtime/processes/` sends signals to servers; it handles none.
 
@@ -32,10 +32,11 @@ any of them, but the host has its own   the host's handler decides; an exception
 another thread is in one of them        nothing: Python runs handlers in the main thread only
 ```
 
-"Raise now" means: raise `KeyboardInterrupt` at whatever line is running. Every other press ends in a
-`KeyboardInterrupt` too, but only after the clean-up. The first two presses do not interrupt a host's callback
-that blocks. If the callback runs in another thread than the main one, no press interrupts it, but the main
-thread stops waiting for it.
+"Raise now" means: raise `KeyboardInterrupt` at whatever line is running. The other presses lead to
+a `KeyboardInterrupt` at the wait or after the clean-up. The exceptions are the first row, a fleet's first two
+presses, and the interpreter's exit. The first two presses do not interrupt a host's callback that blocks. If
+the callback runs in another thread than the main one, no press interrupts it, but the main thread stops
+waiting for it.
 
 Why not leave SIGINT to asyncio? Its handler raises `KeyboardInterrupt` at an arbitrary line from the second
 press on, usually in the middle of the clean-up: a server process stays alive, a lock stays held, or the loop
@@ -78,7 +79,7 @@ class WorkInterrupted(KeyboardInterrupt):
 
 
 def block_signals() -> None:
-    """Block all signals in the current thread, which is a background thread.
+    """Block all signals in the current thread. Call this function in background threads.
 
     A signal that the system delivers to a waiting background thread would not wake the main thread, which has
     to handle it.

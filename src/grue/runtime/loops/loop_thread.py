@@ -161,8 +161,8 @@ class Call(Future[T]):
     def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
         """Wait for the result and return it.
 
-        If anything interrupts the wait, the call is cancelled, and this waits up to `INTERRUPT_GRACE_S` for
-        its clean-up: otherwise server processes could outlive the program. The second Ctrl-C calls
+        If anything interrupts the wait, this method cancels the call, and waits up to `INTERRUPT_GRACE_S`
+        for its clean-up: otherwise server processes could outlive the program. The second Ctrl-C calls
         `force_kill`, which makes the clean-up end at once.
 
         Raises:
@@ -351,7 +351,7 @@ class EpisodeLoop:
                     self._call_submitted.clear()
                     self._start_submitted(group)
             finally:
-                self._ending = True  # `_run` makes those calls fail that were submitted but not started
+                self._ending = True  # calls that were submitted but not started fail in `_settle_all`
                 # Servers that were told to exit may still be ending: limit their time.
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
@@ -364,7 +364,7 @@ class EpisodeLoop:
 
 
 _running_loops: set[EpisodeLoop] = set()
-"""In a forked child these are the parent's loops, which do not run there."""
+"""The loops that run now. In a forked child these are the parent's loops, which do not run there."""
 
 
 def _close_all() -> None:

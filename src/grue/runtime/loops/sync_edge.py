@@ -147,9 +147,9 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Return whether an event loop runs in this thread. If so, warn once.
+    """Return whether an event loop runs in this thread. If so, warn once for each `twin`.
 
-    The warning recommends `twin`; under trio a thread, because `twin` needs asyncio.
+    The warning recommends `twin`. Under trio it recommends a thread, because `twin` needs asyncio.
     """
     if not loop_is_running():
         return False

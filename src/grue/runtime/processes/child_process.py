@@ -74,20 +74,20 @@ class ChildProcess:
 
     Cancellation is what makes leaving hard: in a cancelled scope every `await` raises at once.
 
-    1. If the block was cancelled and then is left, both graces are shortened
+    1. If a cancellation makes the task leave the block, both graces are shortened
        (`ProcessLimits.when_cancelled`), since the user who pressed Ctrl-C is waiting.
     2. If the cancellation arrives while the process is being closed, the wait raises. Closing then starts
        again under a shield, with the shorter graces, from the step that it had reached (`_ending`,
-       `_asked_to_exit`). If it began with the first step, it would wait for a server that already has its
-       SIGTERM.
-    3. If the event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`, nothing can be awaited
-       any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
+       `_asked_to_exit`). If it began with the first step again, it would wait for the exit of a
+       server that has already got SIGTERM.
+    3. If the event loop itself is torn down, as by a `KeyboardInterrupt` or a `SystemExit`, nothing can be
+       awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
 
     Args:
         program: What to start.
         registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
         limits: Time limits for closing, and size limits. If the process is started under a deadline, each
-            grace is cut to a part of the time left, so that SIGTERM and SIGKILL still fit in.
+            grace is at most half of the time left, so that SIGTERM and SIGKILL still fit in.
         own_words: See `ProcessRegistry.spawn`.
 
     Raises:
@@ -146,8 +146,8 @@ class ChildProcess:
             if not leaves_no_time(exc_type):
                 await self._leave()
         finally:
-            # If `_leave` was skipped, or interrupted in spite of its shield (a second Ctrl-C does that), kill
-            # the group here, without an `await`. After a complete `_leave` this call does nothing.
+            # If `_leave` was skipped, or interrupted in spite of its shield (by a `KeyboardInterrupt` in the
+            # loop), kill the group here, without an `await`. After a complete `_leave` this does nothing.
             self._group.end()
             self._gone.set()
             self._close_descriptors()
@@ -240,7 +240,7 @@ class ChildProcess:
             try:
                 await anyio.wait_writable(self._group.stdin)
             except (anyio.ClosedResourceError, OSError, ValueError):
-                break  # the input pipe is closed or broken; the next `send_line` raises the error
+                break  # the input pipe is closed or broken; the next `send` raises the error
             self._write()
         self._flushing = False
         if self._input_ended:
@@ -455,7 +455,7 @@ class ServerProcess(ChildProcess):
 _READS_AT_END = 64
 """How many chunks of each output are read at most after the command has exited.
 
-A full pipe holds fewer. The limit is for a descendant that left the process group and goes on writing.
+A full pipe holds fewer chunks. The limit is for a descendant that left the process group and goes on writing.
 """
 
 

@@ -8,7 +8,7 @@ maximum, or lower it.
 
 This works only on Linux, and only where `prlimit` and pidfds work; elsewhere nothing is marked or found. A
 process loses the mark if it lowers its hard limit, or raises it as root. A process that another program
-starts on behalf of a server (systemd, Docker, cron) does not have it.
+starts on behalf of a server (systemd, Docker, cron) has no mark.
 
 A process is killed through a pidfd that was opened before its mark was checked, and not by its id. By the
 time of the kill, the id could belong to an unrelated process.
@@ -36,11 +36,13 @@ _BASE = 4 * 10**18
 """The smallest mark. A mark has the digit 4, then nine digits for the host and nine for the server."""
 
 _FEWEST_MARKS = 10**6
-"""A host that is part of a server takes marks below its own, and none if fewer than these are left."""
+"""A host that runs inside another host's server has to use marks below that server's mark. If `digits` has
+fewer possible values than this, the host marks nothing."""
 
 _FEW_IDS = 64
 _IDS_PER_S = 20_000
-"""No system assigns more ids than this a second: the age of a process tells whether they may have wrapped."""
+"""No system assigns more ids than this a second. So the age of a process tells whether ids may have begun
+again with low ones since it started."""
 
 
 class HostMark:

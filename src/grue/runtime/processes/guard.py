@@ -7,10 +7,11 @@ servers (`descendants.py`). The list also has absolute paths of temporary folder
 
 PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
-- A group is added before its server runs, or the server could outlive a host that is killed in between. It is
-  removed before its leader is reaped, or the guard could kill an unrelated group with the same id.
+- A group is added before its server runs, or the server could outlive a host that is killed in between. For
+  the exception see `process_group._shell_keeps`. A group is removed before its leader is reaped, or the guard
+  could kill an unrelated group with the same id.
 - No process but the host may hold the writing end of the pipe, or the guard would never see the pipe's end.
-  That end is close-on-exec, and a forked child closes its copy at once.
+  The writing end is close-on-exec, and a forked child closes its copy at once.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ times at most, because a zombie that nobody reaps is found each time.
 """
 
 _END_S = 1.0
-"""How long interpreter exit waits for the guard. It takes about a millisecond, but on a busy machine without
-`grep` it can take seconds.
+"""How long the interpreter's exit waits for the guard to end. The guard needs about a millisecond, but on a
+busy machine without `grep` it can need seconds.
 """
 
 

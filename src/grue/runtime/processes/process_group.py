@@ -14,8 +14,9 @@ before step 1, the kill could hit an unrelated group that has been given the sam
 before step 4 and the host then died, the guard could kill such a group. So nothing may wait for or poll the
 leader earlier: an `ExitWatch` sees its exit without reaping it.
 
-Everything here is blocking code that needs no event loop and works from any thread. A `finally` outside
-`anyio.run` calls it after a second Ctrl-C has torn the loop down.
+Everything here except `ExitWatch.wait` is blocking code that needs no event loop and works from any thread.
+A `finally` outside `anyio.run` calls `ProcessRegistry.kill_leftovers`, also after a Ctrl-C has torn the loop
+down.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ module makes:
 
 - Patterns, for complete texts: regular expressions. Each has a probe, bytes that all its matches contain. The
   expression is compiled only when its probe is found in a text.
-- Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes. A text may end
-  with the beginning of one.
+- Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes. Such a
+  text may end with the beginning of a literal.
 - Spellings, for texts that arrive in pieces: the ways to write each character.
 """
 

@@ -1,10 +1,10 @@
 """Write a trace file, new or continued.
 
 A background thread writes the lines, so that a slow disk does not delay a turn. `record()` blocks, in the
-event loop, only for an envelope to or from the host, until the envelope is flushed. Suppose that the host
-plays a command and the process is killed before the line is written: a resumed episode would play a second
-command. If the disk does not answer within `flush_within_s`, the turn goes on: an incomplete trace is better
-than a program that hangs.
+event loop, only for an envelope to or from the host, until the envelope is flushed. Otherwise the process
+could be killed after the host has acted on a turn's answer, but before the answer is written. The resumed
+episode would repeat the turn, and the host would act twice. If the disk does not answer within
+`flush_within_s`, the turn goes on: an incomplete trace is better than a program that hangs.
 
 A file belongs to one episode and one process. Secrets are removed before an envelope gets here.
 """
@@ -140,7 +140,7 @@ class LineQueue:
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
         # Clear `_hurry` before the queue is emptied. `flush` and `close` queue their entry before they set
-        # `_hurry`. So if one of them has set what is cleared here, the loop below takes its entry.
+        # `_hurry`. So if one of them had set `_hurry` before, the loop below takes its entry.
         self._hurry.clear()
         try:
             while True:
@@ -155,7 +155,7 @@ class LineQueue:
                     self._file.sync()
             except TraceError as error:
                 self._refusal = str(error)
-            except Exception as error:  # noqa: BLE001 - a lost line is told, whatever lost it
+            except Exception as error:  # noqa: BLE001 - every cause of a lost line is reported
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
                 self._refusal = f"Cannot write the {self._file.what} {self._file.path}: {what}."
         for written in waiting:

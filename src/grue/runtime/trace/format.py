@@ -3,9 +3,9 @@
 A trace is JSON Lines: a `TraceHeader`, then a `TraceLine` for each envelope. A body that is too large for a
 line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead.
 
-The base64 of an image that a tool returned would be in several messages. So it is cut out of their bodies,
-and written once, as a JSON string, to a payload file. In a body it is replaced by `""`, and the line has an
-`Extract`.
+The base64 of an image that a tool returned would be in several messages. So `TraceWriter` cuts the base64
+out of their bodies, and writes it once, as a JSON string, to a payload file. In a body `""` takes its place,
+and the line has an `Extract`.
 
 This module opens no files; `file.py` writes and `reader.py` reads.
 """
@@ -189,14 +189,14 @@ _PACKED = (
 
 
 MAX_DEPTH = 250
-"""Largest nesting of a body, within reach of a recursive reader. Messages from models and servers are limited
-to 100 levels where they enter."""
+"""Largest nesting of a body in levels, small enough for a recursive reader. Messages from models and servers
+are limited to 100 levels when they are received."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
 """What decoding JSON from an untrusted file can raise. `MCPConfigError`: the file holds an invalid limit."""
 
 _LATEST_S = 1e11
-"""Largest valid time. With larger ones the arithmetic of readers would overflow."""
+"""Largest valid time in seconds. With larger times the arithmetic of readers would overflow."""
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _CHUNK = 2**18

@@ -1,7 +1,7 @@
 """Read a trace file: a line at a time, whole, or while it is being written.
 
 Whatever the file contains, a reader returns envelopes or raises `TraceError`. `TraceReader.lines` yields
-lines whose bodies, most bytes of a trace, are decoded only when the caller asks for them.
+lines without decoding their bodies, which are most of a trace. The caller decodes the bodies that it needs.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class TraceReader(Generic[B]):
 
     Raises:
         TraceError: The file is missing, is not a regular file or not a trace, or its format is newer than
-            this version reads. While iterating: a line before the last one is damaged, out of order or longer
-            than 512 MiB, or a payload file is missing or altered.
+            this version reads. While iterating: a line is damaged, out of order or longer than 512 MiB, or a
+            payload file is missing or altered. An incomplete last line is no error: see `cut_short`.
 
     Attributes:
         header: The file's first line.

@@ -56,7 +56,7 @@ class Backlog:
             self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
         try:
             call = self._thread.submit(function)
-        except RuntimeError:  # Python starts no thread after the main thread has ended: call it in this one
+        except RuntimeError:  # Python starts no thread after the main thread has ended: use this one
             wait(list(self.calls))
             function()
         else:
@@ -91,7 +91,8 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
 
     Attributes:
         seq: Number in the trace, from 1, in the order in which envelopes entered their mailboxes.
-        t: Seconds since the recorder was made, monotonic.
+        t: Seconds since the recorder was made, monotonic. In a resumed trace they go on after the last time
+            in the file (`Recorder.resume`).
         at: Seconds since the epoch, wall clock.
         turn: One-based number of the turn; 0 outside turns.
         sender: Name of the actor that sent the message.
@@ -182,7 +183,7 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is ignored. Lone surrogates count as U+FFFD, which stands for them in messages.
+        An empty value is ignored. Lone surrogates in `value` become U+FFFD, as they do in messages.
         Authorisation headers and bearer tokens need not be registered; they are always replaced.
         """
         self._redaction.hide(name, value)
