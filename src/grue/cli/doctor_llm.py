@@ -3,7 +3,7 @@
 They request the list of models, which no provider charges for, and then run three small turns: one that
 asks for a short reply, one with a tool, and one whose answer has a schema. If the model does not call the
 tool, the prompt's tokens with and without the tool tell whether the endpoint passes tools to the model.
-All these requests together cost a few dozen tokens.
+A reply to one of these requests has at most 400 tokens.
 """
 
 import difflib
