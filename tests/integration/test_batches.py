@@ -80,8 +80,8 @@ def test_turns_with_tool_calls_take_rounds_of_one_batch_each(wire: str, tmp_path
     assert [len(batch) for batch in llm.batches.made.values()] == [4, 4]
     once(llm, 8)
     assert not any(request.refused for request in llm.requests)
-    # As a turn that is asked at once: the tool was called once, and the texts are those. Turns that go on with
-    # their results make their calls in any order.
+    # As a turn that is asked at once: the tool was called once, and the texts are those. The turns make their
+    # calls in any order.
     assert sorted((tmp_path / "effects").read_text().splitlines()) == [f"turn {n // 2}" for n in range(4)]
     assert [item.recalled for item in again] == [True] * 4
     assert answers(again) == expected(4)
