@@ -99,11 +99,11 @@ def serve(file: Path, port: int, open_browser: bool) -> None:
         MCPConfigError: The port cannot be used.
     """
     with LiveFeed(file) as feed, serving(feed, port) as server:
-        say(f"{shown_path(feed.reader.path)} is at {server.url}")
-        say("Only this machine can reach it. Ctrl-C ends it.", err=True)
-        if open_browser and not webbrowser.open(server.url):
-            say("There is no browser to show it; open the address yourself.", err=True)
         try:
+            say(f"{shown_path(feed.reader.path)} is at {server.url}")
+            say("Only this machine can reach it. Ctrl-C ends it.", err=True)
+            if open_browser and not webbrowser.open(server.url):
+                say("There is no browser to show it; open the address yourself.", err=True)
             threading.Event().wait()
         except KeyboardInterrupt:
             say("Ended.", err=True)
