@@ -128,6 +128,7 @@ def test_ctrl_c_ends_the_input_and_the_conversation_goes_on(reporting: bool) -> 
         assert loop.run("Are you there?") == "Here I am."
 
 
+@pytest.mark.slow
 def test_an_event_between_two_inputs_is_dropped_and_not_kept() -> None:
     class Noise:
         pass
@@ -176,7 +177,7 @@ def test_the_options_are_the_runners_and_the_trace_holds_everything(tmp_path: Pa
         assert loop.last_outcome.kind == "forced"
         assert loop.runner.trace == path
     assert b"tools.look" in path.read_bytes()
-    with pytest.raises(MCPError):
+    with loop, pytest.raises(MCPError):
         loop.run("The trace is closed.")
 
 
