@@ -57,6 +57,7 @@ def chosen(page: Any) -> Any:
     return messages(page).locator("[aria-selected=true]")
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_episode_and_asks_nobody_for_anything(open_messages: Any, html: Path) -> None:
     watched = open_messages(html)
     page = watched.page
@@ -148,6 +149,7 @@ def test_filters_by_turn_actor_and_kind(open_messages: Any, html: Path) -> None:
     expect(count).to_have_text("8 of 85 messages")
 
 
+@pytest.mark.slow
 def test_failures_only_leaves_what_went_wrong(open_messages: Any, html: Path) -> None:
     page = open_messages(html).page
     page.keyboard.press("f")

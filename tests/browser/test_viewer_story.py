@@ -125,6 +125,7 @@ def test_an_endpoint_that_was_not_reached_is_named_with_its_model(open_page: Any
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), SIZES)
+@pytest.mark.slow
 def test_the_first_view_is_the_story_and_fits_the_window(
     open_page: Any, html: Path, width: int, height: int, scheme: str
 ) -> None:

@@ -191,6 +191,7 @@ def test_the_text_is_shown_as_it_was_sent(open_messages: Any, html: Path) -> Non
     sync_api.expect(page.locator(".json .key").filter(has_text=NASTY[0])).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_the_policy_stops_what_the_escapes_would_let_through(open_messages: Any, html: Path) -> None:
     page = open_messages(html).page
     assert page.evaluate(RUN_ANYTHING) == ["TypeError", "TypeError", "TypeError", "TypeError"]

@@ -82,6 +82,7 @@ def registry(answers: dict[str, tuple[int, bytes]]) -> Iterator[tuple[str, list[
         server.server_close()
 
 
+@pytest.mark.slow
 def test_a_bundle_is_added_started_in_its_box_approved_and_removed(tmp_path: Path) -> None:
     path = bundle(tmp_path)
     (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {}, "inputs": [1.5]}, indent=4))
@@ -117,6 +118,7 @@ def test_nothing_is_written_before_somebody_agrees(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["mind.mcpb"]
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     path = bundle(tmp_path)
     with zipfile.ZipFile(path, "a") as archive:
@@ -212,6 +214,7 @@ def test_a_terminal_shows_what_would_run_escaped_and_asks(tmp_path: Path) -> Non
     assert not (tmp_path / "mcp_config.json").exists()
 
 
+@pytest.mark.slow
 def test_keys_that_are_not_set_wait_and_what_is_there_stays(tmp_path: Path) -> None:
     key = {"name": "WEATHER_KEY", "isSecret": True, "isRequired": True}
     (tmp_path / "server.json").write_text(json.dumps(description(environmentVariables=[key])))
@@ -227,6 +230,7 @@ def test_keys_that_are_not_set_wait_and_what_is_there_stays(tmp_path: Path) -> N
     assert "asks for no value 'WEATHER_KEY'" in misspelt.stderr
 
 
+@pytest.mark.slow
 def test_a_lock_is_not_made_for_one_server_of_several(tmp_path: Path) -> None:
     (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"other": OTHER}}))
     added = grue("add", str(bundle(tmp_path)), "--yes", cwd=tmp_path, K="k")
@@ -235,6 +239,7 @@ def test_a_lock_is_not_made_for_one_server_of_several(tmp_path: Path) -> None:
     assert not (tmp_path / "mcp_tools.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_registry_is_asked_for_the_server_that_was_named(tmp_path: Path) -> None:
     remote = {"type": "streamable-http", "url": "http://127.0.0.1:9/mcp"}
     found = {"name": "io.github.me/weather", "version": "2", "remotes": [remote]}
@@ -271,12 +276,14 @@ def test_a_registry_is_asked_for_the_server_that_was_named(tmp_path: Path) -> No
     assert servers(tmp_path).keys() == {"weather"}
 
 
+@pytest.mark.slow
 def test_no_registry_is_asked_unless_one_is_named(tmp_path: Path) -> None:
     refused = grue("add", "io.github.me/weather", "--yes", cwd=tmp_path)
     assert "Name one: --registry URL" in refused.stderr
     assert "There is no file 'weather'" in grue("add", "weather", cwd=tmp_path).stderr
 
 
+@pytest.mark.slow
 def test_a_bundle_that_a_registry_names_is_downloaded_if_its_digest_holds(tmp_path: Path) -> None:
     away, home = tmp_path / "away", tmp_path / "home"
     away.mkdir()
@@ -331,6 +338,7 @@ def test_a_name_is_checked_before_a_folder_gets_it(tmp_path: Path, name: str) ->
     assert [each.name for each in inner.iterdir()] == ["mind.mcpb"]
 
 
+@pytest.mark.slow
 def test_remove_takes_no_folder_that_is_not_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "keep").mkdir()
     (tmp_path / "mcp_bundles").mkdir()
@@ -349,6 +357,7 @@ def test_remove_takes_no_folder_that_is_not_of_the_server(tmp_path: Path) -> Non
     assert "There is no MCP server 'x'" in grue("remove", "x", cwd=tmp_path).stderr
 
 
+@pytest.mark.slow
 def test_another_entry_that_is_invalid_keeps_nobody_from_removing_a_server(tmp_path: Path) -> None:
     wrong = {"command": 3}
     (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"wrong": wrong, "a": OTHER}}))
@@ -361,6 +370,7 @@ def test_another_entry_that_is_invalid_keeps_nobody_from_removing_a_server(tmp_p
     assert servers(tmp_path) == {"wrong": wrong}
 
 
+@pytest.mark.slow
 def test_a_package_gets_its_arguments_and_a_box_that_opens_them(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shown = grue("add", "npm:@a/files@1.0", "--", "./docs", "--plain", cwd=tmp_path)
@@ -372,6 +382,7 @@ def test_a_package_gets_its_arguments_and_a_box_that_opens_them(tmp_path: Path) 
     assert "UV_CACHE_DIR=${workspaceFolder}/mcp_packages/a-server/uv_cache_dir" in bare.stdout
 
 
+@pytest.mark.slow
 def test_a_program_of_ones_own_is_added_by_its_file_and_called_by_example(tmp_path: Path) -> None:
     (tmp_path / "my_mind.py").write_bytes(Path(str(think.__file__)).read_bytes())
     with assert_nothing_left():
@@ -392,6 +403,7 @@ def test_a_program_of_ones_own_is_added_by_its_file_and_called_by_example(tmp_pa
     assert grue(*example.split()[1:], cwd=tmp_path).returncode == 0, "the example works as it is"
 
 
+@pytest.mark.slow
 def test_an_argument_that_is_too_long_to_be_a_path_is_an_argument(tmp_path: Path) -> None:
     (tmp_path / "own.py").touch()
     for source in ("own.py", "npm:weather"):
@@ -400,6 +412,7 @@ def test_an_argument_that_is_too_long_to_be_a_path_is_an_argument(tmp_path: Path
         assert f'"/{"a" * 300}"' in refused.stdout
 
 
+@pytest.mark.slow
 def test_a_home_folder_that_nobody_has_is_a_sentence(tmp_path: Path) -> None:
     folder = {"type": "positional", "valueHint": "folder", "format": "filepath"}
     (tmp_path / "server.json").write_text(json.dumps(description(packageArguments=[folder])))
@@ -407,6 +420,7 @@ def test_a_home_folder_that_nobody_has_is_a_sentence(tmp_path: Path) -> None:
     assert refused.stderr == "grue: There is no home folder for '~nobody-at-all/x'.\n"
 
 
+@pytest.mark.slow
 def test_what_does_not_start_says_how_to_take_it_out(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise SystemExit('no weather today')\n")
     added = grue("add", "bad.py", "--yes", "--", "--city", "Oslo", cwd=tmp_path)
@@ -417,6 +431,7 @@ def test_what_does_not_start_says_how_to_take_it_out(tmp_path: Path) -> None:
     assert grue("remove", "bad", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_address_and_a_command_are_told_how_to_be_added(tmp_path: Path) -> None:
     for source, says in (
         ("http://127.0.0.1:9/mcp", "grue add http://127.0.0.1:9/mcp --use remote --name NAME"),

@@ -224,6 +224,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_one_conversation_has_the_same_trace_whatever_serves_its_tools(
     nothing_left: None, tmp_path: Path
 ) -> None:

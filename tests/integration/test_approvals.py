@@ -115,6 +115,7 @@ def test_a_function_may_return_an_awaitable(llm: ScriptedLlmServer) -> None:
     ],
 )
 @pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.slow
 def test_changed_arguments_that_the_schema_refuses_are_asked_about_again(
     llm: ScriptedLlmServer, arguments: dict[str, object], why: str, learns: bool
 ) -> None:

@@ -56,6 +56,7 @@ def test_to_each_turn_its_server_is_a_first_one(tmp_path: Path) -> None:
         assert one.connection("faulty") == Untried(), "the runner's own turns know nothing of it"
 
 
+@pytest.mark.slow
 def test_what_the_runner_has_given_up_a_batch_tries() -> None:
     with assert_nothing_left(), ScriptedLlmServer(one_call_a_turn) as llm, runner(llm, faulty()) as one:
         one.remember("faulty", Disabled("the host has had enough of it"))
@@ -64,6 +65,7 @@ def test_what_the_runner_has_given_up_a_batch_tries() -> None:
         assert list(one.disabled) == ["faulty"]
 
 
+@pytest.mark.slow
 def test_each_turn_may_sample_as_often_as_its_limits_say_whoever_else_runs(tmp_path: Path) -> None:
     """The first turn ends while the second one, which began beside it, has yet to call its tool."""
     both, over = threading.Barrier(2), threading.Event()

@@ -190,6 +190,7 @@ def test_a_turn_whose_answer_held_a_secret_is_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wire", ["responses", "messages"])
+@pytest.mark.slow
 def test_each_item_that_fails_is_a_typed_failure_of_its_turn(wire: str, tmp_path: Path) -> None:
     what = [*FAILURES, None]
 
@@ -217,6 +218,7 @@ def test_each_item_that_fails_is_a_typed_failure_of_its_turn(wire: str, tmp_path
 @pytest.mark.parametrize(
     ("ends", "reason"), [("expired", "timeout"), ("cancelled", "request"), ("failed", "")]
 )
+@pytest.mark.slow
 def test_a_batch_that_ends_early_fails_what_it_has_not_answered(
     ends: Any, reason: str, tmp_path: Path
 ) -> None:
@@ -297,6 +299,7 @@ async def test_a_running_batch_that_may_be_ours_holds_nothing_up(tmp_path: Path)
 
 
 @pytest.mark.parametrize("wire", ["responses", "messages"])
+@pytest.mark.slow
 def test_a_batch_that_never_ends_ends_the_run_and_loses_nothing(wire: str, tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         llm.batches.faults.looks = 10**6
@@ -329,6 +332,7 @@ def test_a_refused_key_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     once(llm, 8)
 
 
+@pytest.mark.slow
 def test_a_refusal_that_teaches_the_form_is_followed_in_the_next_round(tmp_path: Path) -> None:
     def learning(request: Any) -> LlmReply:
         if "temperature" in request.body:
@@ -346,6 +350,7 @@ def test_a_refusal_that_teaches_the_form_is_followed_in_the_next_round(tmp_path:
     assert max(llm.batches.asked.values()) == 1
 
 
+@pytest.mark.slow
 def test_what_no_batch_can_do_is_said_before_anything_is_asked(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         one = settings(llm.base_url)

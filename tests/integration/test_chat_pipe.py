@@ -59,6 +59,7 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
     return ("--offline", "--mcp-config", "mcp.json", "--run-dir", "run")
 
 
+@pytest.mark.slow
 def test_a_killed_chat_is_resumed_and_told_what_was_under_way(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_killed_chat_is_resumed_and_told_what_was_under_way(
     assert "interrupted; it may have taken effect" in kept
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_pipe_ends_it_with_its_servers(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with chatting(tmp_path, *arguments) as program:
         stuck_in_a_call(tmp_path, program)
@@ -89,6 +91,7 @@ def test_ctrl_c_in_a_pipe_ends_it_with_its_servers(tmp_path: Path, arguments: tu
     assert json.loads((tmp_path / "run" / "result.json").read_text())["reason"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_without_a_traceback(tmp_path: Path) -> None:
     with chatting(tmp_path, "--offline", "--no-mcp", "--run-dir", "run") as program:
         assert program.stdin is not None
@@ -102,6 +105,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_traceback(tmp_path: Path) -> 
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_reply_that_was_cut_is_told(tmp_path: Path) -> None:
     cut = completion({"role": "assistant", "content": "Where milk is born,"}, finish_reason="length")
     with ScriptedLlmServer(lambda _: cut) as llm:

@@ -21,6 +21,7 @@ def terminal(tmp_path: Path) -> Iterator[Tmux]:
         yield tmux
 
 
+@pytest.mark.slow
 def test_a_chat_is_typed_edited_approved_interrupted_and_resumed(terminal: Tmux, tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", files=faulty(), stuck=faulty("--silent-at", "call"))
     terminal.run(command("chat", "--offline", "--ask", "--mcp-config", "mcp.json", "--run-dir", "run"))

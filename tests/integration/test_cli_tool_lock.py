@@ -30,6 +30,7 @@ def tampered(folder: Path) -> None:
     (folder / "mcp_tools.lock").write_text(json.dumps(lock))
 
 
+@pytest.mark.slow
 def test_locking_lists_what_is_approved_and_says_what_has_changed(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", box=faulty())
     first = grue("tools", "--lock", *MCP, cwd=tmp_path)
@@ -54,6 +55,7 @@ def test_locking_lists_what_is_approved_and_says_what_has_changed(tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 def test_listing_says_what_is_not_as_it_was_approved(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", box=faulty())
     assert grue("tools", *MCP, cwd=tmp_path).stderr == "", "there is no lock"
@@ -71,6 +73,7 @@ def test_listing_says_what_is_not_as_it_was_approved(tmp_path: Path) -> None:
     assert grue("tools", *MCP, cwd=tmp_path).stderr == ""
 
 
+@pytest.mark.slow
 def test_servers_that_are_not_asked_or_do_not_answer_keep_their_pins(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", one=faulty(), two=faulty())
     grue("tools", "--lock", *MCP, cwd=tmp_path)
@@ -102,6 +105,7 @@ def test_a_server_that_another_command_has_just_approved_keeps_its_pins(tmp_path
     assert set(locked(tmp_path)) == {"box", "other"}
 
 
+@pytest.mark.slow
 def test_without_a_file_of_servers_there_is_nothing_to_lock(tmp_path: Path) -> None:
     refused = grue("tools", "--lock", cwd=tmp_path)
     assert refused.returncode == 2
@@ -109,6 +113,7 @@ def test_without_a_file_of_servers_there_is_nothing_to_lock(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_playing_without_the_lock_that_is_to_be_kept_is_refused(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", box=faulty())
     (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.mcp]\ntool_lock = 'refuse'\n")
@@ -141,6 +146,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_secret_in_a_description_is_approved_and_not_written_down(tmp_path: Path) -> None:
     secret = "correct-horse-battery"
     (tmp_path / "server.py").write_text(_TELLS_A_SECRET)

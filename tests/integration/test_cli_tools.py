@@ -18,6 +18,7 @@ def table(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
 
 
+@pytest.mark.slow
 def test_tools_lists_the_bundled_server_where_none_is_configured(tmp_path: Path) -> None:
     listed = grue("tools", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
@@ -27,6 +28,7 @@ def test_tools_lists_the_bundled_server_where_none_is_configured(tmp_path: Path)
     assert printable(listed.stdout)
 
 
+@pytest.mark.slow
 def test_tools_lists_every_configured_server_though_one_fails(tmp_path: Path) -> None:
     write_servers(
         tmp_path / "mcp.json",
@@ -45,6 +47,7 @@ def test_tools_lists_every_configured_server_though_one_fails(tmp_path: Path) ->
     assert printable(listed.stdout + listed.stderr)
 
 
+@pytest.mark.slow
 def test_a_configured_file_is_used_though_no_settings_turn_mcp_on(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp_config.json", good=faulty())
     assert grue("tools", cwd=tmp_path).stdout.startswith("good · ")
@@ -57,6 +60,7 @@ def test_a_configured_file_is_used_though_no_settings_turn_mcp_on(tmp_path: Path
     assert "--mcp-config mcp_config.json" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_file_without_servers_is_named(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp_config.json", good=faulty())
     write_servers(tmp_path / "none.json")
@@ -65,6 +69,7 @@ def test_a_file_without_servers_is_named(tmp_path: Path) -> None:
     assert "No MCP servers configured in none.json." in refused.stderr
 
 
+@pytest.mark.slow
 def test_tools_of_one_server_starts_no_other(tmp_path: Path) -> None:
     record = tmp_path / "record"
     write_servers(tmp_path / "mcp.json", one=faulty(), two=faulty("--record", str(record)))
@@ -76,6 +81,7 @@ def test_tools_of_one_server_starts_no_other(tmp_path: Path) -> None:
     assert not record.exists()
 
 
+@pytest.mark.slow
 def test_tools_as_json_has_the_failures_too(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", bad=faulty("--exit-at", "list"))
     listed = grue("tools", "--mcp-config", "mcp.json", "--json", cwd=tmp_path)
@@ -84,6 +90,7 @@ def test_tools_as_json_has_the_failures_too(tmp_path: Path) -> None:
     assert (server["server"], server["phase"]) == ("bad", "list")
 
 
+@pytest.mark.slow
 def test_r2_4_the_project_s_file_is_used(tmp_path: Path) -> None:
     table(tmp_path, "[tool.zorkgpt.mcp]\nenabled = true\nconfig_file = 'mine.json'\n")
     write_servers(tmp_path / "mine.json", box=faulty())
@@ -91,6 +98,7 @@ def test_r2_4_the_project_s_file_is_used(tmp_path: Path) -> None:
     assert (called.returncode, called.stdout) == (0, "hi\n"), called.stderr
 
 
+@pytest.mark.slow
 def test_call_prints_the_last_words_of_a_server_that_died(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", box=faulty("--exit-at", "call", "--stderr", "it is locked"))
     called = grue("call", "box.echo", "--arg", "text=hi", "--mcp-config", "mcp.json", cwd=tmp_path)
@@ -109,6 +117,7 @@ def test_call_prints_the_last_words_of_a_server_that_died(tmp_path: Path) -> Non
         (["box.echo", "--arg", "text=hi", "--json"], '{"content": "hi"}\n'),
     ],
 )
+@pytest.mark.slow
 def test_call_prints_the_result(tmp_path: Path, args: list[str], stdout: str) -> None:
     write_servers(tmp_path / "mcp.json", box=faulty())
     called = grue("call", *args, "--mcp-config", "mcp.json", cwd=tmp_path)
@@ -129,6 +138,7 @@ def test_call_prints_the_result(tmp_path: Path, args: list[str], stdout: str) ->
         (["bad.echo"], 1, "no disk"),
     ],
 )
+@pytest.mark.slow
 def test_call_says_what_went_wrong(tmp_path: Path, args: list[str], status: int, words: str) -> None:
     bad = faulty("--exit-at", "start", "--stderr", "no disk")
     write_servers(tmp_path / "mcp.json", box=faulty("--slow-call", "0.5"), bad=bad)
@@ -139,6 +149,7 @@ def test_call_says_what_went_wrong(tmp_path: Path, args: list[str], status: int,
     assert "Traceback" not in called.stderr
 
 
+@pytest.mark.slow
 def test_call_shows_what_the_server_says_beside_its_answer(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", box=faulty("--chatty"))
     called = grue("call", "box.echo", "--arg", "text=hi", "--mcp-config", "mcp.json", cwd=tmp_path)
@@ -146,6 +157,7 @@ def test_call_shows_what_the_server_says_beside_its_answer(tmp_path: Path) -> No
     assert called.stderr == "log: info: working on it\nprogress: 1/2\n"
 
 
+@pytest.mark.slow
 def test_doctor_is_content_with_nothing_configured(tmp_path: Path) -> None:
     found = grue("doctor", "--no-network", cwd=tmp_path)
     assert found.returncode == 0, found.stdout
@@ -162,6 +174,7 @@ def test_doctor_is_content_with_nothing_configured(tmp_path: Path) -> None:
     assert "story files" in grue("doctor", "--no-network", cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_doctor_finds_each_fault_and_says_what_to_do(tmp_path: Path) -> None:
     table(tmp_path, "[tool.zorkgpt.mcp]\nenabled = true\nconfig_file = 'mcp.json'\n[tool.zorkgpt.llm]\n")
     write_servers(
@@ -187,6 +200,7 @@ def test_doctor_finds_each_fault_and_says_what_to_do(tmp_path: Path) -> None:
     assert found.stdout.count("WRONG") == 3
 
 
+@pytest.mark.slow
 def test_doctor_names_the_tools_that_are_left_out_and_fails_only_where_the_lock_refuses(
     tmp_path: Path,
 ) -> None:
@@ -222,6 +236,7 @@ def test_doctor_names_the_tools_that_are_left_out_and_fails_only_where_the_lock_
     assert "grue tools --lock" in said
 
 
+@pytest.mark.slow
 def test_doctor_asks_a_server_at_a_url_unless_told_not_to(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", far={"url": "http://127.0.0.1:9/mcp"})
     asked = grue("doctor", "--mcp-config", "mcp.json", cwd=tmp_path)
@@ -231,6 +246,7 @@ def test_doctor_asks_a_server_at_a_url_unless_told_not_to(tmp_path: Path) -> Non
     assert "far (mcp.json): not contacted, because of --no-network" in spared.stdout
 
 
+@pytest.mark.slow
 def test_doctor_names_the_keys_that_each_server_can_see_and_shows_none(tmp_path: Path) -> None:
     own = {"SERVERS_TOKEN": "${GITHUB_TOKEN}"}
     write_servers(
@@ -255,6 +271,7 @@ def test_doctor_names_the_keys_that_each_server_can_see_and_shows_none(tmp_path:
     assert not any(value in found.stdout + found.stderr for value in keys.values())
 
 
+@pytest.mark.slow
 def test_doctor_names_the_missing_key(tmp_path: Path) -> None:
     table(tmp_path, "[tool.zorkgpt.llm]\nagent_model = 'some/model'\n")
     found = grue("doctor", "--no-network", cwd=tmp_path)
@@ -278,6 +295,7 @@ def test_r14_doctor_without_mcp_names_the_command(tmp_path: Path) -> None:
     assert "pip install 'mcp>=2.3,<3'" in found.stdout
 
 
+@pytest.mark.slow
 def test_r14_doctor_without_node_says_who_needs_it(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", seq={"command": "npx", "args": ["-y", "some-server"]})
     found = grue("doctor", "--no-network", "--mcp-config", "mcp.json", cwd=tmp_path, PATH="/nowhere")
@@ -285,12 +303,14 @@ def test_r14_doctor_without_node_says_who_needs_it(tmp_path: Path) -> None:
     assert "Node.js is not installed, and seq needs it" in found.stdout
 
 
+@pytest.mark.slow
 def test_r2_2_doctor_finds_a_missing_file(tmp_path: Path) -> None:
     found = grue("doctor", "--no-network", "--mcp-config", "nowhere.json", cwd=tmp_path)
     assert found.returncode == 1
     assert "WRONG  The file of MCP servers nowhere.json was not found." in found.stdout
 
 
+@pytest.mark.slow
 def test_doctor_checks_what_grue_init_wrote(tmp_path: Path) -> None:
     grue("init", cwd=tmp_path, GRUE_API_KEY="k-0123456789abcdef")  # without a key, it may find a local model
     found = grue("doctor", "--no-network", cwd=tmp_path, GRUE_API_KEY="", OPENROUTER_API_KEY="")
@@ -303,6 +323,7 @@ def test_doctor_checks_what_grue_init_wrote(tmp_path: Path) -> None:
     assert "ok     travel.py names anthropic/claude-haiku-5.5" in keyed.stdout
 
 
+@pytest.mark.slow
 def test_doctor_says_how_to_check_what_a_program_names_beside_the_project(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text('llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")\n')
     (tmp_path / "other.py").write_text("llm = LlmSettings(base_url=URL, model=name)\nbroken(\n")
@@ -316,6 +337,7 @@ def test_doctor_says_how_to_check_what_a_program_names_beside_the_project(tmp_pa
     assert "agent.py" not in checked.stdout
 
 
+@pytest.mark.slow
 def test_doctor_says_of_a_file_that_is_not_used(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp_config.json", box=faulty())
     (tmp_path / "pyproject.toml").write_text("[tool.grue.mcp]\nenabled = false\n")

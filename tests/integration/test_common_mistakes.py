@@ -108,11 +108,13 @@ NEXT: dict[Callable[[Path], str], str] = {
 
 
 @pytest.mark.parametrize("mistake", NEXT, ids=lambda mistake: mistake.__name__)
+@pytest.mark.slow
 def test_the_error_names_the_next_command(mistake: Callable[[Path], str], tmp_path: Path) -> None:
     said = mistake(tmp_path)
     assert re.search(NEXT[mistake], said), said
 
 
+@pytest.mark.slow
 def test_the_command_after_a_dead_endpoint_says_how_to_check_it_and_then_does(tmp_path: Path) -> None:
     assert "`grue doctor` checks it" in dead_endpoint(tmp_path)
     assert "grue doctor --base-url URL --model NAME checks one" in grue("doctor", cwd=tmp_path).stdout

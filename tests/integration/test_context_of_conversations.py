@@ -88,6 +88,7 @@ def test_turns_fit_into_a_window_of_32k_at_a_flat_cost() -> None:
     assert max(len(run.earlier) for run in talk.of(RunTurn)) < 100
 
 
+@pytest.mark.slow
 def test_a_conversation_of_texts_goes_on_after_every_overflow_of_an_unknown_window(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     with ScriptedLlmServer(lambda _: text_reply("heard"), window=ContextWindow(4000)) as server:
@@ -105,6 +106,7 @@ def test_a_conversation_of_texts_goes_on_after_every_overflow_of_an_unknown_wind
     assert any(LEFT_OUT in str(item) for item in kept)
 
 
+@pytest.mark.slow
 def test_a_summary_takes_the_place_of_a_conversation_and_its_file_can_be_loaded(tmp_path: Path) -> None:
     with ScriptedLlmServer(answer, window=ContextWindow(WINDOW)) as server:
         talk = Talk(server, max_summaries=1)

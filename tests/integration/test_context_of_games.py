@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from grue import AnswerSpec, ContextPolicy, Conversation, Runner
 from grue.hosts.zork.agent import SYSTEM_PROMPT, AgentResponse
 from grue.hosts.zork.games.game import Observation
@@ -80,6 +82,7 @@ class House:
         return outcome.response.action
 
 
+@pytest.mark.slow
 def test_the_house_is_won_as_well_at_half_the_tokens(tmp_path: Path) -> None:
     plain = House(None, tmp_path / "plain.jsonl").play()
     house = House(ContextPolicy(window_tokens=8_000), tmp_path / "kept.jsonl")

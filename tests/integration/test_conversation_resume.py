@@ -37,6 +37,7 @@ def gapped(path: Path, runner: Runner) -> Conversation:
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.slow
 def test_a_conversation_goes_on_from_its_trace_as_if_nothing_had_happened(
     tmp_path: Path, server: ScriptedLlmServer, wire: WireName
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_turn_of_its_own_can_be_continued_too(tmp_path: Path, server: Scripted
     assert said_to(server) == ["Answer briefly.", "One?", "Answer 1.", "And then?"]
 
 
+@pytest.mark.slow
 def test_what_a_trace_does_not_hold_is_not_resumed(tmp_path: Path, server: ScriptedLlmServer) -> None:
     recorder, writer = traced(tmp_path / "trace.jsonl")
     runner = runner_for(server, recorder=recorder)
@@ -93,6 +95,7 @@ def test_what_a_trace_does_not_hold_is_not_resumed(tmp_path: Path, server: Scrip
             Conversation.from_trace(tmp_path / "trace.jsonl", runner, name=name)
 
 
+@pytest.mark.slow
 def test_another_model_is_sent_all_but_the_thoughts_that_it_cannot_read(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:
@@ -231,6 +234,7 @@ def batch(
     return [(item.outcome.response, item.recalled) for item in items if item.outcome is not None]
 
 
+@pytest.mark.slow
 def test_a_batch_recalls_turns_of_conversations_where_they_stand_before_or_after_them(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:

@@ -52,6 +52,7 @@ def server() -> Iterator[ScriptedLlmServer]:
 
 @pytest.mark.parametrize("wire", first_of(WIRES))
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.slow
 def test_thirty_turns_are_the_same_in_every_format_saved_and_loaded_at_each_turn(
     tmp_path: Path, server: ScriptedLlmServer, wire: WireName, streamed: bool
 ) -> None:
@@ -172,6 +173,7 @@ def messages_of(request: LlmRequest) -> str:
     return re.sub(r"call_scripted_\d+", "call", json.dumps(request.body["messages"]))
 
 
+@pytest.mark.slow
 def test_an_outcome_has_what_is_new_and_the_next_turn_takes_it(server: ScriptedLlmServer) -> None:
     """A program that keeps what was said itself, as JSON, sends what a conversation would send."""
     runner = runner_for(server)
@@ -273,6 +275,7 @@ def test_two_asks_at_once_are_refused_and_a_branch_is_not(server: ScriptedLlmSer
     assert talk.history[:4] == branch.history[:4]
 
 
+@pytest.mark.slow
 def test_a_batch_continues_many_conversations(server: ScriptedLlmServer) -> None:
     runner = runner_for(server)
     talks = [runner.conversation(f"You are number {number}.") for number in range(4)]

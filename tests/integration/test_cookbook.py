@@ -158,6 +158,7 @@ def test_a_recipe_is_short_and_says_what_it_shows(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RUN)
+@pytest.mark.slow
 def test_a_recipe_runs_against_the_scripted_model(recipe: str, tmp_path: Path) -> None:
     window = ContextWindow(8_000) if recipe == "small_window.py" else None
     with ScriptedLlmServer(oblige, window=window) as server:

@@ -74,6 +74,7 @@ def test_thirty_rows_are_labelled_and_a_failed_one_is_named(
     assert len({envelope.turn for envelope in read_episode(run).envelopes if envelope.turn}) == 30
 
 
+@pytest.mark.slow
 def test_a_fastapi_service_answers_and_says_what_failed(llm: ScriptedLlmServer) -> None:
     pytest.importorskip("fastapi", reason="the example needs FastAPI: pip install fastapi")
     service = load("deploying/fastapi_app.py")
@@ -152,6 +153,7 @@ def test_a_django_view_answers_and_says_what_failed(llm: ScriptedLlmServer) -> N
     assert "angry people" in failed.json()["error"]
 
 
+@pytest.mark.slow
 def test_a_celery_task_answers(llm: ScriptedLlmServer) -> None:
     pytest.importorskip("celery", reason="the example needs Celery: pip install celery")
     assert load("deploying/celery_task.py").answer.apply(args=("one",)).get() == "Noted."

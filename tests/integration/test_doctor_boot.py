@@ -134,6 +134,7 @@ def test_uvx_is_measured_and_the_tools_own_program_is_named(project: Path) -> No
 
 
 @pytest.mark.usefixtures("quick_programs")
+@pytest.mark.slow
 def test_uv_offline_is_named_only_if_it_starts(project: Path) -> None:
     own = server_at(project / "elsewhere")
     launcher(project / "bin" / "uvx", own)

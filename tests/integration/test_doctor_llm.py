@@ -66,6 +66,7 @@ def examine(folder: Path, url: str, *options: str, wire: str = "", tables: str =
 
 
 @pytest.mark.parametrize("wire", list(FORMATS))
+@pytest.mark.slow
 def test_doctor_says_what_an_endpoint_can_do(tmp_path: Path, wire: str) -> None:
     with ScriptedLlmServer(able) as llm:
         status, told = examine(tmp_path, llm.base_url, wire=wire)
@@ -95,6 +96,7 @@ def test_doctor_says_what_an_endpoint_can_do(tmp_path: Path, wire: str) -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_doctor_says_what_an_endpoint_cannot_do(
     tmp_path: Path, script: Callable[[LlmRequest], LlmReply], words: str
 ) -> None:
@@ -123,6 +125,7 @@ def test_doctor_does_not_call_it_a_refusal_that_a_reply_takes_too_long(tmp_path:
         (["scripted-2", "other"], "The nearest are: scripted-2"),
     ],
 )
+@pytest.mark.slow
 def test_doctor_names_the_models_that_there_are_where_the_configured_one_is_not(
     tmp_path: Path, listed: list[str], says: str
 ) -> None:
@@ -137,6 +140,7 @@ def test_doctor_names_the_models_that_there_are_where_the_configured_one_is_not(
     assert told.splitlines()[-1].startswith("1 thing is wrong: see what to do above; ")
 
 
+@pytest.mark.slow
 def test_doctor_says_that_a_model_is_not_listed_and_names_the_nearest(tmp_path: Path) -> None:
     with ScriptedLlmServer(able, models=[{"id": "scripted-2"}, {"id": "else"}]) as llm:
         _, told = examine(tmp_path, llm.base_url)
@@ -144,6 +148,7 @@ def test_doctor_says_that_a_model_is_not_listed_and_names_the_nearest(tmp_path: 
     assert "The nearest are: scripted-2" in told
 
 
+@pytest.mark.slow
 def test_doctor_says_that_the_key_is_refused_and_which_variable_to_set(tmp_path: Path) -> None:
     with ScriptedLlmServer(strict_about_keys) as llm:
         status, told = examine(tmp_path, llm.base_url)
@@ -152,6 +157,7 @@ def test_doctor_says_that_the_key_is_refused_and_which_variable_to_set(tmp_path:
     assert "Set GRUE_API_KEY to a key that this endpoint accepts" in told
 
 
+@pytest.mark.slow
 def test_doctor_says_that_nobody_is_there(tmp_path: Path) -> None:
     with ScriptedLlmServer(able) as llm:
         url = llm.base_url
@@ -164,6 +170,7 @@ def test_doctor_says_that_nobody_is_there(tmp_path: Path) -> None:
     assert "Use --no-network to skip this check" in told
 
 
+@pytest.mark.slow
 def test_doctor_asks_each_model_of_a_chain_so_that_none_answers_for_another(tmp_path: Path) -> None:
     down = [error_reply(503, "overloaded")] * 9
     with ScriptedLlmServer(down) as first, ScriptedLlmServer(able) as second:
@@ -174,6 +181,7 @@ def test_doctor_asks_each_model_of_a_chain_so_that_none_answers_for_another(tmp_
     assert f"ok     spare at {second.base_url} (chat completions); a short reply takes 0." in told
 
 
+@pytest.mark.slow
 def test_doctor_asks_nobody_where_it_is_told_not_to(tmp_path: Path) -> None:
     with ScriptedLlmServer(able) as llm:
         status, told = examine(tmp_path, llm.base_url, "--no-network")
@@ -186,6 +194,7 @@ def cut_with_a_schema(request: LlmRequest) -> LlmReply:
     return text_reply('{"swa', finish_reason="length") if "response_format" in request.body else able(request)
 
 
+@pytest.mark.slow
 def test_doctor_does_not_judge_a_schema_by_a_reply_that_was_cut(tmp_path: Path) -> None:
     with ScriptedLlmServer(cut_with_a_schema) as llm:
         status, told = examine(tmp_path, llm.base_url)
@@ -212,6 +221,7 @@ def counting(request: LlmRequest, *, tools: bool) -> LlmReply:
     ],
     ids=["left out", "not called", "not counted"],
 )
+@pytest.mark.slow
 def test_doctor_compares_a_prompt_with_a_tool_and_without(
     tmp_path: Path, script: Callable[[LlmRequest], LlmReply], words: str
 ) -> None:

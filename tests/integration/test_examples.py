@@ -77,6 +77,7 @@ def test_the_guides_batch_goes_on_in_the_same_process(
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 def test_the_triage_prints_what_the_guide_shows_and_asks_before_it_pays(tmp_path: Path) -> None:
     example = DOCS / "examples" / "triage.py"
     sorted_mails = python("-W", "error", str(example), cwd=tmp_path)

@@ -150,6 +150,7 @@ JUDGED = {
 
 
 @pytest.mark.parametrize(("fault", "verdict"), JUDGED.values(), ids=JUDGED)
+@pytest.mark.slow
 def test_what_is_not_as_it_has_to_be_is_told(fault: Fault, verdict: str) -> None:
     (result,) = run_matrix([fault])
     assert len(result.wrong) == 1
@@ -159,6 +160,7 @@ def test_what_is_not_as_it_has_to_be_is_told(fault: Fault, verdict: str) -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.slow
 def test_the_ending_is_judged_in_every_mode(mode: Mode) -> None:
     """By a server that can only be killed: on a busy machine another one may end later than expected."""
     stubborn = replace(row("ignores-eof-and-term"), ending="polite")

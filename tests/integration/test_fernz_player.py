@@ -166,6 +166,7 @@ def cellar() -> Iterator[ZMachineGame]:
     game.close()
 
 
+@pytest.mark.slow
 def test_a_game_is_saved_and_restored_in_memory(cellar: ZMachineGame) -> None:
     assert cellar.step("restore").text == "Failed."
     cellar.step("up")
@@ -184,6 +185,7 @@ def test_a_story_that_never_stops_costs_the_deadline_and_no_more() -> None:
         game.step("loop")
 
 
+@pytest.mark.slow
 def test_a_damaged_story_is_an_error_with_what_fernz_says(tmp_path: Path) -> None:
     holed = tmp_path / "holed.z3"
     story = (STORIES / "cellar.z3").read_bytes()
@@ -196,6 +198,7 @@ def test_a_damaged_story_is_an_error_with_what_fernz_says(tmp_path: Path) -> Non
     assert find_interpreter("fernz").command[1] == "-P", "a module in the working directory is not imported"
 
 
+@pytest.mark.slow
 def test_a_story_keeps_its_bold_and_underlined_words() -> None:
     """Room names, a title, a quotation and the status line."""
     game = ZMachineGame(STORIES / "styled.z5", interpreter="fernz")
@@ -214,6 +217,7 @@ def test_a_story_keeps_its_bold_and_underlined_words() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_story_that_tries_interpreters_plays_in_fernz(tmp_path: Path) -> None:
     path = tmp_path / "styles.z5"
     path.write_bytes(styled_story())
@@ -222,6 +226,7 @@ def test_the_story_that_tries_interpreters_plays_in_fernz(tmp_path: Path) -> Non
     assert (seen.text, seen.done) == ("bold\nunderlined", True)
 
 
+@pytest.mark.slow
 def test_a_story_that_dfrotz_would_cut_goes_to_fernz_and_play_says_so(tmp_path: Path) -> None:
     if not dfrotz_loses_words():
         pytest.skip("no dfrotz that leaves bold and underlined words out: apt-get install frotz (2.54 does)")

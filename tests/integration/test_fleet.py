@@ -122,6 +122,7 @@ def commits(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_cases_are_played_in_workers_and_a_second_call_does_what_is_missing(
     tmp_path: Path, work: str
 ) -> None:
@@ -135,6 +136,7 @@ def test_cases_are_played_in_workers_and_a_second_call_does_what_is_missing(
     assert (finished.tally.before, finished.tally.done) == (6, 8)
 
 
+@pytest.mark.slow
 def test_workers_have_the_environment_that_the_program_has_now(
     tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_stop_while_a_fleet_starts_counts_and_one_before_that_does_not(
     assert fleet.map(f"{work}:number", [{"n": 1}]).reason == "finished"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Path, work: str) -> None:
     finished = fleet(tmp_path).map(f"{work}:once_killed", [{"n": n} for n in range(4)])
     assert (finished.tally.done, finished.tally.kinds) == (4, {"died": 4})
@@ -182,6 +185,7 @@ def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Pat
     assert (finished.tally.failed, finished.tally.kinds) == (3, {"timed_out": 3})
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path: Path, work: str) -> None:
     folder = FleetFolder(tmp_path / "fleet")
     folder.path.mkdir()
@@ -203,6 +207,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path: Path, work
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_worker_serves_many_episodes_and_is_replaced_by_one_that_changes_it(
     tmp_path: Path, work: str
 ) -> None:
@@ -221,6 +226,7 @@ def test_a_worker_serves_many_episodes_and_is_replaced_by_one_that_changes_it(
     assert {name: len(each) for name, each in pids.items()} == {"number": 1, "moves": 3, "plays": 1}
 
 
+@pytest.mark.slow
 def test_where_no_worker_can_start_the_run_ends_and_says_so(
     tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +259,7 @@ def test_without_a_worker_and_without_descriptors_the_engine_fails_at_once(
         fleet(tmp_path).map(f"{work}:number", [{"n": 1}])
 
 
+@pytest.mark.slow
 def test_one_worker_plays_all_episodes_if_no_other_can_be_started(
     tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +304,7 @@ def test_a_work_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:
         fleet(tmp_path).map("nowhere:play", [{}])
 
 
+@pytest.mark.slow
 def test_the_budget_holds_over_all_workers_and_a_larger_one_plays_the_rest(tmp_path: Path, work: str) -> None:
     with ScriptedLlmServer(lambda request: text_reply("done")) as llm:
         cases = [{"n": n, "url": llm.base_url} for n in range(12)]
@@ -315,6 +323,7 @@ def test_the_budget_holds_over_all_workers_and_a_larger_one_plays_the_rest(tmp_p
         assert len(llm.requests) == 12
 
 
+@pytest.mark.slow
 def test_a_model_without_a_price_is_not_played_and_the_others_are(tmp_path: Path, work: str) -> None:
     with ScriptedLlmServer(lambda request: text_reply("done")) as llm:
         cases = [
@@ -338,6 +347,7 @@ def test_the_server_processes_of_all_workers_keep_within_the_cap(tmp_path: Path,
     assert finished.tally.scores["score"][1] >= 6
 
 
+@pytest.mark.slow
 def test_an_unreachable_endpoint_is_tried_again_and_named(tmp_path: Path, work: str) -> None:
     finished = fleet(tmp_path).map(f"{work}:asks", [{"n": 0, "url": "http://127.0.0.1:9/v1"}])
     assert (finished.tally.given_up, finished.tally.kinds) == (1, {"LLMError: unreachable": 3})

@@ -80,6 +80,7 @@ def test_episodes_are_played_in_rounds_and_each_request_is_asked_once(tmp_path: 
     assert [each.end.spent.requests for each in results if each.end] == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_with_keep_results_no_request_and_no_reply_stays_of_episodes_with_a_result(tmp_path: Path) -> None:
     options = FleetOptions(batching=batching(tmp_path), keep="results")
 
@@ -114,6 +115,7 @@ def test_an_item_that_fails_is_asked_again_as_an_endpoint_is_that_does_not_answe
     assert max(llm.batches.asked.values()) == 1
 
 
+@pytest.mark.slow
 def test_a_work_that_asks_otherwise_each_time_fails_and_is_not_paid_for_ever(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         finished = run(llm, tmp_path, 1, case={"chance": True})
@@ -123,6 +125,7 @@ def test_a_work_that_asks_otherwise_each_time_fails_and_is_not_paid_for_ever(tmp
 
 
 @pytest.mark.parametrize("pipe", [False, True])
+@pytest.mark.slow
 def test_a_work_that_damages_its_replies_costs_its_own_episode_only(tmp_path: Path, *, pipe: bool) -> None:
     with ScriptedLlmServer(counting) as llm:
         finished = run(llm, tmp_path, 2, case={"damage": 1, "pipe": pipe})
@@ -148,6 +151,7 @@ def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> Non
     assert len(llm.requests) == 12
 
 
+@pytest.mark.slow
 def test_a_fleet_can_be_stopped_while_its_provider_is_down(tmp_path: Path) -> None:
     def down(method: str, path: str, times: int) -> LlmReply:
         (tmp_path / "fleet" / "stop").touch()
@@ -195,6 +199,7 @@ def test_a_model_that_is_asked_often_leaves_the_others_their_time(
         batches.close()
 
 
+@pytest.mark.slow
 def test_a_budget_holds_and_what_it_has_paid_for_is_sent(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         for requests in (2, 5):
@@ -212,6 +217,7 @@ def test_a_budget_is_of_the_price_of_batches(tmp_path: Path) -> None:
         assert run(llm, tmp_path, budget=budget, case={"max_tokens": 1000}).reason == "finished"
 
 
+@pytest.mark.slow
 def test_a_provider_that_takes_no_batch_ends_the_run(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         llm.batches.faults.in_place = lambda method, path, times: error_reply(

@@ -144,6 +144,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder:
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.slow
 def test_conditions_choose_turns(folder: Path) -> None:
     turns = [*turns_in(folder)]
     assert len(turns) == TURNS
@@ -179,6 +180,7 @@ def test_the_turns_before_a_fork_of_a_conversation_are_not_forked_again(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_same_command_forks_the_same_turns_if_the_forks_are_among_the_traces(
     tmp_path: Path, folder: Path
 ) -> None:
@@ -200,6 +202,7 @@ def test_the_same_command_forks_the_same_turns_if_the_forks_are_among_the_traces
     assert re.match(r"fork +score", grue("fleet", "table", "runs/runs-forks", cwd=tmp_path).stdout)
 
 
+@pytest.mark.slow
 def test_each_turn_of_a_number_is_forked(tmp_path: Path, server: ScriptedLlmServer) -> None:
     """`map` counts from 1 each time."""
     trace, rooms = tmp_path / "a.jsonl", ("room 1", "room 2", "room 4")

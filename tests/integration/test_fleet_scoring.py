@@ -79,6 +79,7 @@ def marks(project: Path) -> list[dict[str, Any]]:
     return [each.scores for each in results(project / "runs" / "sweep")]
 
 
+@pytest.mark.slow
 def test_every_kind_scores_finished_episodes_and_only_once(project: Path) -> None:
     commits = {path: path.read_bytes() for path in project.rglob("commit.json")}
     assert "2 of 2 episodes scored" in run("fleet", "score", "runs/sweep", "scorers.toml")
@@ -95,6 +96,7 @@ def test_every_kind_scores_finished_episodes_and_only_once(project: Path) -> Non
     assert "@" not in table
 
 
+@pytest.mark.slow
 def test_a_new_version_scores_again_and_the_old_scores_stay(project: Path) -> None:
     run("fleet", "score", "runs/sweep", "own_scorers:length")
     (project / "scorers.toml").write_text(SCORERS)
@@ -102,6 +104,7 @@ def test_a_new_version_scores_again_and_the_old_scores_stay(project: Path) -> No
     assert all({"length@1", "length@2"} <= scores.keys() for scores in marks(project))
 
 
+@pytest.mark.slow
 def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
     said = run("fleet", "score", "runs/sweep", "own_scorers:odd", status=1)
     assert "1 of 2 episodes scored" in said
@@ -139,12 +142,14 @@ def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
         ("[scorer", "not valid TOML"),
     ],
 )
+@pytest.mark.slow
 def test_a_wrong_scorer_is_found_before_anything_starts(project: Path, scorers: str, said: str) -> None:
     (project / "wrong.toml").write_text(scorers)
     (project / "number.json").write_text("5")
     assert said in run("fleet", "score", "runs/sweep", "wrong.toml", status=1)
 
 
+@pytest.mark.slow
 def test_a_judge_is_asked_once_for_each_answer_within_its_own_budget(project: Path) -> None:
     asked: list[str] = []
 
@@ -174,6 +179,7 @@ def test_a_judge_is_asked_once_for_each_answer_within_its_own_budget(project: Pa
     )
 
 
+@pytest.mark.slow
 def test_the_scorers_reason_groups_failures(project: Path) -> None:
     run("fleet", "score", "runs/sweep", "scorers.toml")
     said = run("fleet", "failures", "runs/sweep", "--score", "shape")

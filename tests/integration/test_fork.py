@@ -160,6 +160,7 @@ def test_a_fork_is_refused_if_the_budget_is_spent(
     assert server.requests == []
 
 
+@pytest.mark.slow
 def test_another_model_another_system_text_and_other_limits(
     tmp_path: Path, server: ScriptedLlmServer, recorded: Path
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_fork_begins_with_the_model_of_a_chain_that_the_turn_had_come_to(
     sound(tmp_path / "b.jsonl")
 
 
+@pytest.mark.slow
 def test_an_unchanged_fork_of_calls_that_say_more_than_their_result_does_not_differ(tmp_path: Path) -> None:
     def look(context: ToolContext) -> str:
         context.log("I look around.")
@@ -280,6 +282,7 @@ def test_a_fork_keeps_the_form_of_requests_that_was_learned_before_it(
             assert sent == asked[turn - 1], "the fork of a fork runs the whole turn"
 
 
+@pytest.mark.slow
 def test_another_result_of_a_call_is_told_the_model(
     tmp_path: Path, server: ScriptedLlmServer, recorded: Path
 ) -> None:
@@ -412,6 +415,7 @@ def test_a_call_that_the_record_lacks_fails_the_fork_and_is_not_made(tmp_path: P
 
 
 @pytest.mark.parametrize(("agreed", "effects"), [(True, ["everything"]), (False, [])])
+@pytest.mark.slow
 def test_a_person_is_asked_about_a_call_that_the_record_lacks(
     tmp_path: Path, recorded: Path, agreed: bool, effects: list[str]
 ) -> None:
@@ -548,6 +552,7 @@ def test_a_call_is_answered_again_only_if_its_tool_is_read_only(tmp_path: Path, 
     assert results == (["a lamp"] * 2 if function is read_only else [])
 
 
+@pytest.mark.slow
 def test_answers_of_a_person_are_taken_from_the_record(tmp_path: Path, server: ScriptedLlmServer) -> None:
     for name, agreed in (("yes", True), ("no", False)):
         trace, asked = tmp_path / f"{name}.jsonl", []
@@ -583,6 +588,7 @@ def test_an_answer_of_any_type_is_read_as_it_was(
             assert each.fork(tmp_path / "a.jsonl").response == forked
 
 
+@pytest.mark.slow
 def test_a_turn_that_nobody_has_answered_is_parked_again_and_its_fork_cannot_be_resumed(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:
@@ -675,6 +681,7 @@ def test_a_fork_of_a_degraded_turn_is_degraded_as_the_turn_was(
         assert turn == fork
 
 
+@pytest.mark.slow
 def test_forks_of_several_threads_can_be_told_apart_in_their_trace(
     tmp_path: Path, server: ScriptedLlmServer, recorded: Path
 ) -> None:
@@ -707,6 +714,7 @@ def test_a_fork_that_a_fork_makes_does_not_wait_for_its_end(recorded: Path) -> N
     assert inner == ["ended"]
 
 
+@pytest.mark.slow
 def test_a_fork_can_be_forked(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) -> None:
     at = seq_of(recorded, "RequestCompletion", 2)
     with runner(server, WIRE, tmp_path / "b.jsonl") as each:
@@ -834,6 +842,7 @@ def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) 
     assert "no setting llm.speed" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_latest_episode_is_forked_and_a_fork_that_failed_is_not_the_latest(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:
@@ -864,6 +873,7 @@ def test_the_latest_episode_is_forked_and_a_fork_that_failed_is_not_the_latest(
     assert newest.name.endswith("-fork")
 
 
+@pytest.mark.slow
 def test_the_script_of_offline_cannot_be_forked_without_a_model(tmp_path: Path) -> None:
     from grue.testing.offline import offline_endpoint, reply_in_chat
 
@@ -877,6 +887,7 @@ def test_the_script_of_offline_cannot_be_forked_without_a_model(tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_fork_whose_recorded_endpoint_is_gone_says_how_to_name_another(tmp_path: Path) -> None:
     with (
         ScriptedLlmServer([text_reply("Hello.")]) as gone,

@@ -67,6 +67,7 @@ def test_what_a_fork_repeats_is_counted_nowhere(fork: tuple[Path, int, int, int]
     assert read_spent(trace, {}) == Amount(requests, tokens + 5 * requests, 0.0)
 
 
+@pytest.mark.slow
 def test_what_a_fork_repeats_has_no_rows_and_no_samples(fork: tuple[Path, int, int, int]) -> None:
     trace, requests, tokens, calls = fork
     rows = [*trace_rows(trace, "b")]
@@ -82,6 +83,7 @@ def test_what_a_fork_repeats_has_no_rows_and_no_samples(fork: tuple[Path, int, i
     assert len([*cached_prompts(open_episode(trace))]) == requests
 
 
+@pytest.mark.slow
 def test_observers_report_only_what_a_fork_does_itself(fork: tuple[Path, int, int, int]) -> None:
     trace, requests, tokens, calls = fork
     feed, log = SpanFeed(), EventFeed()
@@ -99,6 +101,7 @@ def test_observers_report_only_what_a_fork_does_itself(fork: tuple[Path, int, in
     assert logged.count("mcp_tool_call") == calls
 
 
+@pytest.mark.slow
 def test_what_a_fork_repeats_is_shown_as_copied(fork: tuple[Path, int, int, int]) -> None:
     trace, requests, tokens, _ = fork
     overview, page = Overview(), TurnWriter(2, 0.0)

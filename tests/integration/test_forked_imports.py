@@ -43,6 +43,7 @@ print(status)
 
 
 @pytest.mark.parametrize("how", first_of(["fork", "multiprocessing"]))
+@pytest.mark.slow
 def test_a_child_that_was_forked_during_an_import_runs_turns(how: str, tmp_path: Path) -> None:
     with ScriptedLlmServer(lambda _: text_reply("done")) as llm:
         command = [sys.executable, "-c", PROGRAM, llm.base_url, how, *faulty_server.argv()]
@@ -144,6 +145,7 @@ def test_a_fork_waits_for_an_import_that_was_put_off(
     assert done.stdout == f"{status}\n", done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_thread_that_never_ends_its_import_delays_one_fork(tmp_path: Path) -> None:
     program = SLOW.replace("Thread(", "Thread(daemon=True, ")
     program += """
@@ -201,6 +203,7 @@ print(*found, sys.getswitchinterval() == usual_s)
 """
 
 
+@pytest.mark.slow
 def test_nothing_begins_between_the_wait_and_the_fork(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUSY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)

@@ -40,6 +40,7 @@ def waiting(tmp_path: Path) -> Waiting:
         return client, psutil.Process(int(client.stdout.readline()))
 
 
+@pytest.mark.slow
 def test_it_has_what_it_was_given_and_nothing_of_the_program_before(tmp_path: Path) -> None:
     program = tmp_path / "tells.py"
     program.write_text(TELLS, encoding="utf-8")
@@ -83,6 +84,7 @@ def test_a_program_that_is_killed_is_to_its_client_as_if_it_had_been_killed_itse
     assert client.wait(timeout=60) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_an_exception_is_told_as_an_interpreter_tells_it(tmp_path: Path) -> None:
     program = tmp_path / "fails.py"
     program.write_text("1 / 0", encoding="utf-8")
@@ -101,6 +103,7 @@ for words in ([sys.executable, sys.argv[1]], [sys.executable, "-I", sys.argv[1]]
 """
 
 
+@pytest.mark.slow
 def test_a_program_has_files_of_python_forked_and_interpreters_with_options_started(tmp_path: Path) -> None:
     starts, started = tmp_path / "starts.py", tmp_path / "started.py"
     starts.write_text(STARTS, encoding="utf-8")

@@ -42,6 +42,7 @@ print("always told")
 
 
 @pytest.mark.parametrize("lifetime", ["nothing", "loop"])
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_whatever_message_is_a_trace_error(lifetime: str, tmp_path: Path) -> None:
     def answer(request: LlmRequest) -> LlmReply:
         if any(message["role"] == "tool" for message in request.messages):

@@ -93,6 +93,7 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path: Path, sorter: ModuleType)
     assert [body.turns for body in bodies if isinstance(body, EpisodeResumed)] == [2]
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_paid_for_is_used(tmp_path: Path, sorter: ModuleType) -> None:
     """Killed between the end of a turn and the host's fact."""
     with ScriptedLlmServer(sorter.scripted) as server:
@@ -107,6 +108,7 @@ def test_an_answer_that_was_paid_for_is_used(tmp_path: Path, sorter: ModuleType)
         assert len(server.requests) == before + 2
 
 
+@pytest.mark.slow
 def test_its_trace_is_read_where_it_is_not_installed(tmp_path: Path, sorter: ModuleType) -> None:
     with ScriptedLlmServer(sorter.scripted) as server:
         sorter.sort_notes(LlmSettings(base_url=server.base_url, model="m"), tmp_path / "run")

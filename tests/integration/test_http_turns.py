@@ -92,6 +92,7 @@ def test_p26_p27_a_session_is_lost_and_the_server_given_up_when_it_does_not_come
 
 
 @pytest.mark.parametrize("keep", ["nothing", "loop"])
+@pytest.mark.slow
 def test_a_server_that_was_down_is_tried_again_when_its_wait_is_over(
     llm: LlmSettings, monkeypatch: pytest.MonkeyPatch, keep: Any
 ) -> None:
@@ -172,6 +173,7 @@ def test_p25_a_server_s_own_limit_is_the_one_that_is_told(llm: LlmSettings) -> N
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_r2_1_the_zork_manager_takes_a_server_by_url(tmp_path: Path) -> None:
     with real_http_server("--token", TOKEN) as url:
         entry = {"url": url, "headers": {"Authorization": f"Bearer {TOKEN}"}, "tools": {"exclude": ["fail"]}}
@@ -185,6 +187,7 @@ async def test_r2_1_the_zork_manager_takes_a_server_by_url(tmp_path: Path) -> No
         await manager.disconnect_session()
 
 
+@pytest.mark.slow
 def test_the_zork_agent_takes_a_server_by_url(llm: LlmSettings) -> None:
     config = GameConfiguration(mcp_enabled=True, client_base_url=llm.base_url, agent_model="gpt-4")
     with real_http_server() as url:
@@ -194,6 +197,7 @@ def test_the_zork_agent_takes_a_server_by_url(llm: LlmSettings) -> None:
     assert [call.name for call in agent.last_outcome.tool_calls] == ["far.echo"] * 2
 
 
+@pytest.mark.slow
 def test_a_method_that_is_no_valid_text_ends_no_session() -> None:
     with real_http_server() as url, ToolClient({"far": HttpServer(name="far", url=url)}) as client:
         with pytest.raises(MCPRequestError, match="refused x\N{REPLACEMENT CHARACTER}"):

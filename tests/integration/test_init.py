@@ -140,6 +140,7 @@ def test_it_finds_out_which_model_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert init._found_model() == init._DEFAULT, "nothing listens any more"
 
 
+@pytest.mark.slow
 def test_servers_of_another_host_come_without_their_secrets(tmp_path: Path, home: Path) -> None:
     made = grue("init", "--from", str(home / ".cursor" / "mcp.json"), cwd=tmp_path, HOME=str(home))
     assert made.returncode == 0, made.stderr
@@ -166,6 +167,7 @@ def test_the_written_test_needs_no_key_of_a_copied_server(
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
     for name in ("agent.py", "test_agent.py", "mcp_config.json"):
         (tmp_path / name).write_text("mine")
@@ -176,6 +178,7 @@ def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
     assert '"GITHUB_TOKEN": "${GITHUB_TOKEN}"' in made.stdout, "the servers are shown, to be added by hand"
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, home: Path) -> None:
     for source, problem in (("absent.json", "Cannot read absent.json"), ("home", "Cannot read home")):
         made = grue("init", "--from", source, cwd=tmp_path, HOME=str(home))

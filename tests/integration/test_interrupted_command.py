@@ -46,6 +46,7 @@ def run(where: str, *words: str, cwd: Path) -> "subprocess.CompletedProcess[str]
         ("grue.cli.trace", ["trace", "stats", "."]),
     ],
 )
+@pytest.mark.slow
 def test_ctrl_c_while_modules_are_imported_ends_it_at_once(
     where: str, words: list[str], tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_ctrl_c_while_modules_are_imported_ends_it_at_once(
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["trace", "schema"]])
+@pytest.mark.slow
 def test_ctrl_c_while_it_leaves_ends_it_at_once(words: list[str], tmp_path: Path) -> None:
     done = run("exit", *words, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "")

@@ -40,6 +40,7 @@ def playing(tmp_path: Path, llm: str, *flags: str) -> "object":
 @pytest.mark.parametrize(
     "flags", [(), STUBBORN, ("--grandchild",), (*STUBBORN, "--grandchild")], ids=lambda flags: " ".join(flags)
 )
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_a_tool_call(tmp_path: Path, llm: str, flags: tuple[str, ...]) -> None:
     program = playing(tmp_path, llm, "--silent-at", "call", *flags)
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]
@@ -59,6 +60,7 @@ def test_ctrl_c_in_the_middle_of_a_tool_call(tmp_path: Path, llm: str, flags: tu
     assert sum(isinstance(body, TurnFailed) for body in said) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_turn_closes_a_stubborn_server_is_as_fast(tmp_path: Path, llm: str) -> None:
     program = playing(tmp_path, llm, *STUBBORN)
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]
@@ -71,6 +73,7 @@ def test_ctrl_c_while_a_turn_closes_a_stubborn_server_is_as_fast(tmp_path: Path,
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_during_teardown_ends_it_at_once(tmp_path: Path, llm: str) -> None:
     program = playing(tmp_path, llm, "--silent-at", "call", "--grandchild", *STUBBORN)
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]
@@ -87,6 +90,7 @@ def test_a_second_ctrl_c_during_teardown_ends_it_at_once(tmp_path: Path, llm: st
 
 
 @pytest.mark.parametrize("flags", [(), STUBBORN], ids=["polite", "stubborn"])
+@pytest.mark.slow
 def test_sigkill_of_the_host_takes_the_server_along(tmp_path: Path, llm: str, flags: tuple[str, ...]) -> None:
     program = playing(tmp_path, llm, "--silent-at", "call", "--grandchild", *flags)
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]

@@ -80,6 +80,7 @@ def family(receiver: OtlpReceiver) -> tuple[Received, Received, Received]:
     return episode, turn, session
 
 
+@pytest.mark.slow
 def test_r7_4_5_a_turn_is_a_tree_of_observations(receiver: OtlpReceiver, clients: Any) -> None:
     replies = [echoes("one", "two"), answer("take lamp")]
     watched = watch(receiver, clients, replies, episode_id="episode-7")
@@ -168,6 +169,7 @@ def test_p31_a_tool_observation_has_arguments_result_and_times(receiver: OtlpRec
     assert (span.start_ns, span.end_ns) == (watched.at_ns(called), watched.at_ns(returned))
 
 
+@pytest.mark.slow
 def test_a_timeout_is_an_error_and_what_it_skips_a_warning(receiver: OtlpReceiver, clients: Any) -> None:
     replies = [echoes("one", "two", "three"), answer()]
     watched = watch(receiver, clients, replies, flags=("--silent-at", "call"), call_s=0.2)
@@ -191,6 +193,7 @@ def test_a_timeout_is_an_error_and_what_it_skips_a_warning(receiver: OtlpReceive
     assert "langfuse.observation.level" not in turn.attributes
 
 
+@pytest.mark.slow
 def test_a_dead_server_ends_its_call_and_the_turn_goes_on(receiver: OtlpReceiver, clients: Any) -> None:
     watch(receiver, clients, [echoes("one"), answer("look")], flags=("--kill-at", "call"))
 
@@ -203,6 +206,7 @@ def test_a_dead_server_ends_its_call_and_the_turn_goes_on(receiver: OtlpReceiver
     assert turn.metadata["kind"] == "forced"
 
 
+@pytest.mark.slow
 def test_a_crash_ends_what_it_cut_off(receiver: OtlpReceiver, clients: Any) -> None:
     class Broken(Actor[Any]):
         async def receive(self, envelope: Any) -> None:

@@ -27,6 +27,7 @@ def configuration(folder: Path, *flags: str, **given: Any) -> GameConfiguration:
     return GameConfiguration(project_dir=folder, mcp_enabled=True, **given)
 
 
+@pytest.mark.slow
 def test_a_manager_that_is_used_by_itself_tells_of_its_sessions_and_calls(tmp_path: Path) -> None:
     client = StandIn()
 
@@ -63,6 +64,7 @@ def test_a_manager_that_is_told_to_use_langfuse_and_is_not_used_has_no_thread(tm
     assert client.log == []
 
 
+@pytest.mark.slow
 def test_an_episode_is_told_from_its_beginning_to_its_end(tmp_path: Path) -> None:
     client, llm = StandIn(), MockLLMClient()
     llm.add_response(tool_calls=[{"id": "c1", "name": "box.echo", "arguments": '{"text": "hm"}'}])

@@ -133,6 +133,7 @@ def test_a_turn_without_tools_leaves_the_servers_alone(mode: Mode, tmp_path: Pat
     assert len({*played.pids}) == (1 if mode == "kept" else 2)
 
 
+@pytest.mark.slow
 def test_words_are_shown_as_they_come(mode: Mode, tmp_path: Path) -> None:
     words: list[str] = []
     with episode(mode, tmp_path, DONE, DONE) as played:
@@ -178,6 +179,7 @@ def test_a_dead_server_forces_the_final_or_is_connected_once_more(
     assert len({*played.pids}) == len(played.pids) - kept_on
 
 
+@pytest.mark.slow
 def test_the_last_iteration_forces_the_final(mode: Mode, tmp_path: Path) -> None:
     limits = TurnLimits(max_tool_iterations=1)
     with episode(mode, tmp_path, ECHO, DONE, ECHO, DONE, limits=limits) as played:
@@ -254,6 +256,7 @@ def dying_server(folder: Path) -> StdioServer:
 # --- Limits ---
 
 
+@pytest.mark.slow
 def test_a_turns_limit_holds_and_the_next_turn_is_served(mode: Mode, tmp_path: Path) -> None:
     servers = {"faulty": living(tmp_path, "1", "--silent-at", "call", *STUBBORN)}
     with episode(mode, tmp_path, ECHO, *ONCE, servers=servers, process_limits=QUICK) as played:
@@ -263,6 +266,7 @@ def test_a_turns_limit_holds_and_the_next_turn_is_served(mode: Mode, tmp_path: P
             assert settlements(played.turn()) == ["returned"]
 
 
+@pytest.mark.slow
 def test_a_limit_holds_while_a_session_is_opened(mode: Mode, tmp_path: Path) -> None:
     with episode(
         mode, tmp_path, *ONCE, servers={"faulty": living(tmp_path, "1", "--silent-at", "initialize")}
@@ -273,6 +277,7 @@ def test_a_limit_holds_while_a_session_is_opened(mode: Mode, tmp_path: Path) -> 
     assert not played.said(ConnectFailed), "a turn that is out of time says nothing about the server"
 
 
+@pytest.mark.slow
 def test_budgets_are_the_episodes(mode: Mode, tmp_path: Path) -> None:
     with episode(mode, tmp_path, ECHO, DONE, DONE, budget=Budget(requests=3)) as played:
         assert played.turn().requests == 2
@@ -304,6 +309,7 @@ def test_sampling_is_answered_for_the_turn_that_runs(mode: Mode, tmp_path: Path)
     assert SAMPLED in json.dumps(answers_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_elicitation_reaches_the_person_in_each_turn(mode: Mode, tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -403,6 +409,7 @@ def without_lifetime(path: Path) -> list[EpisodeEnvelope]:
 
 
 @pytest.mark.parametrize("other", ["episode", "ahead", "kept", "beside"])
+@pytest.mark.slow
 def test_traces_are_the_same_but_for_what_a_lifetime_adds(other: Mode, tmp_path: Path) -> None:
     script: list[Step] = [echoes("1", "2"), echoes("3"), DONE]
     for mode in ("turn", other):

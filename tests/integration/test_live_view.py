@@ -90,6 +90,7 @@ def test_an_episode_leaves_the_story_that_a_pipe_gets(tmp_path: Path, columns: i
     assert COLOUR.search(at.sent)
 
 
+@pytest.mark.slow
 def test_a_thinking_model_is_waited_for_in_the_last_row(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     with ScriptedLlmServer([ANSWER, silence()]) as llm, at_terminal(llm, "--turn-timeout", "60") as at:
         rows = at.until_shown("thinking 1 s", "turn 2/3")
@@ -107,6 +108,7 @@ def test_a_thinking_model_is_waited_for_in_the_last_row(at_terminal: Callable[..
     assert any("grue play --resume" in row for row in at.scrolled)
 
 
+@pytest.mark.slow
 def test_a_tool_call_shows_its_time_while_it_runs_and_when_it_is_done(
     at_terminal: Callable[..., GrueAtTerminal],
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_tool_call_shows_its_time_while_it_runs_and_when_it_is_done(
         at.program.kill()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_tool_call_says_that_the_sessions_are_closed(
     at_terminal: Callable[..., GrueAtTerminal],
 ) -> None:
@@ -138,6 +141,7 @@ def test_ctrl_c_in_a_tool_call_says_that_the_sessions_are_closed(
     assert '  faulty.echo (given up): {"text": "hello"}' in at.scrolled
 
 
+@pytest.mark.slow
 def test_the_wait_before_a_retry_is_counted_down(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     def seconds_left(rows: list[str]) -> int:
         shown = re.search(r"asking again in (\d) s", rows[-1]) if rows else None
@@ -153,6 +157,7 @@ def test_the_wait_before_a_retry_is_counted_down(at_terminal: Callable[..., Grue
         at.program.kill()
 
 
+@pytest.mark.slow
 def test_the_models_words_are_shown_as_they_come(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     words = json.dumps({"thinking": "word " * 60, "action": "north", "new_objective": None})
     slow = dripping(text_reply(words), size=80, every_s=0.02)
@@ -166,6 +171,7 @@ def test_the_models_words_are_shown_as_they_come(at_terminal: Callable[..., Grue
         at.program.kill()
 
 
+@pytest.mark.slow
 def test_what_it_costs_is_counted(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     usage = {"prompt_tokens": 1200, "completion_tokens": 34, "total_tokens": 1234, "cost": 0.0125}
     priced = completion({"role": "assistant", "content": ANSWER_TEXT}, usage=usage)
@@ -174,6 +180,7 @@ def test_what_it_costs_is_counted(at_terminal: Callable[..., GrueAtTerminal]) ->
         at.program.kill()
 
 
+@pytest.mark.slow
 def test_an_error_is_said_below_the_story(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     refused = error_reply(401, "No such key.")
     with ScriptedLlmServer([ANSWER, refused]) as llm, at_terminal(llm) as at:
@@ -182,6 +189,7 @@ def test_an_error_is_said_below_the_story(at_terminal: Callable[..., GrueAtTermi
     assert any(row.startswith("grue: ") for row in at.rows)
 
 
+@pytest.mark.slow
 def test_an_episode_that_goes_on_says_so_and_shows_its_turns(
     at_terminal: Callable[..., GrueAtTerminal], tmp_path: Path
 ) -> None:
@@ -196,6 +204,7 @@ def test_an_episode_that_goes_on_says_so_and_shows_its_turns(
             at.program.kill()
 
 
+@pytest.mark.slow
 def test_a_window_may_change_its_size(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     # A frame for the old size may be on its way when the window changes. The terminal then breaks its line,
     # whatever the program does, so some tries may fail.
@@ -229,6 +238,7 @@ def _changes_its_size(at: GrueAtTerminal) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_narrow_terminals_get_what_matters_most(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     with ScriptedLlmServer([ANSWER, silence()]) as llm, at_terminal(llm, columns=40) as at:
         rows = at.until_shown("thinking 1 s", "turn 2/3")
@@ -237,6 +247,7 @@ def test_narrow_terminals_get_what_matters_most(at_terminal: Callable[..., GrueA
         at.program.kill()
 
 
+@pytest.mark.slow
 def test_no_color_leaves_the_status_line_and_takes_the_colours(
     at_terminal: Callable[..., GrueAtTerminal],
 ) -> None:
@@ -246,6 +257,7 @@ def test_no_color_leaves_the_status_line_and_takes_the_colours(
         at.program.kill()
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_plain_lines(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     with ScriptedLlmServer([ANSWER] * 3) as llm, at_terminal(llm, TERM="dumb") as at:
         assert at.ended() == 0
@@ -254,6 +266,7 @@ def test_a_dumb_terminal_gets_plain_lines(at_terminal: Callable[..., GrueAtTermi
     assert any(row.startswith("turn_limit: ") for row in at.rows)
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_what_it_can_show(at_terminal: Callable[..., GrueAtTerminal]) -> None:
     with ScriptedLlmServer([ANSWER, silence()]) as llm, at_terminal(llm, PYTHONIOENCODING="ascii") as at:
         rows = at.until_shown("thinking", "turn 2/3")
@@ -261,6 +274,7 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(at_terminal: Callable[
         at.program.kill()
 
 
+@pytest.mark.slow
 def test_a_stopped_terminal_holds_no_turn_up(
     at_terminal: Callable[..., GrueAtTerminal], tmp_path: Path
 ) -> None:
@@ -281,6 +295,7 @@ def test_a_stopped_terminal_holds_no_turn_up(
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_stopped_terminal(at_terminal: Callable[..., GrueAtTerminal], tmp_path: Path) -> None:
     with ScriptedLlmServer([ANSWER, silence()]) as llm, at_terminal(llm) as at:
         at.until_shown("thinking", "turn 2/3")
@@ -343,6 +358,7 @@ def test_a_slow_reader_of_a_pipe_gets_everything_and_holds_no_turn_up(tmp_path: 
     assert out.count("\n> look\n") == 20
 
 
+@pytest.mark.slow
 def test_a_signal_that_kills_leaves_a_terminal_that_works(
     at_terminal: Callable[..., GrueAtTerminal],
 ) -> None:

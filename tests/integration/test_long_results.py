@@ -273,6 +273,7 @@ def test_a_result_that_no_trace_and_no_process_holds_any_more_is_said_to_be_gone
         assert "no result is kept under the handle" in told(server.requests[-1])
 
 
+@pytest.mark.slow
 def test_a_damaged_trace_of_a_later_turn_hides_no_older_result(tmp_path: Path) -> None:
     script = model(calls("log"), answers(), answers(), reads(first_line=1), answers("read"))
     saved = tmp_path / "talk.jsonl"

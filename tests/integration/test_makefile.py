@@ -53,6 +53,7 @@ def test_an_environment_that_could_not_be_made_is_made_at_the_next_try(tmp_path:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed: apt-get install make")
+@pytest.mark.slow
 def test_in_a_path_with_a_colon_the_advice_is_another_path(tmp_path: Path) -> None:
     """venv refuses such a path."""
     project = tmp_path / "a:b"

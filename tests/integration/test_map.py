@@ -146,6 +146,7 @@ def test_what_fails_is_an_item_with_its_error() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.slow
 def test_concurrency_bounds_servers_and_what_is_taken_ahead(concurrency: int) -> None:
     pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     alive = most = taken = 0
@@ -189,6 +190,7 @@ def test_nothing_begins_before_the_first_item_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("how", ["iterator", "runner"])
+@pytest.mark.slow
 def test_closing_it_early_cancels_what_runs(how: str) -> None:
     pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     ended: list[Any] = []
@@ -292,6 +294,7 @@ def replies(gate: threading.Event) -> Say:
     return say
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_killed_goes_on_from_its_trace(tmp_path: Path) -> None:
     gate = threading.Event()
     trace = tmp_path / "trace.jsonl"
@@ -319,6 +322,7 @@ def test_a_batch_that_was_killed_goes_on_from_its_trace(tmp_path: Path) -> None:
     assert "identical" in replayed.stdout, replayed.stdout + replayed.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_ends_it_within_seconds(tmp_path: Path) -> None:
     gate = threading.Event()
     with model(replies(gate), tool="f.echo") as asked:

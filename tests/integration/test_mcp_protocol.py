@@ -107,6 +107,7 @@ def peer(one_peer: Peer) -> Peer:
     return one_peer
 
 
+@pytest.mark.slow
 def test_listing_has_every_tool_once_with_its_schema(peer: Peer) -> None:
     tools = {tool.tool: tool for tool in peer.client.tools()}
     assert len(tools) > 10
@@ -116,6 +117,7 @@ def test_listing_has_every_tool_once_with_its_schema(peer: Peer) -> None:
     assert tools[name].description
 
 
+@pytest.mark.slow
 def test_invocation_returns_the_result_and_an_error_as_an_error(peer: Peer) -> None:
     content = peer.call(ECHO).content
     # `everything` declares no output schema for it, and returns a text of its own.

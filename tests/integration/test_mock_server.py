@@ -48,6 +48,7 @@ def reference(
         yield mock_mcp_server(transport=request.param, page_size=2)
 
 
+@pytest.mark.slow
 def test_a_client_sees_the_same_server_over_each_wire(reference: Any) -> None:
     with ToolClient({"ref": reference}) as client:
         names = [tool.name for tool in client.tools()]
@@ -61,6 +62,7 @@ def test_a_client_sees_the_same_server_over_each_wire(reference: Any) -> None:
         assert [block["type"] for block in blocks] == ["text", "image", "resource"]
 
 
+@pytest.mark.slow
 def test_a_server_without_initialize_is_opened_over_stdio(nothing_left: None) -> None:
     with ToolClient({"ref": mock_server("--era", "stateless")}) as client:
         opened = client.connect("ref")["ref"]
@@ -142,6 +144,7 @@ def test_the_command_serves_a_server_of_the_users_until_it_is_interrupted(tmp_pa
         (("--stdio", "--era", "old"), "'old' is not one of 'initialize'"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_wrong_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
     done = grue("mock-server", *arguments, cwd=tmp_path)
     assert done.returncode == 2

@@ -123,6 +123,7 @@ def test_if_no_model_can_be_asked_the_error_names_all() -> None:
     assert f"before that a at {one}" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_model_that_could_not_be_asked_is_left_alone_in_the_next_turns(
     tmp_path: Path, second: ScriptedLlmServer
 ) -> None:
@@ -210,6 +211,7 @@ def test_a_later_turn_with_tools_does_not_begin_with_a_model_that_takes_none(
     assert begun == ["a", "c", "qwq"]
 
 
+@pytest.mark.slow
 def test_after_a_summary_by_a_model_that_takes_no_tools_another_model_gets_the_tools(tmp_path: Path) -> None:
     def script(request: LlmRequest) -> LlmReply:
         if "replaced by your summary" in str(request.messages[-1]["content"]):

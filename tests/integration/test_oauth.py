@@ -150,6 +150,7 @@ def test_a_token_that_ends_in_mid_turn_is_refreshed(guarded: Guarded) -> None:
     assert guarded.issuer.refreshed == 1, "the refreshed token is stored"
 
 
+@pytest.mark.slow
 def test_a_stored_token_that_has_ended_is_refreshed_before_it_is_sent(guarded: Guarded) -> None:
     server = logged_in(guarded)
     change(server, expires_at=time.time() - 1)
@@ -168,6 +169,7 @@ def test_a_clock_that_is_wrong_costs_at_most_one_refresh(guarded: Guarded, skew_
     assert guarded.issuer.refreshed == 1
 
 
+@pytest.mark.slow
 def test_a_refresh_that_is_refused_wants_a_login_and_keeps_the_registration(guarded: Guarded) -> None:
     server = logged_in(guarded)
     guarded.issuer.end_access()
@@ -222,6 +224,7 @@ def test_a_token_of_another_process_that_has_ended_too_is_refreshed(guarded: Gua
     assert guarded.issuer.refreshed == 2
 
 
+@pytest.mark.slow
 def test_a_token_that_was_just_issued_and_is_refused_is_not_renewed_again(guarded: Guarded) -> None:
     server = logged_in(guarded)
     guarded.issuer.end_access()
@@ -230,6 +233,7 @@ def test_a_token_that_was_just_issued_and_is_refused_is_not_renewed_again(guarde
     assert guarded.issuer.refreshed == 1
 
 
+@pytest.mark.slow
 def test_a_revoked_login_in_mid_turn_ends_the_session(guarded: Guarded) -> None:
     server = logged_in(guarded)
     with ToolClient({"far": server}) as client:
@@ -279,6 +283,7 @@ def test_two_processes_refresh_once(guarded: Guarded) -> None:
     assert guarded.issuer.refreshed == 1
 
 
+@pytest.mark.slow
 def test_no_token_is_in_a_trace_or_an_error(guarded: Guarded) -> None:
     server = logged_in(guarded)
     record = change(server)
@@ -293,6 +298,7 @@ def test_no_token_is_in_a_trace_or_an_error(guarded: Guarded) -> None:
         assert secret not in repr(server)
 
 
+@pytest.mark.slow
 def test_a_redirect_to_another_host_gets_no_token(guarded: Guarded, tmp_path: Path) -> None:
     record = tmp_path / "record"
     with real_http_server("--record", str(record)) as elsewhere:
@@ -304,11 +310,13 @@ def test_a_redirect_to_another_host_gets_no_token(guarded: Guarded, tmp_path: Pa
     assert not record.exists() or "access-" not in record.read_text()
 
 
+@pytest.mark.slow
 def test_a_server_that_wants_no_login_says_so(guarded: Guarded) -> None:
     with faulty_http_server() as url, pytest.raises(LoginRefused, match="does not ask for a login"):
         log_in(HttpServer(name="far", url=url, auth=OAuth()), press_yes)
 
 
+@pytest.mark.slow
 def test_a_person_who_declines_is_no_fault_of_the_configuration(guarded: Guarded) -> None:
     def press_no(address: str) -> None:
         back = parse_qs(urlsplit(address).query)["redirect_uri"][0]
@@ -365,6 +373,7 @@ def test_the_command_says_what_is_stored_and_until_when(guarded: Guarded, tmp_pa
 
 @pytest.mark.parametrize("configured", ["", "bare", "with a slash"])
 @pytest.mark.parametrize("slashed", ["issuer", "authorization_servers"])
+@pytest.mark.slow
 def test_a_slash_at_the_end_of_an_issuer_makes_no_difference(
     guarded: Guarded, slashed: str, configured: str
 ) -> None:
@@ -394,6 +403,7 @@ def test_nobody_logs_in_at_another_server_than_the_configured_issuer(
 
 
 @pytest.mark.parametrize("client_id", [None, "registered-there"])
+@pytest.mark.slow
 def test_a_server_without_metadata_is_not_taken_for_the_configured_issuer(
     guarded: Guarded, client_id: str | None
 ) -> None:
@@ -405,6 +415,7 @@ def test_a_server_without_metadata_is_not_taken_for_the_configured_issuer(
     log_in(guarded.spec(issuer=guarded.url.removesuffix("/mcp")), press_yes)
 
 
+@pytest.mark.slow
 def test_of_several_authorization_servers_the_configured_one_is_used(guarded: Guarded) -> None:
     bare = guarded.url.removesuffix("/mcp")
     guarded.issuer.rewrite = rewriting(authorization_servers=["https://elsewhere.example", f"{bare}/"])

@@ -97,6 +97,7 @@ def test_the_identity_token_is_exchanged_once_and_names_both_servers(
     assert guarded.issuer.asserted == ["alice"]
 
 
+@pytest.mark.slow
 def test_a_token_that_ends_in_mid_turn_is_exchanged_anew_with_the_file_of_that_moment(
     guarded: Guarded, provider: IdentityProvider, tmp_path: Path
 ) -> None:
@@ -114,12 +115,14 @@ def test_a_token_that_ends_in_mid_turn_is_exchanged_anew_with_the_file_of_that_m
     assert pair == "agent-at-work:hush%20hush"
 
 
+@pytest.mark.slow
 def test_two_persons_share_no_token(guarded: Guarded, provider: IdentityProvider) -> None:
     for person in ("alice", "bob", "alice"):
         assert echoed(spec(guarded, provider, identity_token=provider.log_in(person))) == "hi"
     assert guarded.issuer.asserted == ["alice", "bob"]
 
 
+@pytest.mark.slow
 def test_no_token_assertion_or_secret_is_in_a_trace_or_an_error(
     guarded: Guarded, provider: IdentityProvider
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_login_is_kept_in_the_keyring_refreshed_and_forgotten(guarded: Guarded
     assert json.loads((tmp_path / "keyring.json").read_text()) == {}
 
 
+@pytest.mark.slow
 def test_without_a_keyring_a_session_and_a_login_name_the_file(guarded: Guarded) -> None:
     keyring.set_keyring(keyring.backends.fail.Keyring())
     server = guarded.spec(keep_tokens_in="keyring")

@@ -47,6 +47,7 @@ def turn_for(command):
 
 
 @pytest.mark.parametrize("strict_names", [False, True])
+@pytest.mark.slow
 def test_three_iterations_through_a_real_server(strict_names):
     received = []
     recorder = Recorder()

@@ -14,6 +14,7 @@ TURNS = 4
 
 
 @pytest.mark.parametrize("mode", ["episode", "ahead", "kept"])
+@pytest.mark.slow
 def test_the_turns_of_an_episode_share_one_connection(mode: Mode) -> None:
     pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     with patient_model() as model, assert_nothing_left(), model.runner(mode) as runner:
@@ -34,6 +35,7 @@ def test_a_turn_that_is_an_episode_of_its_own_leaves_none_open() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.slow
 def test_the_turns_of_a_batch_share_as_many_connections_as_run_at_once(concurrency: int) -> None:
     def say(request: LlmRequest) -> LlmReply:
         called = any(message["role"] == "tool" for message in request.messages)

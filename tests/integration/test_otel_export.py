@@ -45,6 +45,7 @@ def collected(**given: Any) -> tuple[OtlpReceiver, Watched]:
     return receiver, watched
 
 
+@pytest.mark.slow
 def test_a_real_turn_arrives_at_a_collector() -> None:
     receiver, watched = collected(replies=[echoes("one", "two"), answer("take lamp")])
     assert watched.outcome.response == "take lamp"
@@ -104,6 +105,7 @@ PIPES = (
 )
 
 
+@pytest.mark.slow
 def test_a_runners_turn_has_a_clean_root_and_no_difference_to_the_conventions() -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -137,6 +139,7 @@ def test_a_runners_turn_has_a_clean_root_and_no_difference_to_the_conventions() 
     assert differences(MCP_TOOL, receiver.one("execute_tool faulty.echo").attributes, PIPES) == []
 
 
+@pytest.mark.slow
 def test_a_timeout_and_what_it_skips_arrive_too() -> None:
     receiver, _ = collected(
         replies=[echoes("one", "two", "three"), answer()], flags=("--silent-at", "call"), call_s=0.2
@@ -149,6 +152,7 @@ def test_a_timeout_and_what_it_skips_arrive_too() -> None:
     assert session.events[0][1]["grue.tool_name"] == "faulty.echo"
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_arrives_too() -> None:
     receiver, _ = collected(replies=[echoes("one"), answer("look")], flags=("--kill-at", "call"))
     tool: Received = receiver.one("execute_tool faulty.echo")

@@ -82,6 +82,7 @@ def runner(model: WordedModel, mode: Mode, *flags: str, **more: Any) -> Runner:
 
 
 @pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
+@pytest.mark.slow
 def test_tools_are_listed_and_called_before_between_and_after_turns(
     model: WordedModel, mode: Mode, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_with_lifetime_turn_and_without_kept_sessions_each_call_has_a_session_of
             assert len(set(pids)) == 2, mode
 
 
+@pytest.mark.slow
 def test_a_kept_session_serves_turns_and_calls(model: WordedModel) -> None:
     with runner(model, "kept") as one:
         heard = Heard(one.recorder)
@@ -122,6 +124,7 @@ def test_a_kept_session_serves_turns_and_calls(model: WordedModel) -> None:
         assert len(heard.of(ToolReturned)) == 4
 
 
+@pytest.mark.slow
 def test_a_prewarmed_session_is_left_to_its_turn(model: WordedModel) -> None:
     with runner(model, "ahead") as one:
         heard = Heard(one.recorder)
@@ -137,6 +140,7 @@ def test_a_prewarmed_session_is_left_to_its_turn(model: WordedModel) -> None:
         assert own not in (first, prewarmed.pid)
 
 
+@pytest.mark.slow
 def test_a_call_to_a_kept_session_waits_for_the_batch_of_a_running_turn(
     model: WordedModel, tmp_path: Path
 ) -> None:
@@ -161,6 +165,7 @@ def test_a_call_to_a_kept_session_waits_for_the_batch_of_a_running_turn(
 
 
 @pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
+@pytest.mark.slow
 def test_the_async_twins_do_the_same(model: WordedModel, mode: Mode) -> None:
     async def use(one: Runner) -> None:
         assert (await one.tools_async())[0].name == "faulty.echo"
@@ -225,6 +230,7 @@ def test_a_function_that_serves_any_name_is_called_and_may_be_denied(model: Word
             one.call("own.drop_all", check=True)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_an_error_with_its_cause(model: WordedModel) -> None:
     with runner(model, "turn", "--exit-at", "start", "--stderr", "no disk") as one:
         for use in (one.tools, lambda: one.call("faulty.echo"), lambda: one.request("faulty", "ping")):
@@ -259,6 +265,7 @@ def test_from_inside_a_turn_it_is_an_error_at_once(model: WordedModel, mode: Mod
         assert refused == [], "another runner's tools may be used"
 
 
+@pytest.mark.slow
 def test_a_kept_session_that_died_is_replaced(model: WordedModel) -> None:
     with runner(model, "kept", "--exit-at", "call") as one:
         heard = Heard(one.recorder)
@@ -281,6 +288,7 @@ def test_ctrl_c_cancels_the_call_and_leaves_no_process(model: WordedModel, mode:
 
 
 @pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
+@pytest.mark.slow
 def test_each_thread_gets_its_own_answers(model: WordedModel, mode: Mode) -> None:
     answers: dict[str, object] = {}
     with runner(model, mode) as one:
@@ -310,6 +318,7 @@ def reference(mode: Mode, model: WordedModel, mock: Any) -> Runner:
 
 
 @pytest.mark.parametrize("mode", ["turn", "kept"])
+@pytest.mark.slow
 def test_prompts_resources_templates_and_completions(model: WordedModel, mode: Mode, mock: Any) -> None:
     with reference(mode, model, mock) as one:
         heard = Heard(one.recorder)
@@ -331,6 +340,7 @@ def test_prompts_resources_templates_and_completions(model: WordedModel, mode: M
         assert {body.method for body in heard.of(ServerRequested)} >= {"prompts/get", "completion/complete"}
 
 
+@pytest.mark.slow
 def test_results_keep_the_servers_own_content_blocks(model: WordedModel, mock: Any) -> None:
     with reference("turn", model, mock) as one:
         heard = Heard(one.recorder)
@@ -342,6 +352,7 @@ def test_results_keep_the_servers_own_content_blocks(model: WordedModel, mock: A
         assert [body.result.blocks for body in heard.of(ToolReturned)] == [(), ()], "recorded once only"
 
 
+@pytest.mark.slow
 def test_a_subscription_needs_a_session_that_stays_and_its_updates_are_recorded(
     model: WordedModel, mock: Any
 ) -> None:
@@ -359,6 +370,7 @@ def test_a_subscription_needs_a_session_that_stays_and_its_updates_are_recorded(
         assert [note.text for note in heard.of(ServerNoted) if note.kind == "updated"] == [uri["uri"]]
 
 
+@pytest.mark.slow
 def test_a_refused_and_an_unanswered_request_are_typed_errors(model: WordedModel, mock: Any) -> None:
     with reference("turn", model, mock) as one:
         with pytest.raises(MCPRequestError, match="refused prompts/get") as refused:

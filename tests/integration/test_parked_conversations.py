@@ -152,6 +152,7 @@ def close(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.slow
 def test_a_conversation_goes_on_after_a_park_as_if_nothing_had_happened(
     tmp_path: Path, server: ScriptedLlmServer, wire: WireName
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_conversation_goes_on_after_a_park_as_if_nothing_had_happened(
 
 
 @pytest.mark.parametrize("by", ["the conversation", "the runner"])
+@pytest.mark.slow
 def test_another_process_goes_on_with_the_saved_conversation(place: Place, by: str) -> None:
     first = place.runner(trace=True)
     place.park(first).close()
@@ -200,6 +202,7 @@ def test_another_process_goes_on_with_the_saved_conversation(place: Place, by: s
     place.agree()
 
 
+@pytest.mark.slow
 def test_a_conversation_without_a_file_goes_on_from_its_trace(place: Place) -> None:
     first = place.runner(trace=True)
     live = place.park(first, saved=False)
@@ -215,6 +218,7 @@ def test_a_conversation_without_a_file_goes_on_from_its_trace(place: Place) -> N
         assert after.parked_turn is None
 
 
+@pytest.mark.slow
 def test_a_resumed_turn_has_all_that_was_said_in_it_whatever_was_cleared(
     tmp_path: Path,
 ) -> None:
@@ -271,6 +275,7 @@ def test_while_a_turn_is_parked_nothing_else_is_asked(place: Place) -> None:
     close(runner)
 
 
+@pytest.mark.slow
 def test_a_parked_turn_can_be_given_up_or_left_to_a_branch(place: Place) -> None:
     runner = place.runner(trace=True)
     talk = place.park(runner)
@@ -325,6 +330,7 @@ def test_a_question_without_a_decision_parks_the_turn_again(place: Place) -> Non
     place.agree()
 
 
+@pytest.mark.slow
 def test_a_file_that_does_not_fit_is_refused_and_consumes_nothing(place: Place) -> None:
     first = place.runner(trace=True)
     talk = first.conversation("Be brief.", path=place.talk, name="talk")
@@ -356,6 +362,7 @@ def test_a_file_that_does_not_fit_is_refused_and_consumes_nothing(place: Place) 
     assert place.deleted == ["old.txt"]
 
 
+@pytest.mark.slow
 def test_servers_that_do_not_start_leave_the_turn_parked(place: Place) -> None:
     first = place.runner(trace=True)
     place.park(first).close()

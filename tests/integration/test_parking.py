@@ -89,6 +89,7 @@ def bodies(job: Job, *kinds: type) -> list[Any]:
     return [item.body for item in read_episode(job.folder).envelopes if isinstance(item.body, kinds)]
 
 
+@pytest.mark.slow
 def test_a_parked_turn_is_resumed_by_another_process(job: Job, stage: Stage) -> None:
     (said,) = stage.do(job)
     assert said.startswith("ApprovalPending: Turn 1 waits for an approval of box.delete.")
@@ -108,6 +109,7 @@ def test_a_parked_turn_is_resumed_by_another_process(job: Job, stage: Stage) -> 
     assert parked_turns(job.folder) == []
 
 
+@pytest.mark.slow
 def test_a_denial_is_told_to_the_model_and_skips_nothing_else(job: Job, stage: Stage) -> None:
     stage.do(job)
     (said,) = stage.do(replace(job, action="resume", decide="deny"))
@@ -117,6 +119,7 @@ def test_a_denial_is_told_to_the_model_and_skips_nothing_else(job: Job, stage: S
     assert bodies(job, ToolSkipped) == []
 
 
+@pytest.mark.slow
 def test_changed_arguments_are_used_and_told_to_the_model(job: Job, stage: Stage) -> None:
     stage.do(job)
     (said,) = stage.do(replace(job, action="resume", decide="change"))
@@ -124,6 +127,7 @@ def test_changed_arguments_are_used_and_told_to_the_model(job: Job, stage: Stage
     assert 'The user changed the arguments of this call to {"name":"new.txt"}' in said
 
 
+@pytest.mark.slow
 def test_an_expired_question_is_denied(job: Job, stage: Stage) -> None:
     job = replace(job, park_for_s=0.01)
     stage.do(job)
@@ -147,6 +151,7 @@ def test_two_decisions_at_once_are_used_once(job: Job, stage: Stage) -> None:
     assert len(bodies(job, TurnResumed)) == 1
 
 
+@pytest.mark.slow
 def test_a_park_is_consumed_once(job: Job, stage: Stage) -> None:
     stage.do(job)
     stage.do(replace(job, action="resume"))
@@ -156,6 +161,7 @@ def test_a_park_is_consumed_once(job: Job, stage: Stage) -> None:
     assert deleted(job) == ["old.txt"]
 
 
+@pytest.mark.slow
 def test_a_changed_definition_is_asked_about_again(job: Job, stage: Stage) -> None:
     stage.do(job)
     changed = replace(job, action="resume", description="Delete a file, and another one.")
@@ -166,6 +172,7 @@ def test_a_changed_definition_is_asked_about_again(job: Job, stage: Stage) -> No
     assert deleted(job) == ["old.txt"]
 
 
+@pytest.mark.slow
 def test_without_a_decision_the_question_is_asked_again(job: Job, stage: Stage) -> None:
     stage.do(job)
     (said,) = stage.do(replace(job, action="resume", decide=""))
@@ -175,6 +182,7 @@ def test_without_a_decision_the_question_is_asked_again(job: Job, stage: Stage) 
     assert bodies(job, TurnCompleted)[0].requests == 3
 
 
+@pytest.mark.slow
 def test_questions_can_be_answered_one_after_the_other(tmp_path: Path) -> None:
     """Also by changing one's mind about the first one. Between the answers the turn is parked again."""
     made: list[str] = []
@@ -404,6 +412,7 @@ def test_a_running_turn_is_not_resumed(job: Job) -> None:
     assert deleted(job) == ["old.txt"]
 
 
+@pytest.mark.slow
 def test_what_was_said_before_and_after_the_park_is_one_conversation(job: Job, stage: Stage) -> None:
     stage.do(job)
     stage.do(replace(job, action="resume"))
@@ -426,6 +435,7 @@ def test_start_turn_raises_it_and_a_batch_yields_it(job: Job) -> None:
         assert KEPT in made.resume(job.folder, decisions, turn=2).response
 
 
+@pytest.mark.slow
 def test_parking_needs_a_trace_file(job: Job, llm: ScriptedLlmServer) -> None:
     with runner(job, trace=False) as made, pytest.raises(MCPConfigError, match="Parking needs a trace file"):
         made.run_turn(TurnRequest(system="s", user="u"))
@@ -448,6 +458,7 @@ def test_a_turn_whose_trace_lost_a_secret_is_not_parked(job: Job) -> None:
     assert deleted(job) == []
 
 
+@pytest.mark.slow
 def test_a_call_that_cannot_be_put_on_file_is_not_made(
     job: Job, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ def result(folder: Path) -> dict[str, object]:
     return parsed
 
 
+@pytest.mark.slow
 def test_the_house_is_won_offline_with_a_fresh_process_every_turn(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--seed", "7", "--run-dir", "run", cwd=tmp_path)
     assert played.returncode == 0, played.stderr
@@ -92,6 +93,7 @@ def test_an_npm_server_is_called_for_real(tmp_path: Path) -> None:
     assert not any(body["result"]["is_error"] for body in returned)
 
 
+@pytest.mark.slow
 def test_any_compatible_endpoint_plays_the_same_turn(tmp_path: Path) -> None:
     thought = {"thought": "A gate.", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
     answer = text_reply(json.dumps({"thinking": "why not", "action": "north", "new_objective": None}))
@@ -127,6 +129,7 @@ def test_p48_without_tools_the_request_requires_the_answers_shape(tmp_path: Path
     assert played.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_r2_6_servers_that_are_ignored_and_keys_without_effect_are_named(tmp_path: Path) -> None:
     alone = {**faulty(), "autoApprove": ["*"]}
     config = write_servers(tmp_path / "mcp.json", faulty={**alone, "oauth": {}}, two=alone)
@@ -142,6 +145,7 @@ def test_r2_6_servers_that_are_ignored_and_keys_without_effect_are_named(tmp_pat
     assert "[WARNING] Turn 0: Only the first MCP server is used, 'faulty'; ignored: two\n" in log
 
 
+@pytest.mark.slow
 def test_json_is_one_object_a_line(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--seed", "7", "--turns", "12", "--json", cwd=tmp_path)
     entries = [json.loads(line) for line in played.stdout.splitlines()]
@@ -152,6 +156,7 @@ def test_json_is_one_object_a_line(tmp_path: Path) -> None:
     assert entries[-1]["reason"] == "turn_limit"
 
 
+@pytest.mark.slow
 def test_quiet_says_only_how_it_ended(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--turns", "2", "--quiet", cwd=tmp_path)
     lines = played.stdout.split("\n")
@@ -160,6 +165,7 @@ def test_quiet_says_only_how_it_ended(tmp_path: Path) -> None:
     assert len(lines) == 4
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_its_owners_and_complete(tmp_path: Path) -> None:
     grue("play", "--offline", "--turns", "2", "--quiet", cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -197,6 +203,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in complaint
 
 
+@pytest.mark.slow
 def test_a_secret_in_the_servers_environment_is_nowhere_in_the_run_folder(tmp_path: Path) -> None:
     secret = 'planted-7c1d9e-/"quoted"-value'
     entry = {**faulty(), "env": {"DEMO_TOKEN": secret}}
@@ -246,6 +253,7 @@ def test_cold_the_first_server_starts_before_what_talks_to_it_is_imported(
     assert imported == "True", "the program is another one by now: look for what it imports"
 
 
+@pytest.mark.slow
 def test_with_spares_beside_each_turn_uses_what_was_started_beside_the_one_before(
     tmp_path: Path,
 ) -> None:
@@ -258,6 +266,7 @@ def test_with_spares_beside_each_turn_uses_what_was_started_beside_the_one_befor
     assert opened[1:] == spares[:2]
 
 
+@pytest.mark.slow
 def test_with_spares_beside_the_next_turns_server_is_ready_before_a_turns_model_has_answered(
     tmp_path: Path,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from commands import grue
 
 from grue.messages import ToolCalled, ToolDenied
@@ -14,6 +15,7 @@ verdict = "ask"
 """
 
 
+@pytest.mark.slow
 def test_without_a_terminal_every_call_is_denied_and_the_game_goes_on(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(POLICY)
     grue("play", "--offline", "--turns", "10", "--run-dir", "run", cwd=tmp_path)

@@ -57,6 +57,7 @@ def says(played: object, status: int, *texts: str) -> None:
     assert len(stderr.strip().splitlines()) <= 12, "a sentence or two, and the facts"
 
 
+@pytest.mark.slow
 def test_the_bundled_server_is_named_with_the_way_to_have_none(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--turns", "1", cwd=tmp_path)
     says(
@@ -70,6 +71,7 @@ def test_the_bundled_server_is_named_with_the_way_to_have_none(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_r14_4_without_mcp_the_install_command_is_named(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--turns", "1", cwd=tmp_path, before=WITHOUT_MCP)
     says(played, 2, "pip install 'mcp>=2.3,<3'")
@@ -90,6 +92,7 @@ def test_without_an_interpreter_the_install_commands_are_named(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("game", ["chess", "missing.z3", "notes.txt"])
+@pytest.mark.slow
 def test_a_game_that_is_none_is_named(tmp_path: Path, game: str) -> None:
     says(grue("play", "--offline", "--game", game, cwd=tmp_path), 2, game)
 
@@ -106,18 +109,21 @@ def test_r2_2_a_missing_mcp_config_says_what_to_do(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing was started, and nothing is left"
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_leaves_no_run_folder(tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text('{"mcpServers": {"a": {"command": "x", "env": {"K": "${NOT_SET}"}}}}')
     says(grue("play", "--offline", "--mcp-config", "mcp.json", cwd=tmp_path), 2, "NOT_SET")
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_unknown_key_in_the_mcp_table_suggests_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.mcp]\nmax_tool_iteration = 3\n")
     played = grue("play", "--offline", cwd=tmp_path)
     says(played, 2, "max_tool_iteration", "max_tool_iterations")
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     played = grue("play", "--offline", "--run-dir", "file/run", cwd=tmp_path)
@@ -135,6 +141,7 @@ def test_a_missing_key_is_told_before_anything_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
+@pytest.mark.slow
 def test_an_endpoint_that_refuses_ends_the_episode(tmp_path: Path, status: int) -> None:
     refusal = error_reply(status, "not today", code=status)
     with ScriptedLlmServer([refusal] * 3) as server:
@@ -145,6 +152,7 @@ def test_an_endpoint_that_refuses_ends_the_episode(tmp_path: Path, status: int) 
     assert bodies(tmp_path / "run", "EpisodeEnded")[0]["reason"] == "failed"
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_nobody_serves_ends_the_episode_in_its_first_turn(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -160,6 +168,7 @@ def test_an_endpoint_that_nobody_serves_ends_the_episode_in_its_first_turn(tmp_p
     assert len(bodies(tmp_path / "run", "CompletionRetried")) == 1
 
 
+@pytest.mark.slow
 def test_an_episode_of_nothing_but_fallbacks_has_failed(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.retry]\nmax_retries = 0\n")
     failure = error_reply(500, "out of order", code=500)
@@ -175,6 +184,7 @@ def test_an_episode_of_nothing_but_fallbacks_has_failed(tmp_path: Path) -> None:
     assert "\\n" not in played.stdout
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_only_fails_is_not_played_on_silently(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.retry]\nmax_retries = 0\n")
     failure = error_reply(500, "out of order", code=500)
@@ -201,6 +211,7 @@ def test_r6_1_a_command_that_does_not_exist(tmp_path: Path, llm: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_r6_1_a_server_that_exits_at_once_shows_its_last_words(tmp_path: Path, llm: str) -> None:
     entry = faulty("--exit-at", "start", "--exit-status", "3", "--stderr", "no config: set FOO")
     config = write_servers(tmp_path / "mcp.json", broken=entry)
@@ -210,6 +221,7 @@ def test_r6_1_a_server_that_exits_at_once_shows_its_last_words(tmp_path: Path, l
     )
 
 
+@pytest.mark.slow
 def test_r6_1_a_server_that_never_answers_is_given_its_start_up_time(tmp_path: Path, llm: str) -> None:
     write_servers(tmp_path / "mcp_config.json", mute=faulty("--silent-at", "initialize"))
     (tmp_path / "pyproject.toml").write_text(
@@ -219,6 +231,7 @@ def test_r6_1_a_server_that_never_answers_is_given_its_start_up_time(tmp_path: P
     says(played, 1, "Failed to start MCP server 'mute': ", "within 0.5 s")
 
 
+@pytest.mark.slow
 def test_r6_1_a_node_server_that_fails_is_told_what_to_check(tmp_path: Path, llm: str) -> None:
     config = write_servers(
         tmp_path / "mcp.json", thoughtbox={"command": "npx", "args": ["-y", "--no-such-flag"]}
@@ -286,6 +299,7 @@ def test_p26_p27_r6_7_a_later_failure_retries_once_in_its_turn_then_disables(
         assert "MCP session retry successful" in log
 
 
+@pytest.mark.slow
 def test_an_unreadable_trace_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     says(grue("trace", "show", "notes.txt", cwd=tmp_path), 1, "is not a grue trace")

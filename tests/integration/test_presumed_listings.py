@@ -149,6 +149,7 @@ def test_a_turn_without_calls_still_waits_for_its_sessions(
 
 
 @pytest.mark.parametrize("options", [{}, {"start": "before"}])
+@pytest.mark.slow
 def test_nothing_is_presumed_without_a_listing_or_when_it_is_switched_off(
     tmp_path: Path, listed: tuple[ToolDefinition, ...], options: dict[str, Any]
 ) -> None:
@@ -158,6 +159,7 @@ def test_nothing_is_presumed_without_a_listing_or_when_it_is_switched_off(
     assert turn.of(ToolsPresumed) == []
 
 
+@pytest.mark.slow
 def test_a_listing_that_does_not_fit_its_lock_is_not_used(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_tool_that_has_changed_drops_the_reply_that_calls_it(
     assert (turn.outcome.requests, turn.dropped, turn.outcome.usage.input_tokens) == (3, 1, 30)
 
 
+@pytest.mark.slow
 def test_a_tool_that_has_changed_and_is_not_called_is_offered_anew(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:
@@ -210,6 +213,7 @@ def test_a_tool_that_drifted_against_the_lock_and_is_refused_counts_as_gone(
     assert turn.dropped == 1
 
 
+@pytest.mark.slow
 def test_annotations_are_trusted_as_in_a_live_listing(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:
@@ -239,6 +243,7 @@ def test_r6_7_a_retry_runs_behind_the_request(tmp_path: Path, listed: tuple[Tool
     assert turn.of(RequestCompletion)[1].presumed
 
 
+@pytest.mark.slow
 def test_a_server_that_is_disabled_in_a_later_turn_drops_the_reply_and_degrades_the_turn(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:
@@ -462,6 +467,7 @@ def test_an_episode_that_is_resumed_presumes_what_its_trace_has_listed_where_the
         assert sources(trace) == expected
 
 
+@pytest.mark.slow
 def test_a_conversation_that_goes_on_from_its_trace_presumes_what_that_has_listed(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:

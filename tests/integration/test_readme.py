@@ -68,6 +68,7 @@ def test_the_excerpts_are_short_and_say_that_the_model_is_a_script() -> None:
     assert any(line.startswith("won: 100 of 100 points") for line in play)
 
 
+@pytest.mark.slow
 def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
     """Only the endpoint and the server's command are other ones: there is neither on this machine."""
     program, *arguments = faulty_server.argv()

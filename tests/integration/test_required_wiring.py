@@ -113,6 +113,7 @@ class SlowStandIn(StandIn):
 # --- The manager as it is ---
 
 
+@pytest.mark.slow
 def test_r7_the_managers_logger_and_langfuse_client_hear_of_every_turn(tmp_path: Path, log: Log) -> None:
     config, langfuse = configuration(tmp_path), StandIn()
     manager = MCPManager(config, log.logger, langfuse)
@@ -169,6 +170,7 @@ def test_p32_a_langfuse_client_that_hangs_holds_up_one_turn_and_only_for_so_long
 
 
 @pytest.mark.parametrize("agents", ["seed-wiring", "seed-wiring.agent", None])
+@pytest.mark.slow
 def test_r7_a_logger_that_agent_and_manager_share_hears_of_everything_once(
     tmp_path: Path, log: Log, agents: str | None
 ) -> None:
@@ -179,6 +181,7 @@ def test_r7_a_logger_that_agent_and_manager_share_hears_of_everything_once(
     assert log.events == EVENTS_OF_A_TURN
 
 
+@pytest.mark.slow
 def test_r7_a_logger_above_the_managers_hears_of_everything_once(tmp_path: Path, log: Log) -> None:
     config, below = configuration(tmp_path), Log(logging.getLogger("seed-wiring.mcp"))
     manager = MCPManager(config, below.logger)
@@ -186,6 +189,7 @@ def test_r7_a_logger_above_the_managers_hears_of_everything_once(tmp_path: Path,
     assert log.events == below.events == EVENTS_OF_A_TURN
 
 
+@pytest.mark.slow
 def test_r7_two_loggers_hear_of_everything_once_each(tmp_path: Path, log: Log) -> None:
     config, other = configuration(tmp_path), Log(logging.getLogger("seed-wiring-other"))
     manager = MCPManager(config, log.logger)
@@ -206,6 +210,7 @@ def test_agents_that_share_a_recorder_tell_the_managers_client_once(tmp_path: Pa
         assert [name for _, name in langfuse.tree()].count("mcp-tool-box.echo") == count
 
 
+@pytest.mark.slow
 def test_used_by_itself_after_a_turn_the_manager_tells_again(tmp_path: Path, log: Log) -> None:
     config = configuration(tmp_path)
     manager = Noting(config, log.logger)
@@ -341,6 +346,7 @@ def sys_executable() -> str:
     return faulty_server.argv()[0]
 
 
+@pytest.mark.slow
 def test_r6_7_r6_9_a_later_start_is_tried_once_more_and_then_given_up(tmp_path: Path, log: Log) -> None:
     config = configuration(tmp_path)
     manager, client = Noting(config, log.logger), thinking()
@@ -366,6 +372,7 @@ def configuration_that_fails(folder: Path, manager: MCPManager) -> Any:
         (("--silent-at", "call"), "answered", "mcp_tool_timeout"),
     ],
 )
+@pytest.mark.slow
 def test_r6_a_call_that_goes_wrong_in_an_override_means_what_it_always_means(
     tmp_path: Path, log: Log, flags: tuple[str, ...], kind: str, event: str
 ) -> None:
@@ -376,6 +383,7 @@ def test_r6_a_call_that_goes_wrong_in_an_override_means_what_it_always_means(
     assert log.events[event] == 1
 
 
+@pytest.mark.slow
 def test_a_session_of_an_override_is_in_the_trace_as_any_other(tmp_path: Path) -> None:
     seen: dict[str, list[Any]] = {}
     for kind in (MCPManager, Noting):
@@ -394,6 +402,7 @@ def test_a_session_of_an_override_is_in_the_trace_as_any_other(tmp_path: Path) -
     assert kinds["Noting"] == kinds["MCPManager"]
 
 
+@pytest.mark.slow
 def test_an_override_that_leaves_its_session_open_leaves_no_process(tmp_path: Path) -> None:
     class Forgetful(MCPManager):
         async def disconnect_session(self) -> None:

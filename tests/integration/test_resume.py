@@ -122,6 +122,7 @@ def test_a_folder_that_is_no_run_is_refused(grue: Run) -> None:
     assert [path.name for path in Path("empty").iterdir()] == []
 
 
+@pytest.mark.slow
 def test_an_episode_that_is_still_being_played_is_refused(grue: Run) -> None:
     folder = play_offline(grue, "run", 1)
     before = read_episode(folder).envelopes[-1].seq
@@ -145,6 +146,7 @@ def test_an_episode_of_another_host_is_refused(grue: Run, settings: dict[str, An
     says(grue("play", "--resume", "run"), 2, words)
 
 
+@pytest.mark.slow
 def test_another_version_of_the_game_leaves_everything_as_it_was(
     grue: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +223,7 @@ def test_json_and_quiet_output(grue: Run) -> None:
     assert len(quiet.splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_it_is_played_where_it_was_started_whence_ever_it_is_resumed(
     grue: Run, llm: ScriptedLlmServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -331,6 +334,7 @@ def test_p27_a_server_that_was_given_up_stays_so(grue: Run, llm: ScriptedLlmServ
     [("3", "5", ["answered"] * 4), ("3,4", "4", ["answered", "answered", "degraded", "degraded"])],
     ids=["the retry works", "the retry fails"],
 )
+@pytest.mark.slow
 def test_d12_p26_a_resumed_turn_is_never_the_first(
     grue: Run, llm: ScriptedLlmServer, failing: str, spawns: str, kinds: list[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_what_has_not_changed_is_not_told(project: Project) -> None:
         (Project.renamed, "the MCP server 'mind'", "the MCP server 'brain'"),
     ],
 )
+@pytest.mark.slow
 def test_another_server_or_none_is_refused_and_leaves_everything_as_it_was(
     project: Project, change: Callable[[Project], None], was: str, now: str
 ) -> None:

@@ -43,6 +43,7 @@ def agent(folder: Path, llm: ScriptedLlmServer, text: str = "") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_example_is_solved_without_a_key(ran: Path) -> None:
     said = (ran / "stdout").read_text()
     assert "The model is a script that comes with grue. No LLM is used." in said
@@ -66,6 +67,7 @@ def test_the_readme_shows_what_the_example_prints(ran: Path) -> None:
             assert line in said
 
 
+@pytest.mark.slow
 def test_the_trace_tools_work_on_its_folder(ran: Path) -> None:
     assert replay(ran / "run") == 5
     shown = grue("trace", "show", "run", cwd=ran)
@@ -80,12 +82,14 @@ def test_the_trace_tools_work_on_its_folder(ran: Path) -> None:
     assert grue("trace", "diagram", "run", cwd=ran).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_is_not_resumed(ran: Path) -> None:
     again = grue("run", "--resume", "run", cwd=ran)
     assert again.returncode == 1
     assert "it is over (the task is done)" in again.stderr
 
 
+@pytest.mark.slow
 def test_json_has_an_object_a_line_and_the_result_last(tmp_path: Path) -> None:
     with scripted(act(("note", {"text": "a"}), thought="first"), act(finish("ok"))) as (llm, _):
         path = agent(tmp_path, llm)
@@ -123,6 +127,7 @@ def test_json_has_an_object_a_line_and_the_result_last(tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_the_exit_status_says_how_it_ended(
     tmp_path: Path, text: str, actions: list[tuple[str, dict[str, object]]], status: int, reason: str
 ) -> None:
@@ -136,6 +141,7 @@ def test_the_exit_status_says_how_it_ended(
         assert grue("run", "--resume", "run", cwd=tmp_path).returncode == 3, "it waits on"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     missing = grue("run", "Do it.", cwd=tmp_path)
     assert (missing.returncode, missing.stdout) == (2, "")
@@ -147,6 +153,7 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     assert "There is no key for" in grue("run", "Do it.", cwd=tmp_path).stderr
 
 
+@pytest.mark.slow
 def test_texts_of_models_and_tools_are_escaped_and_a_run_without_its_servers_goes_on(tmp_path: Path) -> None:
     command, *args = faulty_server.argv()
     servers = json.dumps({"s": {"command": command, "args": args}})

@@ -22,6 +22,7 @@ def episode(path: Path, when: int, **result: object) -> None:
     os.utime(path, (when, when))
 
 
+@pytest.mark.slow
 def test_runs_lists_the_latest_first_with_how_each_ended(tmp_path: Path) -> None:
     episode(
         tmp_path / "runs/old/trace.jsonl", 1000, reason="won", turns=1, score=5, max_score=10, duration_s=2.0
@@ -39,6 +40,7 @@ def test_runs_lists_the_latest_first_with_how_each_ended(tmp_path: Path) -> None
     assert hint == "To read one: grue trace show 'runs/a new'"
 
 
+@pytest.mark.slow
 def test_without_a_path_the_latest_trace_is_shown(tmp_path: Path) -> None:
     episode(tmp_path / "runs/old/trace.jsonl", 1000)
     episode(tmp_path / "bot.jsonl", 2000)
@@ -50,6 +52,7 @@ def test_without_a_path_the_latest_trace_is_shown(tmp_path: Path) -> None:
     assert grue("trace", "stats", cwd=tmp_path).stderr == "The latest: runs/new\n"
 
 
+@pytest.mark.slow
 def test_where_there_is_no_trace_both_say_so(tmp_path: Path) -> None:
     shown = grue("trace", "show", cwd=tmp_path)
     assert shown.returncode == 2
@@ -59,6 +62,7 @@ def test_where_there_is_no_trace_both_say_so(tmp_path: Path) -> None:
     assert "There is no folder runs" in listed.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_fleet_or_of_fleets_names_the_commands_for_it(tmp_path: Path) -> None:
     (tmp_path / "runs/prompts").mkdir(parents=True)
     (tmp_path / "runs/prompts/fleet.json").write_text("{}")
@@ -69,6 +73,7 @@ def test_a_folder_of_a_fleet_or_of_fleets_names_the_commands_for_it(tmp_path: Pa
             assert f"grue fleet {command}" in listed.stderr
 
 
+@pytest.mark.slow
 def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> None:
     for reply in (text_reply("three"), error_reply(404, "no model m")):
         with ScriptedLlmServer([reply]) as server, suppress(LLMError):
@@ -81,6 +86,7 @@ def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> Non
     assert " failed: 1 turn, 1 without an answer, 0 tool calls, " in failed
 
 
+@pytest.mark.slow
 def test_trace_files_of_the_working_directory_are_listed_beside_runs(tmp_path: Path) -> None:
     with ScriptedLlmServer(["one", "two"]) as server:
         llm = LlmSettings(base_url=server.base_url, model="m")

@@ -266,10 +266,12 @@ def test_no_output_shows_a_secret_in_any_form(out: Out) -> None:
         "logging",
     ],
 )
+@pytest.mark.slow
 def test_what_was_told_of_a_secret_is_there_without_it(out: Out, where: str) -> None:
     assert "[redacted" in out.texts[where]
 
 
+@pytest.mark.slow
 def test_a_long_message_was_put_into_a_file_of_its_own(out: Out) -> None:
     assert any("payloads" in where for where in out.texts)
     assert "Using selector" in out.texts["logging"], "what libraries log for debugging is looked at too"

@@ -57,6 +57,7 @@ def ran(folder: Path, *actions: tuple[str, dict[str, Any]]) -> tuple[str, list[A
         return str(server.requests[0].messages[0]["content"]), list(result.steps)
 
 
+@pytest.mark.slow
 def test_skills_are_approved_used_and_read_one_file_at_a_time(folder: Path) -> None:
     shown = grue("skills", cwd=folder)
     assert shown.returncode == 1
@@ -77,6 +78,7 @@ def test_skills_are_approved_used_and_read_one_file_at_a_time(folder: Path) -> N
     assert read == ["resources/read skill://pdf/SKILL.md"]
 
 
+@pytest.mark.slow
 def test_a_skill_that_is_not_approved_or_was_changed_is_not_offered(folder: Path) -> None:
     system, steps = ran(folder, ("use_skill", {"name": "docs/pdf"}))
     assert "docs/pdf" not in system
@@ -95,6 +97,7 @@ def test_a_skill_whose_text_is_not_what_was_listed_is_not_read_to_the_model(fold
     assert "Send keys" not in str(steps)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_configured_is_named_with_its_line(folder: Path) -> None:
     path = folder / "agent.yaml"
     path.write_text(path.read_text().replace('"servers": ["docs"]', '"servers": ["other"]'))

@@ -85,6 +85,7 @@ def test_the_outcome_has_the_last_words_of_a_server_that_did_not_start(tmp_path:
         (None, ["degraded"] * 3),
     ],
 )
+@pytest.mark.slow
 def test_a_server_that_was_down_is_used_again_when_the_policy_tries_again(
     tmp_path: Path, retry_s: float | None, kinds: list[str]
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_server_that_was_down_is_used_again_when_the_policy_tries_again(
     assert all(turn.divergence is None for turn in replay(open_episode(trace)))
 
 
+@pytest.mark.slow
 def test_the_model_repairs_a_call_that_the_servers_schema_refuses(tmp_path: Path) -> None:
     said = tmp_path / "said"
     wrong = [("faulty.echo", {"text": 5})]

@@ -74,6 +74,7 @@ def test_the_sequence_of_connecting_calling_and_closing_line_by_line(tmp_path: P
     assert called == ["think", "files", "think"]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_the_middle_of_a_run_fails_its_steps_only() -> None:
     recorder, pids = Recorder(), {}
 
@@ -178,6 +179,7 @@ def test_opentelemetry_shows_each_call_in_the_turn_that_made_it() -> None:
     assert {span.trace_id for span in receiver.spans} == {root.trace_id}
 
 
+@pytest.mark.slow
 def test_langfuse_shows_each_call_in_the_turn_that_made_it() -> None:
     client, recorder = StandIn(), Recorder()
     observer = LangfuseObserver(client)

@@ -53,6 +53,7 @@ def test_p9_the_older_process_is_gone_before_a_turns_first_call(
     assert {body.ending for body in played.said(ServerEnded)} == {expected}
 
 
+@pytest.mark.slow
 def test_a_spare_is_used_in_its_turn_only_and_by_one(tmp_path: Path) -> None:
     log = tmp_path / "log-{pid}"
     with episode("ahead", tmp_path, *ONCE * 3, servers={"faulty": faulty("--record", str(log))}) as played:

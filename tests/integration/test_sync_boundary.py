@@ -157,6 +157,7 @@ def test_what_is_awaited_under_another_loop_than_asyncios_is_refused(
             awaited.send(None)  # as trio would
 
 
+@pytest.mark.slow
 def test_a_thread_that_outlives_the_main_thread_can_run_turns(tmp_path: Path) -> None:
     with ScriptedLlmServer([tool_calls_reply(("faulty.echo", {"text": "ho"})), "done"]) as llm:
         url = llm.base_url.replace("127.0.0.1", "localhost")  # a name, which has to be looked up

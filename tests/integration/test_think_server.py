@@ -155,6 +155,7 @@ def test_a_reader_that_goes_away_ends_it_quietly():
     [COMMAND, [*COMMAND[:3], "-c", COMPILED, str(Path(think.__file__).parent)]],
     ids=["script", "compiled"],
 )
+@pytest.mark.slow
 def test_both_ways_to_start_it(command):
     helped = subprocess.run([*command, "--help"], capture_output=True, timeout=DEADLINE_S, check=True)
     assert helped.stdout.decode() == think.USAGE

@@ -80,6 +80,7 @@ def test_r6_4_whatever_becomes_of_a_call_is_a_result() -> None:
     assert results[1].is_error
 
 
+@pytest.mark.slow
 def test_after_a_death_connecting_again_is_a_new_session() -> None:
     with client("--exit-at", "call") as tools:
         assert tools.call("faulty.echo", {"text": "hi"}).is_error
@@ -137,6 +138,7 @@ def test_notes_and_messages_are_recorded_without_secrets(monkeypatch: pytest.Mon
     assert b"sk-very-secret-value" not in b"".join(kept)
 
 
+@pytest.mark.slow
 def test_a_server_reaches_the_person_only_where_there_is_one() -> None:
     async def elicit(request: ElicitationRequest) -> JsonObject:
         return {"name": f"asked: {request.message}"}
@@ -161,6 +163,7 @@ def test_it_is_closed_once_and_cannot_be_used_outside_its_block() -> None:
         tools.connect()
 
 
+@pytest.mark.slow
 def test_calls_from_several_threads_are_served_one_at_a_time() -> None:
     results: dict[int, object] = {}
 
@@ -238,6 +241,7 @@ def test_limits_are_those_given() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_leaves_the_block_ends_as_it_wanted_to() -> None:
     with client() as tools:
         tools.call("faulty.echo", {"text": "one"})

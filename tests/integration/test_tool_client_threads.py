@@ -62,6 +62,7 @@ def watched() -> tuple[Recorder, list[str]]:
     return recorder, opened
 
 
+@pytest.mark.slow
 def test_every_thread_gets_its_own_answers_from_one_session_a_server() -> None:
     recorder, opened = watched()
     servers = [f"s{number}" for number in range(3)]
@@ -86,6 +87,7 @@ def test_connecting_in_many_threads_is_one_connect() -> None:
     assert opened == ["faulty"]
 
 
+@pytest.mark.slow
 def test_those_who_wait_for_a_connect_that_fails_all_learn_of_it() -> None:
     recorder, opened = watched()
     broken = faulty("--exit-at", "initialize", "--stderr", "no disk")

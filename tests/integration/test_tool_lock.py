@@ -104,6 +104,7 @@ def policy(on_drift: OnToolDrift) -> FailurePolicy:
     return FailurePolicy(on_tool_drift=on_drift)
 
 
+@pytest.mark.slow
 def test_tools_as_approved_are_offered_without_a_word(listed: tuple[ToolDefinition, ...]) -> None:
     turns = Turns(faulty(), [ECHO, DONE], tool_lock=lock(*listed), policy=policy("refuse"))
     assert turns.offered() == [FIRST, FIRST]
@@ -251,6 +252,7 @@ def test_a_program_s_own_call_keeps_to_what_is_listed_now(
     assert called == (["echo"] if on_drift == "refuse" else ["echo", "echo"])
 
 
+@pytest.mark.slow
 def test_to_ignore_drift_is_to_have_no_lock(listed: tuple[ToolDefinition, ...]) -> None:
     turns = Turns(faulty("--change-tools"), [ECHO, DONE], tool_lock=lock(), policy=policy("ignore"))
     assert turns.offered()[0] == FIRST
@@ -258,11 +260,13 @@ def test_to_ignore_drift_is_to_have_no_lock(listed: tuple[ToolDefinition, ...]) 
     assert Turns(faulty(), [DONE], policy=policy("refuse")).offered() == [FIRST], "no lock, nothing pinned"
 
 
+@pytest.mark.slow
 def test_a_session_notes_a_drift_once_though_it_lists_again() -> None:
     turns = Turns(faulty("--change-tools"), [ECHO, ECHO, DONE], tool_lock=ToolLock())
     assert [tool for tool, *_ in turns.drifts()] == ["echo", "environ", "fail", "added"]
 
 
+@pytest.mark.slow
 def test_every_session_notes_a_drift_and_the_episodes_log_tells_it_once() -> None:
     turns = Turns(faulty(), [DONE, DONE], turns=2, tool_lock=ToolLock())
     assert [tool for tool, *_ in turns.drifts()] == ["echo", "environ", "fail"] * 2
@@ -301,6 +305,7 @@ def test_a_project_s_lock_and_setting_hold_for_its_turns(
     assert [tool["function"]["name"] for tool in asked.body["tools"]] == offered
 
 
+@pytest.mark.slow
 def test_the_zork_agent_keeps_to_the_lock_of_its_manager(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:

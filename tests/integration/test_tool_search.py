@@ -155,6 +155,7 @@ def test_few_tools_are_offered_as_they_are_and_a_request_can_set_its_own() -> No
     assert server.requests[0].tool_names == [*TWO, "house.look"]
 
 
+@pytest.mark.slow
 def test_a_conversation_keeps_its_prefix_while_the_tools_behind_it_change(tmp_path: Path) -> None:
     trace, tools = tmp_path / "trace.jsonl", dict(TOOLS)
 

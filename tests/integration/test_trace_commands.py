@@ -142,6 +142,7 @@ def test_a_reader_that_goes_away_is_no_traceback(
         assert process.wait(DEADLINE_S) == 1
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_whole_lines_without_colours(tmp_path: Path, episode: Episode) -> None:
     episode.tape.say(McpInitFailed(error="word " * 80))
     for args in (("show", "."), ("stats", ".")):

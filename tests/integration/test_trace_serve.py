@@ -11,6 +11,7 @@ from viewer_traces import small_episode
 pytestmark = pytest.mark.made_up_trace
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     small_episode(tmp_path / "trace.jsonl")
     process = start("trace", "serve", "trace.jsonl", cwd=tmp_path)

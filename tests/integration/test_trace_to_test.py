@@ -226,6 +226,7 @@ def test_a_reply_that_was_dropped_is_not_in_the_test(tmp_path: Path) -> None:
     assert to_test(trace, None, (), path), path.read_text()
 
 
+@pytest.mark.slow
 def test_values_of_one_name_in_two_modules_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_conversation_whose_beginning_is_in_another_trace_is_no_test(tmp_path:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_your_own_functions_take_the_place_of_recorded_results(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from grue import FunctionTools\n\n\n"
@@ -291,6 +293,7 @@ def test_your_own_functions_take_the_place_of_recorded_results(tmp_path: Path) -
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_secrets_and_hostile_names_do_not_get_into_the_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +364,7 @@ def test_a_turn_whose_model_failed_is_no_test(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_turn_without_a_usable_answer_is_a_test_of_that(tmp_path: Path) -> None:
     trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
     with (
@@ -432,6 +436,7 @@ def test_any_type_of_answer_is_asserted(
     assert capsys.readouterr().err == "", "to-test has run it, and it has passed"
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_no_type_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         ScriptedLlmServer(["1"]) as server,
@@ -538,6 +543,7 @@ def clerk(request: LlmRequest) -> LlmReply:
     return text_reply(f"It costs {euros} euros.")
 
 
+@pytest.mark.slow
 def test_from_a_wrong_answer_to_a_regression_test(tmp_path: Path) -> None:
     """The case of the guide: the tool means cents; a fork shows what the right result leads to."""
     (tmp_path / "my_agent.py").write_text(AGENT.format(result=4))
@@ -575,6 +581,7 @@ def test_from_a_wrong_answer_to_a_regression_test(tmp_path: Path) -> None:
     assert "its result is 5, not {'euros': 0.04}" in run(tmp_path, tmp_path / "test_mine.py").stdout
 
 
+@pytest.mark.slow
 def test_the_test_of_a_fork_fails_if_the_limit_that_it_changed_is_changed_back(tmp_path: Path) -> None:
     def price(of: str) -> str:
         return f"{of}: {'cheap ' * 100} 4 euros"

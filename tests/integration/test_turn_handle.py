@@ -218,6 +218,7 @@ def test_it_raises_what_run_turn_raises(model: PatientModel, mode: Mode) -> None
         runner.start_turn(ASK).result()
 
 
+@pytest.mark.slow
 def test_a_handle_that_is_forgotten_does_not_end_its_turn(model: PatientModel, mode: Mode) -> None:
     runner = model.runner(mode)
     model.gate.clear()
@@ -252,6 +253,7 @@ def test_closing_the_runner_cancels_it(model: PatientModel, mode: Mode, flags: t
     runner.close()
 
 
+@pytest.mark.slow
 def test_an_event_loop_goes_on_meanwhile(model: PatientModel, mode: Mode) -> None:
     async def window(runner: "object") -> tuple[int, str]:
         handle = runner.start_turn(ASK)  # type: ignore[attr-defined]

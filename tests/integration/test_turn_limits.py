@@ -85,6 +85,7 @@ def test_the_work_gets_nine_tenths_of_the_limit_and_the_end_keeps_it(
     assert took_s >= 0.9 * limit_s - 0.01
 
 
+@pytest.mark.slow
 def test_a_user_may_keep_more_for_closing(llm: str) -> None:
     from grue import TurnLimits
 

@@ -71,6 +71,7 @@ def test_no_command_prints_an_escape_sequence_of_a_files_name_or_text(
             assert_printable(grue(*args))
 
 
+@pytest.mark.slow
 def test_what_a_run_is_called_is_printable_in_every_command(grue: Callable[..., Result]) -> None:
     run = f"run-{NASTY}"
     assert_printable(grue("play", "--offline", "--turns", "1", "--no-mcp", "--run-dir", run))

@@ -87,6 +87,7 @@ def steps(kind: str, keep: str = "nothing", url: str = NOBODY) -> tuple[list[dic
 
 
 @pytest.mark.parametrize("keep", first_of(["nothing", "loop"]))
+@pytest.mark.slow
 def test_after_it_a_turn_has_nothing_left_to_import(keep: str) -> None:
     (made, warming, turn), _ = steps("stdio", keep)
     assert {"mcp", "grue.transports.mcp.sdk"} <= {*warming["loaded"]}

@@ -146,6 +146,7 @@ def test_a_server_that_is_not_known_starts_once_and_then_only_when_it_is_called(
         assert {listing.source for listing in told.said(RunTurn)[0].when_called} == {"cache"}
 
 
+@pytest.mark.slow
 def test_the_listing_file_is_enough(listed: tuple[ToolDefinition, ...]) -> None:
     lock = ToolLock({"faulty": lock_of(listed)}, listings={"faulty": listed})
     with Told({"faulty": waiting("faulty")}, echo("faulty"), "done", tool_lock=lock) as told:
@@ -154,6 +155,7 @@ def test_the_listing_file_is_enough(listed: tuple[ToolDefinition, ...]) -> None:
         assert told.started == ["faulty"]
 
 
+@pytest.mark.slow
 def test_a_tool_that_was_approved_after_it_had_changed_is_offered_also_if_others_are_refused(
     listed: tuple[ToolDefinition, ...],
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_tool_that_was_approved_after_it_had_changed_is_offered_also_if_others
         assert told.said(RunTurn)[0].when_called[0].source == "locked"
 
 
+@pytest.mark.slow
 def test_the_call_waits_for_the_start_and_the_list_is_compared(listed: tuple[ToolDefinition, ...]) -> None:
     servers = {"a": waiting("a")}
     seen_before(servers, listed)
@@ -180,6 +183,7 @@ def test_the_call_waits_for_the_start_and_the_list_is_compared(listed: tuple[Too
         assert told.llm.requests[0].body["tools"] == told.llm.requests[1].body["tools"]
 
 
+@pytest.mark.slow
 def test_a_tool_that_has_changed_is_not_called_and_costs_one_request(
     listed: tuple[ToolDefinition, ...],
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_tool_that_has_changed_is_not_called_and_costs_one_request(
         assert outcome.requests == 3
 
 
+@pytest.mark.slow
 def test_a_tool_that_disappears_is_not_called(listed: tuple[ToolDefinition, ...]) -> None:
     servers = {"a": waiting("a")}
     seen_before(servers, (*listed, replace(listed[0], tool="gone", full_name="")))
@@ -292,6 +297,7 @@ NEW = ["server/discover", "tools/list", "tools/call"]
 
 
 @pytest.mark.parametrize(("ttl_ms", "asked"), [("0", 0), ("-5", 0), ("3600000", 0), ("1", 1)])
+@pytest.mark.slow
 def test_a_list_that_is_past_its_time_is_not_offered_unasked(tmp_path: Path, ttl_ms: str, asked: int) -> None:
     eras = Eras(tmp_path)
     eras.era.write_text("new")
@@ -330,6 +336,7 @@ def test_a_server_that_does_not_answer_in_the_form_of_before_gets_a_handshake(
     assert eras.turn("silent") == OLD
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_when_it_is_asked_so_is_started_as_usual_afterwards(tmp_path: Path) -> None:
     eras = Eras(tmp_path)
     eras.turn("new")
@@ -356,6 +363,7 @@ def test_a_server_that_lists_other_tools_each_time_costs_one_request_a_turn(tmp_
             assert f"m.only{life}" in told.offered(-1)
 
 
+@pytest.mark.slow
 def test_a_server_that_never_starts_is_a_failure_that_the_model_sees(
     listed: tuple[ToolDefinition, ...],
 ) -> None:
@@ -381,6 +389,7 @@ def test_a_required_server_that_never_starts_ends_the_turn(listed: tuple[ToolDef
         told.turn()
 
 
+@pytest.mark.slow
 def test_a_start_that_takes_too_long_is_such_a_failure(listed: tuple[ToolDefinition, ...]) -> None:
     servers = {"slow": waiting("slow", "--silent-at", "initialize", startup_timeout_s=0.3)}
     seen_before(servers, listed)
@@ -408,6 +417,7 @@ def test_fifty_servers_called_in_one_reply_start_so_many_at_a_time(
         assert most == limit
 
 
+@pytest.mark.slow
 def test_a_url_server_gets_no_request_before_its_first_call(tmp_path: Path) -> None:
     record = tmp_path / "record"
     with real_http_server("--record", str(record)) as url:
@@ -422,6 +432,7 @@ def test_a_url_server_gets_no_request_before_its_first_call(tmp_path: Path) -> N
             assert len(told.started) == 2
 
 
+@pytest.mark.slow
 def test_a_url_server_of_both_kinds_is_asked_in_the_form_that_is_remembered() -> None:
     with real_http_server() as url:
         server = HttpServer(name="h", url=url, options=LATER)
@@ -451,6 +462,7 @@ def test_a_person_is_asked_before_a_server_is_started(listed: tuple[ToolDefiniti
         assert (started, told.started) == ([[]], [])
 
 
+@pytest.mark.slow
 def test_a_parked_turn_has_started_nothing_and_starts_what_is_approved(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:
@@ -469,6 +481,7 @@ def test_a_parked_turn_has_started_nothing_and_starts_what_is_approved(
         assert [call.settlement for call in outcome.tool_calls] == ["returned"]
 
 
+@pytest.mark.slow
 def test_kept_sessions_are_started_by_their_first_call_and_used_by_later_turns(
     listed: tuple[ToolDefinition, ...],
 ) -> None:
@@ -515,6 +528,7 @@ def test_turns_of_a_batch_start_what_each_of_them_calls(listed: tuple[ToolDefini
         assert sorted(told.started) == ["a", "a", "b"]
 
 
+@pytest.mark.slow
 def test_a_server_that_died_is_treated_as_any_other(listed: tuple[ToolDefinition, ...]) -> None:
     servers = {"a": waiting("a", "--kill-at", "call")}
     seen_before(servers, listed)
@@ -524,6 +538,7 @@ def test_a_server_that_died_is_treated_as_any_other(listed: tuple[ToolDefinition
         assert outcome.kind == "forced"
 
 
+@pytest.mark.slow
 def test_of_fifty_servers_whose_tools_are_searched_only_the_one_that_is_called_starts(
     tmp_path: Path, listed: tuple[ToolDefinition, ...]
 ) -> None:
@@ -542,6 +557,7 @@ def test_of_fifty_servers_whose_tools_are_searched_only_the_one_that_is_called_s
     assert assert_prefix_stable(trace) == 3
 
 
+@pytest.mark.slow
 def test_the_trace_replays(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
     servers = {"a": waiting("a"), "b": waiting("b", "--exit-at", "initialize")}
     seen_before(servers, listed)
@@ -583,6 +599,7 @@ def test_fifty_waiting_servers_start_nothing_and_one_call_starts_one() -> None:
     assert "beyond one a turn in 2 turns that call one: 0.00" in told.stdout
 
 
+@pytest.mark.slow
 def test_a_server_whose_tool_is_searched_and_called_starts_and_no_other(
     listed: tuple[ToolDefinition, ...],
 ) -> None:

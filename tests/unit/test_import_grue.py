@@ -40,6 +40,7 @@ def test_a_turn_without_mcp_never_loads_it() -> None:
     assert loaded_after("from grue import Runner, TurnRequest").isdisjoint(unneeded)
 
 
+@pytest.mark.slow
 def test_what_msgspec_needs_of_a_class_is_built_by_the_import() -> None:
     """If two threads built it at the same time, at their first read of a class, the process would crash."""
     code = (

@@ -82,6 +82,7 @@ def test_no_two_classes_of_a_room_have_one_name() -> None:
     assert {room_and_name: places for room_and_name, places in homes.items() if len(places) > 1} == {}
 
 
+@pytest.mark.slow
 def test_no_module_meets_two_classes_of_one_name() -> None:
     """A class of its own, and the public ones of the modules that it imports."""
     source = ROOT / "src"
@@ -128,6 +129,7 @@ def test_a_wire_format_is_added_in_three_places() -> None:
     assert modules_that_name("responses") == rows | of_openai
 
 
+@pytest.mark.slow
 def test_a_bundled_host_is_added_in_three_places() -> None:
     """Its package, its row, and its command, here `grue chat`; fleets play it by a work of their own."""
     places = {re.sub(r"^cli/.*", "cli", place) for place in modules_that_name("agent_loop")}

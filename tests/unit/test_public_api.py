@@ -87,6 +87,7 @@ def test_hosts_are_held_to_the_public_modules() -> None:
     assert modules - forbidden - set(tool().PUBLIC) == {"__init__", "__main__", "hosts"}
 
 
+@pytest.mark.slow
 def test_docs_and_examples_import_what_is_public() -> None:
     """Also what has a page of its own in the reference, or a guide: tests, fleets, bundled hosts, actors."""
     public = set(SNAPSHOT.read_text().splitlines())

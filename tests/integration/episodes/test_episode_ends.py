@@ -53,6 +53,7 @@ class Resisting:
                     await anyio.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_a_loop_that_began_while_another_one_was_closed_ends_with_its_runner(model: WordedModel) -> None:
     tool = Resisting()
     runner = model.runner("episode", servers={"f": FunctionTools({"resist": tool.resist})})

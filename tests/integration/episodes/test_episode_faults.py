@@ -103,6 +103,7 @@ class FullDisk:
         self.full = isinstance(envelope.body, TurnCompleted) and envelope.turn == 1
 
 
+@pytest.mark.slow
 def test_a_full_trace_is_the_error_of_the_turns_meanwhile(model: WordedModel) -> None:
     pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     disk, recorder = FullDisk(), Recorder()

@@ -271,6 +271,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("lifetime", ["nothing", "loop"])
+@pytest.mark.slow
 def test_a_function_that_closes_all_descriptors_ends_its_turn_with_a_typed_error(lifetime: str) -> None:
     with ScriptedLlmServer(lambda _: tool_calls_reply(("f.close", {}))) as llm:
         command = [sys.executable, "-c", CLOSES, llm.base_url, lifetime]

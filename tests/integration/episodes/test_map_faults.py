@@ -109,6 +109,7 @@ def test_closed_by_one_of_its_own_turns_it_does_not_wait_for_that(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("what", ["next", "close"])
+@pytest.mark.slow
 def test_in_a_forked_child_it_is_refused_at_once_and_the_parents_goes_on(
     model: WordedModel, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_spare_ends_as_the_runner_says_whatever_limit_the_turn_before_had(
     assert saved.read_text().splitlines()[:2] == ["saved"] * 2
 
 
+@pytest.mark.slow
 def test_the_time_for_closing_is_neither_the_agents_nor_a_pooled_sessions(
     model: WordedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

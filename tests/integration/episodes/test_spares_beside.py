@@ -104,6 +104,7 @@ def test_p9_at_a_call_the_next_turns_processes_are_alive_and_no_older_ones(when:
 
 
 @pytest.mark.parametrize(("keep", "start"), [("nothing", "beside_turn"), ("loop", "after_turn")])
+@pytest.mark.slow
 def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come(keep: str, start: str) -> None:
     seen = Seen()
     waiting: set[int] = set()
@@ -156,6 +157,7 @@ def test_map_starts_no_process_for_turns_that_do_not_come(known: bool, prepared:
     assert {body.pid for body in seen.of(ServerEnded)} == {body.pid for body in seen.of(SessionOpened)}
 
 
+@pytest.mark.slow
 def test_map_starts_no_process_for_a_turn_after_the_last_though_nobody_takes_its_results(
     prepared: list[str],
 ) -> None:
@@ -190,6 +192,7 @@ def test_map_starts_one_spare_for_the_one_turn_that_waits(prepared: list[str]) -
     assert not seen.of(PrewarmLost)
 
 
+@pytest.mark.slow
 def test_a_single_turn_of_map_starts_one_process() -> None:
     seen = Seen()
     script = answering_when(lambda: True, "a")

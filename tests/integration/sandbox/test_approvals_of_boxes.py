@@ -90,6 +90,7 @@ def test_only_calls_without_a_box_are_asked_about_and_the_trace_says_what_each_c
 
 
 @boxes.needs_boxes
+@pytest.mark.slow
 def test_a_listing_that_is_presumed_knows_the_box_of_now(tmp_path: Path) -> None:
     with ToolClient({"s": replace(faulty(), name="s")}) as client:
         free = client.connect("s")["s"]

@@ -107,6 +107,7 @@ def test_a_listed_host_is_reached_through_the_proxy(names: dict[str, list[str]])
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_other_hosts_ports_and_private_addresses_are_refused_with_the_reason(
     names: dict[str, list[str]],
 ) -> None:
@@ -214,6 +215,7 @@ with socket.socket() as s:  # bound to a device, packets for 127.0.0.1 would lea
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_node_and_non_blocking_sockets_connect() -> None:
     code = """
 import asyncio, os, urllib.parse
@@ -251,6 +253,7 @@ def test_a_program_with_a_list_of_hosts_does_not_listen_not_even_without_bind() 
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_unix_sockets_are_used_beside_a_list_of_hosts(tmp_path: Path) -> None:
     place = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as listening:

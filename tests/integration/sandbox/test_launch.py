@@ -36,6 +36,7 @@ OLD = Coverage(system="Linux 5.10.0 on x86_64", landlock=0, seccomp=True, listen
 
 
 @boxes.needs_boxes
+@pytest.mark.slow
 def test_a_program_has_a_scratch_folder_that_is_its_home_and_is_removed() -> None:
     code = """
 import os, tempfile
@@ -108,6 +109,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @boxes.needs_boxes
+@pytest.mark.slow
 def test_the_rules_of_the_system_are_made_ahead_once_a_start(made: list[int]) -> None:
     with assert_nothing_left():  # what is kept is not counted
         for preset in ("pure", "files", "pure", "web"):
@@ -174,6 +176,7 @@ def test_a_file_of_the_system_that_is_replaced_is_noticed(
 
 
 @boxes.needs_boxes
+@pytest.mark.slow
 def test_the_workspace_is_written_with_files_and_not_with_pure(tmp_path: Path) -> None:
     code = "open('made', 'w').write('x')"
     assert "PermissionError" in boxes.python(Sandbox(), code, cwd=tmp_path).stderr
@@ -344,6 +347,7 @@ exec(sys.argv[2])
 
 @boxes.needs_boxes
 @pytest.mark.parametrize("preset", ["pure", "files", "web"])
+@pytest.mark.slow
 def test_the_guard_ends_a_boxed_program_after_a_kill_of_the_host(preset: Preset, tmp_path: Path) -> None:
     host = subprocess.Popen(
         [sys.executable, "-c", HOST, preset, "time.sleep(600)"],

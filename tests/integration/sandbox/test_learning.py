@@ -96,6 +96,7 @@ def test_processes_still_start_by_vfork_after_a_program_was_watched() -> None:
     assert subprocess._USE_VFORK  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_program_that_looks_up_hosts_itself_needs_the_whole_network(tmp_path: Path) -> None:
     ask = 'import socket\nwith socket.socket(type=socket.SOCK_DGRAM) as s: s.connect(("127.0.0.1", 53))\n'
     connect = "with socket.socket() as s: s.setblocking(False); s.connect_ex(('203.0.113.1', 9))\n"
@@ -250,6 +251,7 @@ def test_a_ctrl_c_ends_what_is_tried_and_leaves_no_scratch_folder(tmp_path: Path
     assert [*(tmp_path / "scratch").iterdir()] == []
 
 
+@pytest.mark.slow
 def test_the_calls_of_a_trace_are_made_again_while_the_server_is_watched(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()

@@ -170,6 +170,7 @@ async def test_of_much_output_the_beginning_and_the_end_are_kept(tmp_path: Path)
 
 
 @pytest.mark.parametrize("command", ["yes", "yes >&2", "trap '' TERM; yes; sleep 600"])
+@pytest.mark.slow
 async def test_endless_output_ends_the_command(command: str, tmp_path: Path) -> None:
     limits = ProcessLimits(term_grace_s=0.1)
     with assert_nothing_left(within_s=0):
@@ -287,6 +288,7 @@ def sleepers() -> set[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+@pytest.mark.slow
 def test_nothing_is_left_when_the_host_is_stopped_during_a_command(number: int, tmp_path: Path) -> None:
     before = sleepers()
     with subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path)], stderr=subprocess.PIPE) as host:

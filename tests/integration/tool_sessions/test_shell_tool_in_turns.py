@@ -15,6 +15,7 @@ in_every_lifetime = pytest.mark.parametrize("mode", modes(*PLAIN_MODES, "beside"
 
 
 @in_every_lifetime
+@pytest.mark.slow
 def test_commands_and_servers_serve_one_turn(mode: Mode, tmp_path: Path) -> None:
     servers = {"faulty": faulty(), "sh": ShellTool(folder=tmp_path, commands=["ls"])}
     calls = [("faulty.echo", {"text": "hi"}), ("sh.run", {"argv": ["ls"]}), ("sh.run", {"argv": ["rm", "x"]})]
@@ -29,6 +30,7 @@ def test_commands_and_servers_serve_one_turn(mode: Mode, tmp_path: Path) -> None
 
 
 @in_every_lifetime
+@pytest.mark.slow
 def test_a_turn_s_limit_ends_its_command(mode: Mode, tmp_path: Path) -> None:
     servers = {"sh": ShellTool(folder=tmp_path, commands="any", shell=True)}
     stubborn = "trap '' TERM; while :; do sleep 600; done"

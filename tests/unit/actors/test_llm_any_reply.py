@@ -142,6 +142,7 @@ def replaced(value: Any, at: int, by: object) -> tuple[Any, int]:
 @given(
     changes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), JSON_VALUES), min_size=1, max_size=3)
 )
+@pytest.mark.slow
 def test_a_reply_with_values_changed(
     wire: WireName, stream: bool, changes: list[tuple[int, int, object]]
 ) -> None:

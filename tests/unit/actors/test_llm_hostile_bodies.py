@@ -267,6 +267,7 @@ async def test_a_compressed_reply_is_read(stream: bool) -> None:
     ['{"a":1}\n' * 500_000, '{"a":"' + "x" * 4_000_000 + '"}', '{"a":[' + "{}," * 1_000_000 + "{}]}"],
     ids=["copies", "text", "values"],
 )
+@pytest.mark.slow
 async def test_long_arguments_do_not_stall_the_loop(arguments: str, stream: bool) -> None:
     body = body_of("chat_completions", arguments, stream=stream)
     outcome, longest_s = await beside_a_clock(body, stream=stream)

@@ -56,6 +56,7 @@ def test_an_episode_is_played_and_its_trace_shown(run: CliRunner) -> None:
     assert "SessionClosed" in shown.output
 
 
+@pytest.mark.slow
 def test_offline_npx_starts_a_server_from_what_is_installed(
     run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +75,7 @@ def test_offline_npx_starts_a_server_from_what_is_installed(
     assert "turn_limit: " in played.output
 
 
+@pytest.mark.slow
 def test_json_and_quiet_print_what_they_say(run: CliRunner) -> None:
     lines = run.invoke(app, ["play", "--offline", "--turns", "1", "--json"]).output.splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["episode", "turn", "end"]
@@ -127,6 +129,7 @@ def test_debugging_shows_where_an_error_came_from(run: CliRunner, monkeypatch: p
     assert "Traceback" in run.invoke(app, ["play", "--offline", "--game", "chess"]).output
 
 
+@pytest.mark.slow
 def test_the_projects_own_settings_are_used(run: CliRunner) -> None:
     write_servers()
     Path("pyproject.toml").write_text("[tool.zorkgpt.mcp]\nenabled = true\n")
@@ -157,6 +160,7 @@ def test_tools_are_listed_and_called(run: CliRunner) -> None:
     assert failed.exit_code == 1
 
 
+@pytest.mark.slow
 def test_the_doctor_says_what_is_wrong_and_exits_with_one(run: CliRunner) -> None:
     write_servers()
     well = run.invoke(app, ["doctor", "--no-network", "--mcp-config", "mcp_config.json"])
@@ -167,6 +171,7 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_one(run: CliRunner) -> Non
     assert "no disk" in ill.output
 
 
+@pytest.mark.slow
 def test_grue_alone_names_three_commands_that_exist(run: CliRunner) -> None:
     code = "import sys; sys.argv = ['grue']; from grue.cli.main import main; main()"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -220,6 +225,7 @@ def test_every_word_of_the_help_is_printed_and_no_line_is_broken_at_80_columns(
         assert max(map(len, further.splitlines()), default=0) < 79, path
 
 
+@pytest.mark.slow
 def test_errors_in_an_empty_folder_name_what_to_do_next(run: CliRunner) -> None:
     for command, says in (
         ("view", "No such command 'view'. Write: grue trace html --open"),
@@ -248,6 +254,7 @@ def test_errors_in_an_empty_folder_name_what_to_do_next(run: CliRunner) -> None:
         assert [*Path().iterdir()] == [], f"{command} leaves something behind"
 
 
+@pytest.mark.slow
 def test_what_people_type_or_name_wrong_is_refused_in_a_sentence_that_names_it(run: CliRunner) -> None:
     Path("empty").touch()
     Path("text.mcpb").write_text("no archive")
@@ -277,6 +284,7 @@ def test_what_people_type_or_name_wrong_is_refused_in_a_sentence_that_names_it(r
         assert "the bundled server" not in said or "run-dir" in command, command
 
 
+@pytest.mark.slow
 def test_a_query_without_a_statement_and_one_of_no_trace_are_refused(run: CliRunner) -> None:
     pytest.importorskip("duckdb", reason="pip install 'grue[export]'")
     Path("empty").touch()
@@ -288,6 +296,7 @@ def test_a_query_without_a_statement_and_one_of_no_trace_are_refused(run: CliRun
         assert (refused.exit_code, says in refused.output) == (1, True), refused.output
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_not_learned_and_the_way_back_names_its_file(run: CliRunner) -> None:
     Path("server.py").touch()
     added = run.invoke(app, ["add", "server.py", "--yes", "--mcp-config", "other.json"])

@@ -58,11 +58,13 @@ def test_a_chat_is_resumed_with_its_options(run: CliRunner) -> None:
     assert "--resume uses the options of the first run: remove --model." in refused.stderr
 
 
+@pytest.mark.slow
 def test_in_a_pipe_nobody_is_asked(run: CliRunner) -> None:
     done = chat(run, "--offline", "--ask", said=f"call mcp.mind.think {THINK}\n")
     assert "it needs an approval, and there is no terminal to ask at" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_servers_of_a_file_have_the_prefix_and_the_projects_policy_holds(run: CliRunner) -> None:
     program_, *args = faulty_server.argv()
     servers = {"faulty": {"command": program_, "args": args}, "odd": {"command": "${MISSING}"}}

@@ -96,6 +96,7 @@ def test_an_argument_that_cannot_be_is_refused_with_the_nearest() -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1).filter(lambda name: "=" not in name), st.text()))
+@pytest.mark.slow
 def test_any_text_survives_for_a_string_argument(texts: dict[str, str]) -> None:
     properties = {name: {"type": "string"} for name in texts}
     pairs = [f"{name}={value}" for name, value in texts.items()]
@@ -110,6 +111,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(min_size=1).filter(lambda name: "=" not in name), JSON))
+@pytest.mark.slow
 def test_any_json_survives_where_the_schema_says_nothing(values: dict[str, Any]) -> None:
     pairs = [f"{name}={json.dumps(value)}" for name, value in values.items()]
     assert read_arguments(tool(), None, pairs) == values

@@ -303,6 +303,7 @@ def test_failures_that_differ_in_a_value_are_told_apart(
     assert "\x1b" not in said
 
 
+@pytest.mark.slow
 def test_failures_come_with_question_and_answer_and_say_how_many_are_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,6 +271,7 @@ SCENES: st.SearchStrategy[Any] = st.lists(
 
 @settings(max_examples=examples(200))
 @given(SCENES, st.integers(1, 200), st.floats(0, 1e5), st.sampled_from([SPINNER, ASCII_SPINNER]))
+@pytest.mark.slow
 def test_whatever_is_said_the_rows_fit_and_move_no_cursor(
     scene: list[Any], columns: int, now: float, spinner: str
 ) -> None:

@@ -100,6 +100,7 @@ STARTED = EpisodeStarted(episode_id="e", game="The House", game_hash="1", seed=7
 DECIDED = Decided(turn=1, action="north", reasoning="", new_objective=None, kind="answered")
 
 
+@pytest.mark.slow
 def test_a_view_without_a_reader_ends_and_recording_goes_on() -> None:
     output, recorder = Gone(), Recorder()
     with LiveView(output) as view:
@@ -113,6 +114,7 @@ def test_a_view_without_a_reader_ends_and_recording_goes_on() -> None:
     assert not view._arrived, "nothing is kept for nobody"
 
 
+@pytest.mark.slow
 def test_a_reader_that_reads_nothing_holds_no_recording_up(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     with os.fdopen(writer, "w", closefd=False) as out:
@@ -131,6 +133,7 @@ def test_a_reader_that_reads_nothing_holds_no_recording_up(pipe: tuple[int, int]
     assert got.count(b"\nTurn ") == 2000
 
 
+@pytest.mark.slow
 def test_the_status_line_is_drawn_over_and_gone_in_the_end() -> None:
     out = Tty()
     with LiveView(Terminal(out, {"NO_COLOR": "1"})) as view:

@@ -57,6 +57,7 @@ def test_a_working_folder_that_is_gone_is_reported(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_name_that_the_system_refuses_is_reported(tmp_path: Path) -> None:
     name = f"\x1b[2J{'a' * 300}"
     done = grue("runs", name, cwd=tmp_path)

@@ -37,6 +37,7 @@ def test_the_example_runs_live(agent: Path, capsys: pytest.CaptureFixture[str]) 
     assert (agent.parent / "workspace" / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_json_and_quiet(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_task(RunOptions(agent=agent, offline=True, output="json"))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -52,6 +53,7 @@ def test_another_task_is_given_up_by_the_script(agent: Path) -> None:
     assert STATUSES.get(result.reason, 1) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_is_resumed_with_its_own_options(
     agent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,7 @@ def test_what_is_no_trace_exits_with_one(tmp_path: Path, command: str) -> None:
     assert RUN.invoke(app, ["trace", command, str(damaged)]).exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_number_that_several_turns_have_is_told_with_the_command_that_shows_one(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     with Runner(llm=offline_endpoint(reply_in_chat), trace=file) as runner:

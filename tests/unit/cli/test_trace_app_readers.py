@@ -79,6 +79,7 @@ def test_instructions_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
         changes_from(system=tmp_path / "binary")
 
 
+@pytest.mark.slow
 def test_two_traces_are_held_against_each_other(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

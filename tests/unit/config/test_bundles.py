@@ -182,6 +182,7 @@ def test_damaged_and_encrypted_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.slow
 def test_only_the_usual_ways_of_packing_are_read(tmp_path: Path, method: int) -> None:
     path = tmp_path / "it.mcpb"
     with zipfile.ZipFile(path, "w", method) as archive:

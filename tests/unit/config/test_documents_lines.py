@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,7 @@ def test_what_is_not_there_has_the_line_of_what_is_around_it(keys: KeyPath, line
     assert line_of(TEXT, keys) == line
 
 
+@pytest.mark.slow
 def test_a_long_file_is_read_once() -> None:
     long = "a = [\n" + "1,\n" * 50_000 + "]\nb = 1\n"
     assert line_of(long, ("b",)) == 50_003
@@ -141,6 +143,7 @@ def paths(value: Any, keys: KeyPath = ()) -> set[KeyPath]:
 @given(
     st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v))
 )
+@pytest.mark.slow
 def test_each_value_of_json_has_a_line(value: Any) -> None:
     text = json.dumps(value, indent=1)
     lines = parse_json(text, PATH).lines
@@ -149,6 +152,7 @@ def test_each_value_of_json_has_a_line(value: Any) -> None:
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.text()), max_size=5))
+@pytest.mark.slow
 def test_each_key_of_toml_has_a_line(table: dict[str, Any]) -> None:
     text = "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in table.items())
     lines = parse_toml(text, PATH).lines if "\x7f" not in text and "\\ud" not in text else None

@@ -74,6 +74,7 @@ def test_a_mistake_has_its_line_and_not_its_text(tmp_path: Path, text: str, line
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r")),
     )
 )
+@pytest.mark.slow
 def test_what_is_written_in_double_quotes_is_read_back(tmp_path: Path, variables: dict[str, str]) -> None:
     def quoted(value: str) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")

@@ -108,6 +108,7 @@ def settings(llm: ScriptedLlmServer) -> LlmSettings:
     ],
     ids=["died", "given up", "cut"],
 )
+@pytest.mark.slow
 def test_a_server_that_fails_and_a_result_that_was_cut_are_told_once(
     caplog: pytest.LogCaptureFixture, shop: StdioServer | FunctionTools, said: str
 ) -> None:

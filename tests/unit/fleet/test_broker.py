@@ -229,6 +229,7 @@ def test_one_overload_of_many_requests_halves_once() -> None:
         max_size=60,
     )
 )
+@pytest.mark.slow
 def test_no_limit_is_ever_exceeded(requests: list[tuple[int, int, int | None, float]]) -> None:
     budget = FleetBudget(money_usd=0.02, tokens=20_000, requests=12, prices=PRICES)
     broker = Broker(Limits(budget, Rate(concurrency=3)))

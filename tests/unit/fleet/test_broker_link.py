@@ -163,6 +163,7 @@ async def test_no_request_starts_whose_line_a_full_disk_has_cut_short(
     assert ledger.broker.reserved == read_ledger(FleetFolder(tmp_path)) == Amount()
 
 
+@pytest.mark.slow
 async def test_workers_that_end_with_the_driver_leave_no_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -194,6 +195,7 @@ with BrokerServer(FleetFolder(Path(sys.argv[1])), Limits()) as server:
 
 
 @pytest.mark.parametrize("long", [False, True])
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_no_folder_with_a_socket(long: bool, tmp_path: Path) -> None:
     """Not even where the folder for temporary files has a path that is too long for a socket in it."""
     environment = {**os.environ}

@@ -55,6 +55,7 @@ def test_a_planted_difference_is_found_with_its_cases(tmp_path: Path) -> None:
     assert found.is_worse(0.05) is False
 
 
+@pytest.mark.slow
 def test_what_cannot_be_told_says_what_could_be_and_what_it_takes(tmp_path: Path) -> None:
     make_fleet(tmp_path, planted(0.0), repetitions=1)
     found = by_prompt(tmp_path, Options(margin=0.05))
@@ -91,6 +92,7 @@ def test_where_less_is_better_a_failed_episode_has_no_score_of_its_own(tmp_path:
     assert (one_of_five.a, one_of_five.b) == (1.0, pytest.approx(2 / 3))
 
 
+@pytest.mark.slow
 def test_two_fleets_are_paired_by_what_the_sweep_planned(tmp_path: Path) -> None:
     """The work's own settings (`model`, `project`) differ too, and name no case."""
     make_fleet(tmp_path / "a", planted(0), prompts=["short"], repetitions=2, seed=1)
@@ -165,6 +167,7 @@ def test_scores_are_compared_however_large_they_are(tmp_path: Path, questions: i
     assert (found.verdict, found.measures[0].b) == ("better" if questions > 5 else "cannot be told", most)
 
 
+@pytest.mark.slow
 def test_of_fewer_than_15_cases_the_sign_test_decides_however_often_they_are_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +219,7 @@ def again(fleet: FleetFolder, *, url: str, right: float = 1.0, **more: object) -
     return ids
 
 
+@pytest.mark.slow
 def test_cases_that_differ_only_in_the_endpoints_address_are_one_case(tmp_path: Path) -> None:
     """A scripted server that was started again has another port."""
     fleet = make_fleet(tmp_path, planted(0), questions=0)
@@ -229,6 +233,7 @@ def test_cases_that_differ_only_in_the_endpoints_address_are_one_case(tmp_path: 
     assert (other.cases, list(other.compared)) == (32, ["base_url"])
 
 
+@pytest.mark.slow
 def test_episodes_that_the_latest_sweep_has_not_are_left_out_and_counted(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, planted(0), questions=0)
     again(fleet, url="http://a", model="old", right=0.0)

@@ -71,6 +71,7 @@ def test_a_damaged_commit_is_named_and_what_to_do_with_it(tmp_path: Path) -> Non
         _ = folder.commit
 
 
+@pytest.mark.slow
 def test_the_longest_case_can_be_read_again(tmp_path: Path) -> None:
     folder, long = FleetFolder(tmp_path).episode("0" * 24), {"text": "x" * (8 * 2**20 - 100)}
     case = CaseFile(work="m:f", version="1", settings=long, planned=long)

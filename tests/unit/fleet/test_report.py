@@ -75,6 +75,7 @@ def test_cases_that_differ_only_after_a_long_beginning_are_different_cases(tmp_p
     assert [cell["cases"] for cell in found["cells"]] == [2]
 
 
+@pytest.mark.slow
 def test_scores_that_are_all_equal_have_an_interval_of_some_width(tmp_path: Path) -> None:
     make_fleet(tmp_path, lambda _, prompt, __: 1.0 if prompt == "short" else 0.0, repetitions=1)
     write_report(tmp_path, tmp_path / "report.html", by=["prompt"])

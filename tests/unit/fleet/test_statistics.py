@@ -21,6 +21,7 @@ from grue.fleet.statistics import (
 )
 
 
+@pytest.mark.slow
 def test_the_sign_test_is_exact_and_quick_for_any_number_of_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     from scipy.stats import binomtest  # takes half a second, which each worker would pay
 
@@ -129,6 +130,7 @@ def found_shares(shift: float, sweeps: int = 200) -> tuple[float, float]:
     return better / sweeps, worse / sweeps
 
 
+@pytest.mark.slow
 def test_a_planted_difference_of_five_points_is_found() -> None:
     """The smallest detectable difference of such a sweep is 0.046: four of five have to find 0.05."""
     better, worse = found_shares(0.05)
@@ -136,11 +138,13 @@ def test_a_planted_difference_of_five_points_is_found() -> None:
     assert worse == 0
 
 
+@pytest.mark.slow
 def test_where_there_is_no_difference_about_one_sweep_of_twenty_finds_one() -> None:
     better, worse = found_shares(0.0)
     assert better + worse <= 0.09
 
 
+@pytest.mark.slow
 def test_the_smallest_detectable_difference_is_found_four_times_out_of_five() -> None:
     chance = np.random.default_rng(3)
     values = chance.normal(0, 1, 40)
@@ -160,6 +164,7 @@ def test_the_same_values_give_the_same_interval_alone_or_with_others() -> None:
     assert both[1] == Interval(1.0, 1.0, 1.0, 0.0, 20)
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_scipy_where_the_values_are_many() -> None:
     from scipy.stats import bootstrap
 

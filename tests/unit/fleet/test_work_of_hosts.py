@@ -34,6 +34,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "agent/agent.yaml"
 
 
+@pytest.mark.slow
 def test_one_text_is_a_list_of_one_and_the_same_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_the_skill_agent_is_scored_in_a_workspace_of_its_own(tmp_path: Path, age
     assert written > kept == {"ada.csv", "bob.csv", "cleo.csv"}
 
 
+@pytest.mark.slow
 def test_the_skill_agent_goes_on_from_an_interrupted_attempt(tmp_path: Path, agent: str) -> None:
     settings = {"agent": agent, "offline": True, "mcp": False}
     first = played(tmp_path, "skill_agent", settings)
@@ -98,6 +100,7 @@ def test_what_the_agent_works_on_makes_its_episode(tmp_path: Path, agent: str) -
     assert completed("skill_agent", settings)["content"] != before["content"]
 
 
+@pytest.mark.slow
 def test_a_second_sweep_of_a_program_sees_a_changed_workspace(tmp_path: Path, agent: str) -> None:
     file, place = tmp_path / "one.toml", tmp_path / "fleet"
     file.write_text(f'work = "skill_agent"\n[settings]\nagent = "{agent}"\noffline = true\nmcp = false\n')
@@ -179,6 +182,7 @@ def test_a_run_without_a_required_server_is_no_result(tmp_path: Path, policy: st
     assert done.end.outcome == outcome, done.end.error
 
 
+@pytest.mark.slow
 def test_the_agent_loop_is_scored_by_its_last_answer(tmp_path: Path) -> None:
     done = played(tmp_path, "agent_loop", completed("agent_loop", {**TALK, "expected": "lamp"}))
     assert (done.end.error, done.end.scores) == ("", {"score": 1.0, "requests": 2.0, "tool_calls": 0.0})

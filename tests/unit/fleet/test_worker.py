@@ -15,6 +15,7 @@ from grue.fleet.worker import Place, _descriptors, work
 GUARD_S = 60
 
 
+@pytest.mark.slow
 def test_a_worker_whose_driver_was_killed_while_it_started_ends_without_a_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 def test_a_child_records_that_was_forked_while_another_thread_did() -> None:
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
@@ -95,6 +96,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_child(
     assert status == 7
 
 
+@pytest.mark.slow
 def test_a_thread_that_forks_while_it_holds_the_lock_goes_on_in_the_child() -> None:
     recorder = Recorder()
     with recorder._lock:
@@ -104,6 +106,7 @@ def test_a_thread_that_forks_while_it_holds_the_lock_goes_on_in_the_child() -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+@pytest.mark.slow
 def test_an_object_that_is_gone_leaves_nothing_behind() -> None:
     one = Redaction()
     (mine,) = (each for each in forks._objects.keyrefs() if each() is one)

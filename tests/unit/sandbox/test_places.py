@@ -155,6 +155,7 @@ def test_a_path_to_write_has_to_exist_and_one_to_read_may_be_absent(home: Path) 
     places(Sandbox(read=("in",)), home / "work")
 
 
+@pytest.mark.slow
 def test_hidden_paths_are_left_out_of_an_open_folder(home: Path) -> None:
     for name in (".ssh", "docs/open", "docs/closed"):
         (home / name).mkdir(parents=True)

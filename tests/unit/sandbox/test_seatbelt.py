@@ -131,6 +131,7 @@ def test_what_a_profile_cannot_say_is_refused(tmp_path: Path) -> None:
         profile_of(Sandbox(read=("a\nb",)), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_profile(tmp_path: Path) -> None:
     shown = commands.grue("sandbox", "show", "files", "--seatbelt", cwd=tmp_path)
     assert shown.returncode == 0, shown

@@ -135,6 +135,7 @@ def test_a_thread_that_ran_before_is_not_found_though_it_asks_for_its_entry_late
     end.set()
 
 
+@pytest.mark.slow
 def test_the_helpers_that_python_starts_for_a_fleet_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker: Any = resource_tracker.ResourceTracker()
     server: Any = forkserver.ForkServer()

@@ -121,6 +121,7 @@ def test_an_error_inside_a_200() -> None:
     }
 
 
+@pytest.mark.slow
 def test_rate_limits_say_when_to_come_back() -> None:
     soon = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=30)
     by_date = got(rate_limited(soon)).headers["retry-after"]
@@ -151,6 +152,7 @@ def test_what_is_not_what_it_should_be(
     assert bool(response.content) == bool(body)
 
 
+@pytest.mark.slow
 def test_the_next_request_is_served_after_a_fault() -> None:
     faults = [reset(), reset(SOUND, after=0.5), broken_off(SOUND)]
     with serving(*faults, SOUND) as server:

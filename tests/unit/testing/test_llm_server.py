@@ -151,6 +151,7 @@ def post_in_vain(server: ScriptedLlmServer) -> None:
         post(server)
 
 
+@pytest.mark.slow
 def test_the_script_is_served_in_order_and_a_mistake_uses_up_nothing() -> None:
     with ScriptedLlmServer([text_reply("one"), tool_calls_reply(("s.t", {"a": 1}))]) as server:
         assert post(server).json()["choices"][0]["message"]["content"] == "one"
@@ -185,6 +186,7 @@ def test_pytest_fail_in_a_script_reaches_the_client() -> None:
     assert message == "grue.testing: the script failed: Failed: never asked"
 
 
+@pytest.mark.slow
 def test_other_paths_and_other_bodies() -> None:
     with ScriptedLlmServer([]) as server:
         assert post(server, path="/completions").status_code == 404
@@ -209,6 +211,7 @@ def test_a_batch_that_nobody_made_has_no_results() -> None:
         assert httpx.get(url, headers=headers, trust_env=False).status_code == 404
 
 
+@pytest.mark.slow
 def test_replies_of_every_kind() -> None:
     failing = error_reply(429, "Slow down", {"Retry-After": "3"}, code="rate_limit")
     script = [failing, completion({"content": 5}, finish_reason="odd"), hang_up(b"half")]
@@ -258,6 +261,7 @@ def test_a_server_that_is_started_again_can_keep_its_port() -> None:
         assert httpx.post(f"{again.base_url}/chat/completions", json=GOOD).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_text_is_a_reply() -> None:
     for script in ("yes", ["yes"], lambda _: "yes"):
         with ScriptedLlmServer(script) as server:
@@ -286,6 +290,7 @@ def test_a_model_that_hangs_up_costs_no_waits_also_if_it_is_not_called(
     assert capfd.readouterr().err == "", "no fault in a thread of the server"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_up_is_a_script(scripted_llm: Any) -> None:
     for endpoint in (scripted_llm(hang_up), scripted_llm(hang_up, "yes")):
         with pytest.raises(httpx.RemoteProtocolError):
@@ -343,6 +348,7 @@ def test_a_text_reply_of_a_value_and_an_answer_without_its_turn_are_refused() ->
         assert_answer("urgent", "urgent")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_leaves_the_block_does_not_end_the_server() -> None:
     with ScriptedLlmServer(["one", "two"]) as server, httpx.Client(base_url=server.base_url) as client:
         asked = {"model": "m", "messages": [{"role": "user", "content": "u"}]}

@@ -3,6 +3,7 @@
 import json
 
 import httpx
+import pytest
 
 from grue.testing.llm_server import ContextWindow, ScriptedLlmServer, error_reply, hang_up, text_reply
 from grue.testing.llm_server import ContextWindow as Window
@@ -29,6 +30,7 @@ def test_a_request_that_fits_is_answered_with_its_size() -> None:
     assert server.overflows == 0
 
 
+@pytest.mark.slow
 def test_a_request_that_is_too_long_is_refused_in_openais_words_and_uses_up_no_reply() -> None:
     with ScriptedLlmServer([text_reply("hi")], window=ContextWindow(110)) as server:
         refused = post(server, HELLO)

@@ -143,6 +143,7 @@ async def test_so_is_a_feature_of_a_session(feature: Any) -> None:
 
 
 @pytest.mark.parametrize(("era", "spoken"), [("initialize", "2025-11-25"), ("stateless", "2026-07-28")])
+@pytest.mark.slow
 async def test_each_era_can_be_switched_off(era: Any, spoken: str) -> None:
     with reference_server(era=era).serve_http() as url:
         async with Client(url) as client:
@@ -369,6 +370,7 @@ async def test_the_event_store_replays_one_stream_and_forgets_old_events(
 
 
 @pytest.mark.parametrize("module", ["mock_server", "mock_features"])
+@pytest.mark.slow
 def test_without_mcp_the_import_says_how_to_install_it(module: str) -> None:
     program = f"""
 import sys

@@ -56,6 +56,7 @@ async def test_progress_is_recorded_in_the_event_loop_before_the_result(function
     assert notes.threads == {threading.get_ident()}
 
 
+@pytest.mark.slow
 async def test_notices_are_short_and_few() -> None:
     def chatter(context: ToolContext) -> None:
         for _ in range(2000):

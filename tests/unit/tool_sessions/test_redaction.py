@@ -30,6 +30,7 @@ def test_command_line_hides_environment_values_and_secret_arguments() -> None:
 
 
 @given(st.lists(st.text("abc", min_size=12, max_size=20), min_size=1, unique=True), st.data())
+@pytest.mark.slow
 def test_no_secret_survives_even_where_one_contains_another(secrets: list[str], data: st.DataObject) -> None:
     environment = {f"TOKEN_{number}": secret for number, secret in enumerate(secrets)}
     text = data.draw(st.lists(st.sampled_from(secrets)).map(" ".join))
@@ -67,6 +68,7 @@ def test_what_an_argument_holds_of_secrets_is_replaced_and_nothing_else(
 
 
 @pytest.mark.parametrize(("begin", "piece", "end"), [("", "://", ""), ("", "aaa", "://x"), ("://", "a:", "")])
+@pytest.mark.slow
 def test_a_hostile_text_takes_linear_time(begin: str, piece: str, end: str) -> None:
     assert_linear(lambda times: Redactor({}).text(begin + piece * times + end), 50_000)
 

@@ -126,6 +126,7 @@ def test_a_search_ends_in_time_too_if_no_block_has_a_match() -> None:
     assert text.startswith("[the search stopped after 2 s at line ")
 
 
+@pytest.mark.slow
 def test_few_lines_are_tested_one_by_one_if_matches_are_far_apart() -> None:
     looks = itertools.count()
     whole = WholeResult(

@@ -63,6 +63,7 @@ def test_p7_what_is_inherited(how: str, expected: set[str]) -> None:
 
 
 @given(st.dictionaries(names | st.sampled_from(sorted(OWN_KEYS)), st.text(max_size=20)))
+@pytest.mark.slow
 def test_without_keys_nothing_else_is_lost_and_no_key_is_left(environ: dict[str, str]) -> None:
     found = inherited(environ, "no_keys")
     assert not OWN_KEYS & set(found)

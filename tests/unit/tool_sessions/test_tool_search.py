@@ -45,6 +45,7 @@ TOOLS = recorded_tools()
 INDEX = ToolIndex(TOOLS)
 
 
+@pytest.mark.slow
 def test_of_a_hundred_questions_at_least_ninety_find_a_fitting_tool_among_the_first_five() -> None:
     asked = questions()
     assert len(asked) == 100

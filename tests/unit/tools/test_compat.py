@@ -119,6 +119,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), handler).serve_forever()
 @pytest.mark.skipif(
     sys.platform != "linux", reason="processes that leave their group are found on Linux only"
 )
+@pytest.mark.slow
 def test_a_program_is_killed_with_what_has_left_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_the_longest_chain_is_found(figures: ModuleType) -> None:
     assert figures.longest_chain(imports) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.slow
 def test_no_chain_in_grue_has_more_than_24_modules(figures: ModuleType) -> None:
     chain = figures.longest_chain(figures.module_imports())
     assert len(chain) <= 24, " > ".join(chain)

@@ -1,5 +1,6 @@
 """Text in columns, where some characters take two columns or none."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ def test_wide_characters_take_two_columns_and_marks_none() -> None:
 
 
 @given(ANY_TEXT, st.integers(0, 60))
+@pytest.mark.slow
 def test_a_cut_text_fits_and_a_padded_one_fills(text: str, width: int) -> None:
     shown = cut(printable(text), width)
     assert cells(shown) <= width

@@ -129,6 +129,7 @@ def test_a_call_without_a_turn_has_its_servers_name_for_it(file: TraceFile) -> N
 
 
 @given(arbitrary_turns())
+@pytest.mark.slow
 def test_counts_are_those_of_the_turns_own_record(arbitrary: ArbitraryTurn) -> None:
     """What `TurnCompleted` says of each call is what the messages said."""
     if arbitrary.came(type(DEADLINE), type(INTERRUPT), StartupFailed):

@@ -43,6 +43,7 @@ def test_two_runs_of_the_same_do_not_differ(name: str, tmp_path: Path) -> None:
     assert list(diff(scene(name, tmp_path, 1), scene(name, tmp_path, 2))) == []
 
 
+@pytest.mark.slow
 def test_two_conversations_that_were_parked_do_not_differ_in_ids_files_and_times(tmp_path: Path) -> None:
     """A provider gives each call an id of its own, so the digest of a conversation is another one, too."""
     policy = ToolPolicy(rules=(ToolRule(verdict="ask"),), parking=True, park_for_s=1000)
@@ -74,6 +75,7 @@ def test_a_history_that_the_traces_do_not_hold_differs_by_its_digest(tmp_path: P
     assert [each.path for each in next(diff(left, right)).differences] == ["$.history.digest"]
 
 
+@pytest.mark.slow
 def test_branches_and_forks_do_not_differ_in_the_ids_of_calls_before_them(tmp_path: Path) -> None:
     eyes = FunctionTools({"look": lambda: "A house."})
     for take in ("one", "two"):

@@ -43,6 +43,7 @@ def test_messages_that_are_left_in_the_file_are_the_same_when_they_are_read(
     assert [kind_in(envelope) for envelope in lean] == [kind_in(envelope) for envelope in full]
 
 
+@pytest.mark.slow
 def test_the_differences_do_not_depend_on_what_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=6))
+@pytest.mark.slow
 def test_any_fields_are_kept_or_refused_and_can_be_presented(fields: dict[str, Any]) -> None:
     fields.pop("type", None)
     end = {"reason": "x", "detail": "d", "turns": 1, "type": "EpisodeEnded"}
@@ -120,6 +121,7 @@ def test_any_fields_are_kept_or_refused_and_can_be_presented(fields: dict[str, A
         assert fact.log_lines()
 
 
+@pytest.mark.slow
 def test_many_kinds_of_facts_are_read_in_bounded_memory(tmp_path: Path) -> None:
     bodies = [{"type": f"other.Kind{number}", f"f{number}": number} for number in range(1500)]
     assert len(read_episode(trace(tmp_path, *bodies)).envelopes) == 1500

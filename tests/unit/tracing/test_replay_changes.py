@@ -97,6 +97,7 @@ def test_a_change_that_does_not_matter_makes_no_difference(
     assert first(replay(scene(name, tmp_path), changes)) is None
 
 
+@pytest.mark.slow
 def test_a_shorter_limit_says_what_would_have_come_too_late(tmp_path: Path) -> None:
     envelopes = scene("tools", tmp_path)
     called = first(

@@ -59,6 +59,7 @@ def test_every_line_of_a_trace_is_valid(validator: Any, lines: list[Any]) -> Non
     ("key", "value"),
     [("seq", "1"), ("from", None), ("body", {"type": "Sneezed"}), ("body", {"type": "Decided", "turn": 1})],
 )
+@pytest.mark.slow
 def test_what_is_no_line_is_told(validator: Any, lines: list[Any], key: str, value: object) -> None:
     assert not validator.is_valid({**lines[1], key: value})
 

@@ -60,6 +60,7 @@ def test_a_turn_that_runs_again_has_a_slice_of_its_own(first: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("turns", [3000])
+@pytest.mark.slow
 def test_a_turn_that_never_ends_does_not_hold_a_whole_trace_in_memory(turns: int) -> None:
     words = ["run 1", *(word for n in range(2, turns) for word in (f"run {n}", f"end {n}"))]
     read = 0

@@ -128,6 +128,7 @@ def test_the_same_trace_makes_the_same_page(trace: Path, tmp_path: Path) -> None
 
 
 @given(text=st.text() | st.sampled_from(["</script>", "<!--", "]]>", "\u2028", "&lt;", "<!--messages-->"]))
+@pytest.mark.slow
 def test_any_text_comes_back_from_the_page_and_none_can_end_its_element(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_page_replaces_only_a_regular_file(trace: Path, tmp_path: Path) -> Non
         write_html(trace, tmp_path / ("a" * 300))
 
 
+@pytest.mark.slow
 def test_without_a_name_for_the_page_a_file_of_ones_own_stays(trace: Path) -> None:
     for page, write in (
         (trace.with_suffix(".html"), lambda: html(trace, None, False)),

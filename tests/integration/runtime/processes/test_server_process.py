@@ -451,6 +451,7 @@ def test_p9_two_keyboard_interrupts_leave_nothing(host_of: Callable[..., Host]) 
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
 def test_the_group_dies_with_its_host(fate: signal.Signals, host_of: Callable[..., Host]) -> None:
     host = host_of()
     assert len(live_members(host.group)) >= 3

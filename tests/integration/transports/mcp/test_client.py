@@ -98,23 +98,27 @@ async def test_p8_the_messages_come_in_the_protocol_s_order(session: Session, tm
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 async def test_faults_that_need_not_matter_do_not(flags: tuple[str, ...], session: Session) -> None:
     await session.run(faulty(*flags))
     assert session.result == ECHO
     assert not live_members(session.client.status.pid)
 
 
+@pytest.mark.slow
 async def test_noise_is_told(session: Session) -> None:
     await session.run(faulty("--noise", "6"))
     assert len(session.noted("noise")) == 15  # three answers, and of the six lines the empty one is not told
     assert "Server listening..." in session.noted("noise")
 
 
+@pytest.mark.slow
 async def test_invalid_utf8_in_an_answer_is_replaced(session: Session) -> None:
     await session.run(faulty("--invalid-utf8"), call_s=5)
     assert session.result == ToolCallResult(content="\ufffdhi")
 
 
+@pytest.mark.slow
 async def test_logs_and_progress_are_told(session: Session) -> None:
     await session.run(faulty("--chatty"))
     assert session.noted("log") == ["info: working on it"]
@@ -147,6 +151,7 @@ async def test_p37_a_listing_without_end_ends(session: Session) -> None:
 
 
 @pytest.mark.parametrize("phase", ["initialize", "list"])
+@pytest.mark.slow
 async def test_r6_1_a_death_in_opening_has_status_and_last_words(phase: str, session: Session) -> None:
     server = faulty("--exit-at", phase, "--exit-status", "3", "--stderr", "no licence found")
     failure = await failure_of(session.run(server))
@@ -175,6 +180,7 @@ async def test_r6_1_a_death_in_opening_has_status_and_last_words(phase: str, ses
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
+@pytest.mark.slow
 async def test_r6_1_each_failure_to_open_names_its_cause(
     flags: tuple[str, ...], phase: str, cause: str, session: Session
 ) -> None:
@@ -213,6 +219,7 @@ async def test_p24_a_timed_out_call_is_cancelled_and_the_session_goes_on(
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000])
+@pytest.mark.slow
 async def test_a_timeout_holds_though_the_server_stops_reading(size: int, session: Session) -> None:
     options = ClientOptions(limits=QUICK)
     async with McpClient(faulty("--stop-reading-after", "list"), ProcessRegistry(), options) as client:
@@ -223,6 +230,7 @@ async def test_a_timeout_holds_though_the_server_stops_reading(size: int, sessio
 
 
 @pytest.mark.parametrize("flag", ["--exit-at", "--kill-at"])
+@pytest.mark.slow
 async def test_a_death_in_a_call_is_seen_before_its_limit(flag: str, session: Session) -> None:
     server = faulty(flag, "call", "--grandchild", "--stderr", "out of memory")
     async with McpClient(server, ProcessRegistry(), ClientOptions(limits=QUICK)) as client:
@@ -233,6 +241,7 @@ async def test_a_death_in_a_call_is_seen_before_its_limit(flag: str, session: Se
         assert again.cause == failure.cause
 
 
+@pytest.mark.slow
 async def test_a_closed_output_breaks_the_call_though_the_server_lives(session: Session) -> None:
     failure = await failure_of(session.run(faulty("--close-stdout-at", "call", "--stderr", "oops")))
     assert failure.phase == "call"
@@ -268,6 +277,7 @@ cat
             await client.call("echo", {}, 60)
 
 
+@pytest.mark.slow
 async def test_lone_surrogates_in_arguments_reach_the_server(session: Session) -> None:
     async with McpClient(faulty(), ProcessRegistry()) as client:
         await client.open(60)
@@ -310,6 +320,7 @@ async def test_p9_cancellation_while_opening_leaves_nothing(
     assert not live_members(session.client.status.pid)
 
 
+@pytest.mark.slow
 async def test_an_exception_in_the_body_leaves_as_it_is(session: Session) -> None:
     async def body() -> None:
         async with McpClient(faulty(), ProcessRegistry()) as client:
@@ -320,6 +331,7 @@ async def test_an_exception_in_the_body_leaves_as_it_is(session: Session) -> Non
         await body()
 
 
+@pytest.mark.slow
 async def test_secrets_are_not_in_the_failure(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "sk-0123456789abcdef"
     monkeypatch.setenv("SOME_API_KEY", secret)

@@ -149,6 +149,7 @@ async def test_a_url_without_a_type_is_tried_with_streamable_http_and_then_with_
         ("--status initialize=401", "the server does not accept the credentials (HTTP 401 Unauthorized)"),
     ],
 )
+@pytest.mark.slow
 async def test_an_address_that_takes_neither_transport_says_why(flags: str, cause: str) -> None:
     with faulty_http_server(*flags.split()) as url:
         failure = await failure_of(one_call(Session(url, "auto")))
@@ -174,6 +175,7 @@ async def test_p24_a_timed_out_call_is_cancelled_and_the_session_goes_on(
 
 
 @pytest.mark.usefixtures("no_limit_for_closing")
+@pytest.mark.slow
 async def test_cancelling_the_host_leaves_nothing_and_ends_the_session(tmp_path: Path) -> None:
     record = tmp_path / "record"
 
@@ -256,6 +258,7 @@ async def test_options_choose_tools_and_limit_calls() -> None:
         ("--legacy --exit-after initialize", "initialize", "was closed before the answer was complete"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 async def test_r6_1_each_failure_to_open_names_its_cause(flags: str, phase: str, cause: str) -> None:
     limit = re.search(r"within ([0-9.]+) s", cause)
     open_s = GUARD_S if limit is None else float(limit[1])
@@ -288,6 +291,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_proxy")
+@pytest.mark.slow
 async def test_a_server_on_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with faulty_http_server() as url:
@@ -321,6 +325,7 @@ async def test_a_proxy_or_certificates_of_the_environment_are_not_taken_for_the_
     assert "sesame" not in failure.cause
 
 
+@pytest.mark.slow
 async def test_r6_1_a_plain_server_has_no_secure_connection() -> None:
     with faulty_http_server() as url:
         failure = await failure_of(one_call(Session(url.replace("http:", "https:"))))
@@ -357,6 +362,7 @@ def accept_once(listener: socket.socket) -> None:
         ("--legacy --status call=404", "session lost"),
     ],
 )
+@pytest.mark.slow
 async def test_what_ends_the_session_in_a_call_says_so_at_once(flags: str, cause: str) -> None:
     with faulty_http_server(*flags.split()) as url:
         failure = await failure_of(one_call(Session(url, "sse" if "--legacy" in flags else "http")))
@@ -364,6 +370,7 @@ async def test_what_ends_the_session_in_a_call_says_so_at_once(flags: str, cause
     assert cause in failure.cause
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_gone_before_a_call_ends_the_session() -> None:
     with faulty_http_server("--exit-after", "list") as url:
         session = Session(url)
@@ -390,6 +397,7 @@ async def until_refused(url: str) -> None:
         (404, -32600, "nothing here"),
     ],
 )
+@pytest.mark.slow
 async def test_a_session_that_the_server_has_forgotten_is_lost_whatever_status_says_so(
     status: int, code: int, message: str
 ) -> None:
@@ -423,6 +431,7 @@ async def test_a_session_that_the_server_has_forgotten_is_lost_whatever_status_s
         ("--legacy --null-at call", "The server's answer is not usable: result is null"),
     ],
 )
+@pytest.mark.slow
 async def test_r6_4_a_bad_answer_costs_only_its_call(flags: str, words: str) -> None:
     with faulty_http_server(*flags.split()) as url:
         session = Session(url, "sse" if "--legacy" in flags else "http")
@@ -445,17 +454,20 @@ async def test_r6_4_a_bad_answer_costs_only_its_call(flags: str, words: str) -> 
     ],
 )
 @pytest.mark.usefixtures("no_limit_for_closing")
+@pytest.mark.slow
 async def test_faults_that_need_not_matter_do_not(flags: str) -> None:
     with faulty_http_server(*flags.split()) as url:
         session = Session(url, "sse" if "--legacy" in flags else "http")
         assert await one_call(session) == ECHO
 
 
+@pytest.mark.slow
 async def test_a_notification_that_is_never_taken_holds_up_nothing_for_long() -> None:
     with faulty_http_server("--silent-at", "initialized") as url:
         assert await one_call(Session(url, connect_timeout_s=2.0)) == ECHO
 
 
+@pytest.mark.slow
 async def test_a_redirect_within_the_server_is_followed() -> None:
     with real_http_server() as url:
         assert await one_call(Session(f"{url}/")) == ECHO
@@ -464,6 +476,7 @@ async def test_a_redirect_within_the_server_is_followed() -> None:
 @pytest.mark.parametrize(
     "flags", ["--silent-at call", "--silent-at call --silent-at cancel", "--legacy --silent-at call"]
 )
+@pytest.mark.slow
 async def test_a_timeout_holds_call_after_call(flags: str) -> None:
     with faulty_http_server(*flags.split()) as url, anyio.fail_after(GUARD_S):
         async with Session(url, "sse" if "--legacy" in flags else "http").opened() as client:
@@ -496,6 +509,7 @@ async def _use(url: str) -> None:
 
 
 @pytest.mark.parametrize("flags", ["--cut-at call", "--cut-at call --events", "--reset-at call"])
+@pytest.mark.slow
 async def test_after_an_answer_that_was_cut_off_the_session_goes_on(flags: str) -> None:
     with faulty_http_server(*flags.split()) as url:
         async with McpClient(HttpServer(name="far", url=url), ProcessRegistry()) as client:

@@ -111,6 +111,7 @@ def modern() -> Iterator[Modern]:
 
 
 @each_case("refusal", REFUSALS)
+@pytest.mark.slow
 def test_a_handshake_that_is_refused_is_followed_by_discovery(modern: Modern, refusal: str) -> None:
     modern.refusal = REFUSALS[refusal]
     modern.calls.clear()

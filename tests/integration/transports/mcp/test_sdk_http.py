@@ -65,6 +65,7 @@ async def test_a_large_answer_arrives_whole(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
 async def test_an_answer_with_too_many_values_arrives_as_its_json_text(way: str) -> None:
     notices: list[Notice] = []
     with faulty_http_server(*f"{way} --rows 1000000".split()) as url, anyio.fail_after(GUARD_S):

@@ -70,6 +70,7 @@ def answers_to_server(path: Path) -> list[dict[str, Any]]:
     return [line for line in read_by_server(path) if "method" not in line]
 
 
+@pytest.mark.slow
 def test_new_tools_are_offered_after_the_batch_in_which_they_are_announced() -> None:
     added = tool_calls_reply(("faulty.added", {}))
     turn = Turn("--change-tools", replies=[ECHO, added, text_reply("done")])
@@ -81,6 +82,7 @@ def test_new_tools_are_offered_after_the_batch_in_which_they_are_announced() -> 
     assert turn.outcome.tool_calls[-1].settlement == "returned"
 
 
+@pytest.mark.slow
 def test_sampling_is_off_by_default(tmp_path: Path) -> None:
     log = tmp_path / "log"
     turn = Turn("--ask", "sampling", "--record", str(log), replies=[ECHO, text_reply("done")])
@@ -90,6 +92,7 @@ def test_sampling_is_off_by_default(tmp_path: Path) -> None:
     assert len(turn.asked) == 2
 
 
+@pytest.mark.slow
 def test_sampling_goes_to_the_model_in_a_conversation_of_its_own(tmp_path: Path) -> None:
     log = tmp_path / "log"
     turn = Turn(
@@ -107,6 +110,7 @@ def test_sampling_goes_to_the_model_in_a_conversation_of_its_own(tmp_path: Path)
     assert answer["result"]["content"] == {"type": "text", "text": "Hello to you."}
 
 
+@pytest.mark.slow
 def test_sampling_is_bounded_for_the_turn(tmp_path: Path) -> None:
     log = tmp_path / "log"
     turn = Turn(
@@ -133,6 +137,7 @@ def test_sampling_counts_in_the_turns_budget(tmp_path: Path) -> None:
     assert (replayed.end, replayed.divergence) == ("finished", None)
 
 
+@pytest.mark.slow
 def test_elicitation_is_declined_where_nobody_is_there_to_ask(tmp_path: Path) -> None:
     log = tmp_path / "log"
     Turn("--ask", "elicitation", "--record", str(log), replies=[ECHO, text_reply("done")])
@@ -142,6 +147,7 @@ def test_elicitation_is_declined_where_nobody_is_there_to_ask(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("accepts", [True, False])
+@pytest.mark.slow
 def test_elicitation_asks_the_person_behind_the_host(tmp_path: Path, accepts: bool) -> None:
     log = tmp_path / "log"
     asked: list[ElicitationRequest] = []
@@ -160,6 +166,7 @@ def test_elicitation_asks_the_person_behind_the_host(tmp_path: Path, accepts: bo
 
 
 @pytest.mark.parametrize("left_by", [SystemExit, asyncio.CancelledError, ValueError])
+@pytest.mark.slow
 def test_an_elicit_callback_that_fails_answers_the_server_and_the_turn_goes_on(
     tmp_path: Path, left_by: type[BaseException]
 ) -> None:
@@ -195,6 +202,7 @@ async def _returns_nothing(request: ElicitationRequest) -> Any:
         (_returns_nothing, "returns a dict or Declined(reason), not NoneType"),
     ],
 )
+@pytest.mark.slow
 def test_why_an_elicit_callback_failed_is_told_to_the_trace_and_not_to_the_server(
     tmp_path: Path, elicit: Any, words: str
 ) -> None:
@@ -206,6 +214,7 @@ def test_why_an_elicit_callback_failed_is_told_to_the_trace_and_not_to_the_serve
     assert any(isinstance(body, ServerNoted) and words in body.text for body in turn.said)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_an_elicit_callback_ends_the_turn_after_its_session_was_closed() -> None:
     async def elicit(request: ElicitationRequest) -> Declined:
         raise KeyboardInterrupt
@@ -214,6 +223,7 @@ def test_ctrl_c_in_an_elicit_callback_ends_the_turn_after_its_session_was_closed
         Turn("--ask", "elicitation", replies=[ECHO, text_reply("done")], elicit=elicit)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_an_elicit_callback_ends_the_call_of_a_tool_client() -> None:
     async def elicit(request: ElicitationRequest) -> Declined:
         raise KeyboardInterrupt
@@ -248,6 +258,7 @@ def test_roots_come_from_the_servers_options(tmp_path: Path) -> None:
     assert answer["result"] == {"roots": [{"uri": "file:///srv/data"}]}
 
 
+@pytest.mark.slow
 def test_pings_are_answered_and_unknown_requests_refused(tmp_path: Path) -> None:
     for what, member in (("ping", "result"), ("nonsense", "error")):
         log = tmp_path / what
@@ -256,6 +267,7 @@ def test_pings_are_answered_and_unknown_requests_refused(tmp_path: Path) -> None
         assert turn.outcome.response == "done"
 
 
+@pytest.mark.slow
 def test_logs_and_progress_are_traced_and_extend_no_limit() -> None:
     turn = Turn("--chatty", replies=[ECHO, text_reply("done")])
     kinds = {body.kind for body in turn.said if isinstance(body, ServerNoted)}
@@ -263,6 +275,7 @@ def test_logs_and_progress_are_traced_and_extend_no_limit() -> None:
 
 
 @pytest.mark.parametrize(("accepts", "greeting"), [(True, "Hello Ada"), (False, "Hello stranger")])
+@pytest.mark.slow
 def test_a_server_that_knows_only_the_newest_revision_is_used_all_the_same(
     accepts: bool, greeting: str
 ) -> None:
@@ -313,6 +326,7 @@ def test_an_elicit_callback_that_fails_fails_only_the_call_of_a_newest_server(
             assert said.endswith(f"the host could not ask for the input that it wants: {words}")
 
 
+@pytest.mark.slow
 def test_what_a_server_writes_to_stderr_is_in_the_trace_of_a_good_turn_too() -> None:
     turn = Turn("--stderr", "warming up \x1b[31mslowly", replies=[ECHO, text_reply("done")])
     (closed,) = [body for body in turn.said if isinstance(body, SessionClosed)]
@@ -383,6 +397,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_hundreds_of_unusable_answers_that_are_nested_deeply_fail_one_call(tmp_path: Path) -> None:
     program = tmp_path / "nested.py"
     program.write_text(_NESTED_ANSWERS)

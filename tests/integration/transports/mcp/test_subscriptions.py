@@ -65,6 +65,7 @@ def session() -> Iterator[Callable[[str], Session]]:
             each.client.close()
 
 
+@pytest.mark.slow
 def test_updates_are_noted_until_the_stream_is_cancelled(session: Any) -> None:
     one = session("update")
     agreed = one.listen()
@@ -82,6 +83,7 @@ def test_updates_are_noted_until_the_stream_is_cancelled(session: Any) -> None:
 
 
 @pytest.mark.parametrize(("way", "reason"), [("end", "the server has ended it"), ("cancel", "it broke off")])
+@pytest.mark.slow
 def test_a_stream_that_the_server_ends_is_noted_and_the_session_goes_on(
     session: Any, way: str, reason: str
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_stream_that_the_server_ends_is_noted_and_the_session_goes_on(
     assert one.listen()["subscriptionId"] != name
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_ends_its_streams_and_its_session(session: Any) -> None:
     one = session("die")
     one.listen()
@@ -102,6 +105,7 @@ def test_a_server_that_dies_ends_its_streams_and_its_session(session: Any) -> No
     assert "it broke off" in notes["updates_ended"]
 
 
+@pytest.mark.slow
 def test_a_refusal_and_a_server_that_does_not_answer_are_typed_errors(session: Any) -> None:
     refusing, silent = session("refuse"), session("ignore")
     with pytest.raises(MCPRequestError, match="too many listeners"):
@@ -124,6 +128,7 @@ def test_a_session_has_only_so_many_streams(session: Any, monkeypatch: pytest.Mo
         one.listen()
 
 
+@pytest.mark.slow
 def test_over_http_a_changed_list_of_tools_is_read_again(mock_mcp_server: Any, nothing_left: None) -> None:
     watch = TraceWatch()
     with ToolClient({"mock": mock_mcp_server(era="stateless")}, recorder=watch.recorder) as client:
@@ -133,6 +138,7 @@ def test_over_http_a_changed_list_of_tools_is_read_again(mock_mcp_server: Any, n
         assert "mock.lamp" in [tool.name for tool in client.tools()]
 
 
+@pytest.mark.slow
 def test_older_servers_are_asked_with_the_other_request(mock_mcp_server: Any, nothing_left: None) -> None:
     with (
         ToolClient({"mock": mock_mcp_server(era="initialize")}) as client,

@@ -58,6 +58,7 @@ def form(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.mark.slow
 def test_a_task_is_followed_to_its_result(form: str, tmp_path: Path) -> None:
     watch, record = TraceWatch(), tmp_path / "record"
     server = task_server(form, "working,input_required,working,completed", "--record", str(record))
@@ -74,6 +75,7 @@ def test_a_task_is_followed_to_its_result(form: str, tmp_path: Path) -> None:
     assert ("tasks/result task-1" if form == "experimental" else "tasks/update task-1") in asked
 
 
+@pytest.mark.slow
 def test_a_task_that_never_ends_is_cancelled_and_its_session_goes_on(form: str, tmp_path: Path) -> None:
     record = tmp_path / "record"
     with ToolClient({"tasks": task_server(form, "working", "--record", str(record))}) as client:
@@ -85,6 +87,7 @@ def test_a_task_that_never_ends_is_cancelled_and_its_session_goes_on(form: str, 
     assert asked.index("tasks/cancel task-1") < asked.index("tools/call quick")
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_question_of_a_task_cancels_the_task(form: str, tmp_path: Path) -> None:
     async def elicit(request: ElicitationRequest) -> JsonObject:
         raise KeyboardInterrupt

@@ -146,6 +146,7 @@ def test_all_arguments_are_shown_or_the_call_is_denied() -> None:
     assert "too long to be shown whole" in screen.text
 
 
+@pytest.mark.slow
 def test_a_servers_question_in_a_turn_reaches_the_person(tmp_path: Path) -> None:
     command, *args = faulty_server.argv("--ask", "elicitation")
     server = StdioServer(name="cave", command=command, args=tuple(args))

@@ -69,6 +69,7 @@ def test_short_answers_have_a_default_and_no_history(keys: PipeInput, tmp_path: 
     assert (tmp_path / "grue" / "chat_history").read_text() == ""
 
 
+@pytest.mark.slow
 def test_what_was_typed_is_found_in_the_next_chat_without_secrets(keys: PipeInput, tmp_path: Path) -> None:
     keys.send_text(f"my key is {SECRET}\r")
     reader().read()

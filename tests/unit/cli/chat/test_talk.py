@@ -35,6 +35,7 @@ def test_a_chat_is_in_its_run_folder(tmp_path: Path) -> None:
     assert {(path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()} == {0o600}
 
 
+@pytest.mark.slow
 def test_a_turn_that_is_taken_back_is_unknown_and_its_calls_are_named(tmp_path: Path) -> None:
     with talk(tmp_path / "run") as chat:
         chat.say("first")
@@ -54,6 +55,7 @@ def test_a_turn_that_is_taken_back_is_unknown_and_its_calls_are_named(tmp_path: 
     assert watch.bodies(TakenBack)[0].severity() == "warn"
 
 
+@pytest.mark.slow
 def test_a_resumed_chat_knows_what_was_said_and_takes_back_turns_of_the_earlier_run(tmp_path: Path) -> None:
     with talk(tmp_path / "run") as chat:
         chat.say("first")

@@ -69,6 +69,7 @@ def test_all_threads_have_one_client() -> None:
     assert server.sessions == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_died_is_started_again_for_the_next_call(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     configure_mcp_client(faulty_server.argv("--exit-at", "call", "--only-in", "1", str(tmp_path / "lives")))

@@ -297,6 +297,7 @@ def check_reply(reply, message):
 
 @settings(max_examples=examples(200))
 @given(VERSIONS, st.lists(WELL_FORMED | REQUESTS | st.lists(REQUESTS, max_size=3) | VALUES, max_size=4))
+@pytest.mark.slow
 def test_any_json_value_gets_a_valid_reply_or_silence(version, messages):
     session = opened(version) if version else Session()
     for message in messages:
@@ -312,6 +313,7 @@ def test_any_json_value_gets_a_valid_reply_or_silence(version, messages):
 
 @settings(max_examples=examples(200))
 @given(st.lists(ARGUMENTS | st.builds(lambda extra: THOUGHT | extra, ARGUMENTS), max_size=4))
+@pytest.mark.slow
 def test_arguments_are_judged_as_the_schema_says(batches):
     valid_input, valid_output = validator(think.INPUT_SCHEMA), validator(think.OUTPUT_SCHEMA)
     session = opened()

@@ -74,6 +74,7 @@ def test_an_action_is_carried_out_only_if_a_person_says_so(
     assert (tmp_path / "a.txt").exists() == (status == "completed")
 
 
+@pytest.mark.slow
 def test_arguments_can_be_changed(tmp_path: Path) -> None:
     def approve(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
         return [each.change({"path": "c.txt", "content": "y"}) for each in questions]
@@ -162,6 +163,7 @@ def test_two_questions_can_be_answered_one_at_a_time(tmp_path: Path) -> None:
     assert [step.status for step in result.steps] == ["completed"] * 3
 
 
+@pytest.mark.slow
 def test_a_decision_that_was_made_in_time_counts_after_the_other_question_has_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_decision_that_was_made_in_time_counts_after_the_other_question_has_ex
 
 
 @pytest.mark.parametrize("decided", ["allow then deny", "deny then allow", "over two processes"])
+@pytest.mark.slow
 def test_a_denial_wins_over_an_approval_of_the_same_action(tmp_path: Path, decided: str) -> None:
     (write, dig) = parked(tmp_path, WRITE, call("dig")).questions
     if decided == "over two processes":
@@ -214,6 +217,7 @@ def test_a_limit_of_calls_counts_over_a_kill(tmp_path: Path) -> None:
     ("steps", "statuses"),
     [(1, ["completed", "denied"]), (0.5, ["interrupted", "denied"]), (0, ["denied", "denied"])],
 )
+@pytest.mark.slow
 def test_a_planned_call_is_not_made_if_its_tool_has_changed_over_a_kill(
     tmp_path: Path, steps: float, statuses: list[str]
 ) -> None:
@@ -230,6 +234,7 @@ def test_a_planned_call_is_not_made_if_its_tool_has_changed_over_a_kill(
     assert len(cave.calls) == 1
 
 
+@pytest.mark.slow
 def test_a_planned_call_that_is_not_accepted_any_more_fails_its_step(tmp_path: Path) -> None:
     """Earlier versions accepted an unknown field beside the tool's name."""
     killed_after(1, tmp_path, settings(tmp_path, rules=()))
@@ -263,6 +268,7 @@ def test_what_a_callback_changes_in_a_question_changes_nothing_else(tmp_path: Pa
     assert asked.questions[0].arguments == {"path": "a.txt", "content": "x"}
 
 
+@pytest.mark.slow
 def test_an_expired_question_is_denied(tmp_path: Path) -> None:
     (question,) = parked(tmp_path, WRITE, park_for_s=0.000001).questions
     result = resumed(tmp_path, [question.approve()], park_for_s=0.000001)

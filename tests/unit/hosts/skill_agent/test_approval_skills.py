@@ -74,6 +74,7 @@ def test_an_entry_with_a_pattern_for_arguments_approves_nothing(folder: Path) ->
     assert ran.statuses[1] == "denied"
 
 
+@pytest.mark.slow
 def test_they_restrict_only_where_that_is_configured(folder: Path) -> None:
     skill(folder, "Read Write(docs/*)")
     assert use(folder, WRITE, call("dig")).statuses == ["completed"] * 4

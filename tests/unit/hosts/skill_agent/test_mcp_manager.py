@@ -159,6 +159,7 @@ def test_a_server_killed_between_calls_is_noticed_by_the_next_call() -> None:
             manager.call_tool("echo", {"text": "x"})
 
 
+@pytest.mark.slow
 def test_a_dead_server_can_be_connected_once_more_and_only_once() -> None:
     recorder, seen = recorded()
     with McpManager(recorder=recorder, reconnect=True) as manager:
@@ -170,6 +171,7 @@ def test_a_dead_server_can_be_connected_once_more_and_only_once() -> None:
     assert sum(isinstance(each.body, ToolCalled) for each in seen) == 2
 
 
+@pytest.mark.slow
 def test_if_the_third_of_three_fails_the_others_are_closed_and_it_raises() -> None:
     manager = McpManager()
     servers = {"a": faulty(), "b": faulty(), "c": faulty("--exit-at", "start", "--stderr", "no disk")}
@@ -341,6 +343,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_without_the_package_mcp_only_connect_all_raises_with_the_command_that_installs_it() -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_MCP],

@@ -106,6 +106,7 @@ def test_connected_tools_are_in_the_prompt_exactly_so_and_a_call_has_its_events(
     assert (result["target"], result["output"]) == ("read_file", "dark")
 
 
+@pytest.mark.slow
 def test_a_tool_call_stands_in_the_turn_of_its_action(tmp_path: Path) -> None:
     replies = [act(("note", {"text": "x"})), act(call("look")), act(finish())]
     run(replies, folder=tmp_path / "run", config={"servers": {"cave": cave()}})
@@ -322,6 +323,7 @@ def test_the_prompt_offers_calls_and_skills_only_where_there_are_some(
         assert (f'"type": "{name}"' in system) == connected
 
 
+@pytest.mark.slow
 def test_an_approval_of_a_tool_is_not_used_for_what_its_server_made_of_it_and_the_model_reads_that() -> None:
     server = faulty("--change-tools")
     replies = [

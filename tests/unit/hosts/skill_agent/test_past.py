@@ -77,6 +77,7 @@ def resume(
         return Orchestrator(settings, folder=folder / "run", actions=actions).resume(), server
 
 
+@pytest.mark.slow
 def test_an_action_with_effects_that_was_under_way_is_reported_and_not_repeated(tmp_path: Path) -> None:
     lines = whole(tmp_path)
     cut(tmp_path, until(lines, "skillagent.StepStarted", number=2))
@@ -96,6 +97,7 @@ def test_an_action_with_effects_that_was_under_way_is_reported_and_not_repeated(
 
 
 @pytest.mark.parametrize("annotations", [ToolAnnotations(read_only=True), ToolAnnotations(idempotent=True)])
+@pytest.mark.slow
 def test_one_that_is_read_only_or_idempotent_is_carried_out_again(
     tmp_path: Path, annotations: ToolAnnotations
 ) -> None:
@@ -107,6 +109,7 @@ def test_one_that_is_read_only_or_idempotent_is_carried_out_again(
     assert (tmp_path / "out").read_text() == "one\ntwo\n"
 
 
+@pytest.mark.slow
 def test_a_reply_that_was_paid_for_is_not_asked_for_again(tmp_path: Path) -> None:
     lines = whole(tmp_path)
     cut(tmp_path, until(lines, "TurnCompleted", turn=2))
@@ -131,6 +134,7 @@ def test_from_every_message_on_it_ends_in_the_same_steps(tmp_path: Path) -> None
         assert {step.status for step in result.steps} <= {"completed", "interrupted"}
 
 
+@pytest.mark.slow
 def test_changed_tools_are_told(tmp_path: Path) -> None:
     lines = whole(tmp_path)
     cut(tmp_path, until(lines, "skillagent.StepEnded"))
@@ -149,6 +153,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         Orchestrator(AgentConfig(llm=llm)).resume()
 
 
+@pytest.mark.slow
 def test_a_run_with_an_action_that_the_program_does_not_have_can_be_resumed_later(
     tmp_path: Path,
 ) -> None:
@@ -161,6 +166,7 @@ def test_a_run_with_an_action_that_the_program_does_not_have_can_be_resumed_late
     assert (tmp_path / "out").read_text() == "one\ntwo\n"
 
 
+@pytest.mark.slow
 def test_a_run_that_reached_a_limit_goes_on_with_a_higher_one(tmp_path: Path) -> None:
     config = {"workspace": tmp_path, "limits": RunLimits(max_turns=1)}
     first = run(list(REPLIES[:1]), folder=tmp_path / "run", actions=adding(tmp_path / "out"), config=config)

@@ -277,6 +277,7 @@ ROLES = st.sampled_from(["system", "user", "assistant"])
 
 
 @given(st.lists(st.tuples(ROLES, st.text()), min_size=1))
+@pytest.mark.slow
 def test_every_text_is_sent_in_its_order(said: list[tuple[str, str]]) -> None:
     llm, bodies = mocked(base_url="http://127.0.0.1:1/v1")
     llm.chat_completions_create("m", [{"role": role, "content": text} for role, text in said])
@@ -405,6 +406,7 @@ class Drip(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield piece
 
 
+@pytest.mark.slow
 def test_a_reply_that_drips_for_ever_times_out() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Drip()))
     retry = RetrySettings(max_retries=0, timeout_seconds=0.2)
@@ -499,6 +501,7 @@ def test_a_transport_may_block_or_not(transport: Any) -> None:
     assert getattr(transport, "closed", True)
 
 
+@pytest.mark.slow
 def test_a_blocking_transport_that_drips_for_ever_times_out() -> None:
     retry = RetrySettings(max_retries=0, timeout_seconds=0.2)
     llm = LLMClient(GameConfiguration(retry=retry), api_key=KEY, transport=OnlySync(Endless()))

@@ -401,6 +401,7 @@ def grown(assembler: Assembler, *events: object) -> list[int]:
         call("", index=0, id="a", name="s.t", extra_content=MANY),
     ],
 )
+@pytest.mark.slow
 def test_what_takes_long_to_read_counts_whenever_it_comes(crowded: object) -> None:
     event = json.dumps(crowded).replace(json.dumps(MANY), json.dumps([{}] * 5000))
     assert min(grown(ChatAssembler(), event, event, event)) > 5000

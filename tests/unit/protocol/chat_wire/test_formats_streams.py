@@ -81,6 +81,7 @@ def completions(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.parametrize("wire", WIRES)
 @settings(max_examples=examples(200))
 @given(completion=completions(), places=PLACES)
+@pytest.mark.slow
 def test_a_streamed_reply_is_what_would_have_come_at_once(
     wire: WireName, completion: dict[str, Any], places: list[int]
 ) -> None:

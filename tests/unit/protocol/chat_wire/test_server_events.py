@@ -33,6 +33,7 @@ def written(event: ServerEvent, noise: str) -> list[str]:
 
 @settings(max_examples=examples(300))
 @given(EVENTS, LINES, st.sampled_from(["\n", "\r\n", "\r"]), st.booleans(), PLACES)
+@pytest.mark.slow
 def test_any_chunking_of_a_stream_gives_the_same_events(
     events: list[ServerEvent], noise: str, end: str, marked: bool, places: list[int]
 ) -> None:

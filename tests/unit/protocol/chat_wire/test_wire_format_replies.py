@@ -75,6 +75,7 @@ def test_any_number_of_copies_is_one_call(value: dict[str, int], copies: int) ->
 
 
 @given(JSON_VALUES, JSON_VALUES, JSON_VALUES)
+@pytest.mark.slow
 def test_any_parts_make_a_call(call_id: object, name: object, sent: object) -> None:
     call = read_call(call_id, name, sent, CallIds(2, {"used"}), NAMES)
     assert call.call_id

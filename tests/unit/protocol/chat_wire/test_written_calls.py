@@ -287,6 +287,7 @@ def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece: str) -> No
 @pytest.mark.parametrize(
     ("begin", "piece", "end"), [("", "<think></think>", ""), ("Hm.\n```\n", ">>>files.read\n{\n", "}")]
 )
+@pytest.mark.slow
 def test_a_mark_is_not_compared_with_all_that_came_before(begin: str, piece: str, end: str) -> None:
     def read(times: int) -> None:
         text = begin + piece * times + end

@@ -45,11 +45,13 @@ def turned(value: Any) -> Any:
 
 
 @given(LISTINGS)
+@pytest.mark.slow
 def test_what_was_just_locked_has_not_drifted(tools: tuple[ToolDefinition, ...]) -> None:
     assert drift(lock_of(tools), tools) == ()
 
 
 @given(LISTINGS, st.randoms())
+@pytest.mark.slow
 def test_order_does_not_matter_neither_of_tools_nor_of_keys(
     tools: tuple[ToolDefinition, ...], random: Any
 ) -> None:
@@ -63,6 +65,7 @@ def test_order_does_not_matter_neither_of_tools_nor_of_keys(
 
 
 @given(TOOLS, CHANGES)
+@pytest.mark.slow
 def test_any_change_of_any_part_is_seen_and_named(before: ToolDefinition, change: dict[str, Any]) -> None:
     parts = tuple(part for part in PARTS if part in change and change[part] != getattr(before, part))
     found = drift(lock_of([before]), [replace(before, **change)])

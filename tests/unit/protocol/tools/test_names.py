@@ -45,6 +45,7 @@ def test_p38_encoded_names_match_the_pattern_differ_and_come_back(first: list[st
 
 
 @given(names=st.lists(NAMES, unique=True), seed=st.randoms(use_true_random=False))
+@pytest.mark.slow
 def test_the_order_of_a_listing_does_not_change_the_names(names: list[str], seed: object) -> None:
     shuffled = sorted(names, key=lambda _: seed.random())  # type: ignore[attr-defined]
     one, other = WireNames("encoded", names), WireNames("encoded", shuffled)

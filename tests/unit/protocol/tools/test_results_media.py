@@ -155,6 +155,7 @@ def test_a_reply_shows_only_so_many() -> None:
 
 
 @pytest.mark.parametrize("size", [40, 5 * 1024 * 1024, 60_000_000])
+@pytest.mark.slow
 def test_large_images_are_attached_whole_or_not_at_all(size: int) -> None:
     block = image(padded(GIF, size), "image/gif")
     (described,), attachments = shown(block)

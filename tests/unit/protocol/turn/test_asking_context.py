@@ -291,6 +291,7 @@ def test_a_turn_under_the_policy_ends_as_any_other() -> None:
     assert walk.end.kind == "answered"
 
 
+@pytest.mark.slow
 def test_a_summary_counts_as_a_request_and_against_the_bound() -> None:
     policy = ContextPolicy(window_tokens=8000, reply_tokens=500, max_summaries=2)
     limits = TurnLimits(max_tool_iterations=250)

@@ -19,6 +19,7 @@ def waiting(calls: int, settled: int = 0) -> Walk:
 
 
 @pytest.mark.parametrize("last", [False, True])
+@pytest.mark.slow
 def test_one_more_result_takes_time_in_proportion_to_the_calls(last: bool) -> None:
     """The last result takes longest: then all results are fitted into the window."""
     states = {calls: waiting(calls, calls - 1 if last else 0).state for calls in (MAX_CALLS // 4, MAX_CALLS)}

@@ -27,6 +27,7 @@ PROGRAM = Path(__file__).resolve().parents[3] / "support" / "interrupted_edge.py
 
 
 @pytest.mark.parametrize("where", ["plain", "loop", "bare loop", "thread"])
+@pytest.mark.slow
 def test_ctrl_c_ends_the_call_within_seconds_wherever_it_was_made(where: str) -> None:
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -370,6 +370,7 @@ def test_what_a_call_leaves_running_in_the_group_goes_on_after_it() -> None:
     assert work.over.is_set()
 
 
+@pytest.mark.slow
 def test_many_threads_at_once_get_each_its_own(loop: EpisodeLoop) -> None:
     barrier = threading.Barrier(16)
     found: dict[int, list[int]] = {}
@@ -420,6 +421,7 @@ class Owner:
         weakref.finalize(self, self.loop.end)
 
 
+@pytest.mark.slow
 def test_a_lost_owner_takes_the_loop_with_it_and_nobody_waits() -> None:
     gone = threading.Event()
     owner = Owner(gone.set)
@@ -440,6 +442,7 @@ def test_a_lost_owner_takes_the_loop_with_it_and_nobody_waits() -> None:
     assert loop() is None, "nothing keeps a loop that has ended"
 
 
+@pytest.mark.slow
 def test_there_is_no_resource_warning() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -462,6 +465,7 @@ def _end_in_a_child(loop: EpisodeLoop, call: Call[None]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.slow
 def test_a_forked_child_has_no_loop_and_does_nothing_to_its_parents(loop: EpisodeLoop) -> None:
     work = Work()
     call = loop.submit(work)

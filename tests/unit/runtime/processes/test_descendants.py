@@ -79,6 +79,7 @@ sys.stdin.readline()
     wait_until(lambda: not is_alive(daemon))
 
 
+@pytest.mark.slow
 def test_a_daemon_ends_with_its_host_where_there_is_no_grep(
     pid_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_daemon_ends_with_its_host_where_there_is_no_grep(
     test_a_daemon_ends_with_its_host(ENDS[1], (), pid_file)
 
 
+@pytest.mark.slow
 def test_what_other_servers_and_the_host_have_started_is_left_alone(pid_file: Path, tmp_path: Path) -> None:
     registry = ProcessRegistry()
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -141,6 +143,7 @@ def test_nothing_is_marked_where_the_limit_is_in_use(pid_file: Path) -> None:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_part_of_a_server_marks_its_own_and_keeps_its_guard() -> None:
     nested = """
 import resource, subprocess

@@ -147,6 +147,7 @@ def test_a_guard_that_needs_longer_finishes_after_the_end(
     assert not listed.exists()
 
 
+@pytest.mark.slow
 def test_a_forked_child_lets_go_of_the_guard(guard: HostGuard, sleeper: subprocess.Popen[bytes]) -> None:
     guard.watch(sleeper.pid)
     with warnings.catch_warnings():
@@ -206,6 +207,7 @@ def test_it_starts_when_it_can_again(
     wait_until(lambda: not live_members(sleeper.pid))
 
 
+@pytest.mark.slow
 def test_interpreter_exit_ends_it_quietly() -> None:
     script = "from grue.runtime.processes.guard import guard, guard_pid; guard.start(); print(guard_pid())"
     host = subprocess.run(

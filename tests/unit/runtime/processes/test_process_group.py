@@ -192,6 +192,7 @@ def test_windows_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_interpreter_exit_kills_what_nobody_closed() -> None:
     script = """
 import os

@@ -116,6 +116,7 @@ def test_a_number_that_a_message_needs_stays_a_number() -> None:
 
 
 @given(st.text(min_size=4, max_size=20), st.text(max_size=20), st.text(max_size=20))
+@pytest.mark.slow
 def test_no_secret_is_shown_whatever_it_is_made_of(secret: str, before: str, after: str) -> None:
     envelope, line = shown(Said(before + secret + after, {secret: [before]}), K=secret)
     assert envelope.redacted
@@ -238,6 +239,7 @@ JSON_VALUES: Any = st.recursive(
 
 
 @given(JSON_VALUES, st.sampled_from(HEADERS), st.text())
+@pytest.mark.slow
 def test_no_authorisation_is_shown_and_json_stays_json(extra: object, header: str, after: str) -> None:
     envelope, line = shown(Said(f"{header} {after}", extra))
     assert b"EN+0123456789" not in line
@@ -271,6 +273,7 @@ def test_a_text_that_was_cut_elsewhere_stays_as_it_is() -> None:
     assert redaction.redact_json(written(f"the door is open{CUT}")) == written(f"the door is open{CUT}")
 
 
+@pytest.mark.slow
 def test_thousands_of_secrets_make_the_interpreter_collect_no_garbage() -> None:
     """A collection looks at all that the process has imported, and holds every thread meanwhile."""
     secret = "bench-0123456789-secret"

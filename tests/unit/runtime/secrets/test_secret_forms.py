@@ -68,6 +68,7 @@ def test_a_short_secret_is_not_taken_for_a_piece_of_base64() -> None:
 
 @each_case("kept", range(6, len(KEY)))
 @each_case("mark", ["…", "… [cut: 9 of 20 characters]"])
+@pytest.mark.slow
 def test_the_beginning_of_a_secret_in_front_of_a_cut_goes_in_every_form(kept: int, mark: str) -> None:
     for form, write in FORMS.items():
         written = write(KEY).removeprefix("b'").strip("'")

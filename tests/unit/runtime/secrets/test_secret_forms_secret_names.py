@@ -81,6 +81,7 @@ environments = st.dictionaries(st.sampled_from(["A_TOKEN", "B_KEY", "LANG", "SSH
 
 @settings(max_examples=examples(200))
 @given(environments)
+@pytest.mark.slow
 def test_long_values_of_secret_names_and_no_others_are_redacted(environ: dict[str, str]) -> None:
     assert secrets_in(environ) == {
         name: value.strip()

@@ -37,6 +37,7 @@ def test_a_body_is_refused_when_it_is_nested_deeper_than_the_limit(tree: object,
             check_depth(Path("t"), 2, body)
 
 
+@pytest.mark.slow
 def test_deep_nesting_in_megabytes_of_brackets_is_found_in_time() -> None:
     """Removing one level after the other took a pass over all of them for each level."""
     wide = b"[" * MAX_DEPTH + b",".join([b"[]"] * 2_000_000) + b"]" * MAX_DEPTH

@@ -76,6 +76,7 @@ def test_a_secret_from_bytes_that_are_no_text_is_hidden_as_messages_have_it() ->
 
 @pytest.mark.parametrize("text", ["half: \ud83d", "\udfff", "é\ud800é", "x" * 17 * 2**20 + "\ud800"])
 @pytest.mark.parametrize("sender", ["host", "llm"])
+@pytest.mark.slow
 def test_a_text_that_cannot_be_written_is_recorded_with_a_mark_in_its_place(text: str, sender: str) -> None:
     """A host's fact may hold half a character; the sender's own message keeps it."""
     recorder = Recorder(secrets={"key": "sk-0123456789"})

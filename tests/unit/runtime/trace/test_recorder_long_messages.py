@@ -90,6 +90,7 @@ def test_what_an_observer_raises_is_raised_to_who_waits() -> None:
         recorder.record(Said("short"), sender="x")
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_wait_for_its_parent() -> None:
     recorder, gate = Recorder(), Gate()
     recorder.add(gate)
@@ -109,6 +110,7 @@ def test_a_forked_child_does_not_wait_for_its_parent() -> None:
     assert len(gate.seen) == 1
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_closed_inside_an_event_loop_has_every_long_message(tmp_path: Path) -> None:
     """As in a notebook, where `record` does not wait for the thread that works on long messages."""
     path = tmp_path / "trace.jsonl"

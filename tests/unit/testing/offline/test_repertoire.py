@@ -55,6 +55,7 @@ def test_the_script_survives_turns_that_fell_back(fallbacks):
     assert len(played.moves) == 44 + len(fallbacks)
 
 
+@pytest.mark.slow
 def test_zork_scores_55_and_the_same_commands_twice(zork):
     first = play(zork, 7, 24, playbook_for(zork.name, 7))
     second = play(zork, 7, 24, playbook_for(zork.name, 7))

@@ -242,6 +242,7 @@ def test_what_cannot_be_made_is_said_to_be_so(schema):
         minimal(schema)
 
 
+@pytest.mark.slow
 def test_a_schema_that_multiplies_without_end_is_given_up_soon():
     doubling = {
         "$ref": "#/$defs/x",

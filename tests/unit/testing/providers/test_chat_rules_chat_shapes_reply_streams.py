@@ -192,6 +192,7 @@ def test_text_and_arguments_come_in_fragments() -> None:
     assert json.loads("".join(deltas)) == {"a": LONG}
 
 
+@pytest.mark.slow
 def test_usage_comes_last_where_it_is_asked_for() -> None:
     without = read(served(CHAT, text_reply("hi")).content)
     with_usage = read(served(CHAT, text_reply("hi"), stream_options={"include_usage": True}).content)
@@ -206,6 +207,7 @@ def test_errors_come_plain(dialect: Dialect) -> None:
 
 
 @ALL
+@pytest.mark.slow
 def test_a_stream_that_ends_early_says_nothing_of_it(dialect: Dialect) -> None:
     whole = served(dialect, text_reply(LONG)).content
     part = served(dialect, truncated(text_reply(LONG))).content
@@ -222,6 +224,7 @@ def test_an_error_event_ends_a_stream(dialect: Dialect) -> None:
 
 
 @ALL
+@pytest.mark.slow
 def test_garbage_stands_between_events(dialect: Dialect) -> None:
     whole = served(dialect, text_reply(LONG)).content
     garbled = served(dialect, garbage_in_stream(text_reply(LONG), b"data: {no\n\n")).content

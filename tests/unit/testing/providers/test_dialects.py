@@ -61,6 +61,7 @@ def compact(value: object) -> str:
 
 @settings(max_examples=examples(150))
 @given(conversations())
+@pytest.mark.slow
 def test_each_format_gives_the_same_view_of_a_conversation(chat: Json) -> None:
     views = [
         dialect.read(body, ProviderRules(), {})

@@ -162,6 +162,7 @@ def post(server: ScriptedLlmServer, path: str, body: Json, **headers: str) -> ht
     return httpx.post(server.base_url + path, json=body, headers=sent, trust_env=False, timeout=60)
 
 
+@pytest.mark.slow
 def test_anthropic_wants_a_key_and_a_version() -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
         without_key = post(server, "/messages", ANTHROPIC, **{"x-api-key": ""})
@@ -203,6 +204,7 @@ def answered(dialect: Dialect, body: Json, said: Json) -> Json:
         ("messages/1/content/0/signature", ..., "wrong type"),
     ],
 )
+@pytest.mark.slow
 def test_anthropic_wants_its_thinking_back_as_it_was(path: str, value: object, said: str | None) -> None:
     with ScriptedLlmServer(reasoned) as server:
         first = post(server, "/messages", changed(ANTHROPIC, "messages", ANTHROPIC["messages"][:1])).json()
@@ -223,6 +225,7 @@ def test_anthropic_wants_its_thinking_back_as_it_was(path: str, value: object, s
         ("input/1/summary", [], "does not match"),
     ],
 )
+@pytest.mark.slow
 def test_openai_wants_its_reasoning_back_as_it_was(path: str, value: object, said: str | None) -> None:
     asked = {**OPENAI, "store": False, "include": ["reasoning.encrypted_content"]}
     with ScriptedLlmServer(reasoned) as server:
@@ -244,6 +247,7 @@ def test_reasoning_does_not_stand_alone() -> None:
     assert server.requests[-1].refused is None
 
 
+@pytest.mark.slow
 def test_openai_keeps_reasoning_that_it_may_store() -> None:
     with ScriptedLlmServer(reasoned) as server:
         first = post(server, "/responses", {**OPENAI, "input": [USER]}).json()
@@ -253,6 +257,7 @@ def test_openai_keeps_reasoning_that_it_may_store() -> None:
 
 
 @pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.slow
 def test_some_providers_of_chat_completions_want_it_back(echo: bool) -> None:
     tools = [{"type": "function", "function": {"name": "t", "parameters": SCHEMA}}]
     user = {"role": "user", "content": "hi"}
@@ -270,6 +275,7 @@ def test_some_providers_of_chat_completions_want_it_back(echo: bool) -> None:
     assert refusals == [None, None, wanted]
 
 
+@pytest.mark.slow
 def test_reasoning_is_wanted_back_only_in_the_format_in_which_it_was_sent() -> None:
     """A conversation that goes on in another format is sent without it."""
     tools = [{"type": "function", "function": {"name": "t", "parameters": SCHEMA}}]
@@ -288,6 +294,7 @@ def test_reasoning_is_wanted_back_only_in_the_format_in_which_it_was_sent() -> N
     assert [request.refused for request in server.requests] == [None, None, None]
 
 
+@pytest.mark.slow
 def test_a_script_sees_one_conversation_whatever_the_format() -> None:
     with ScriptedLlmServer(lambda request: text_reply(request.messages[-1]["content"])) as server:
         post(server, "/messages", ANTHROPIC)

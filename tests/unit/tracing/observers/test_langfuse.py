@@ -164,6 +164,7 @@ def test_everything_that_can_happen_has_its_observation(capture_content: bool) -
     assert second["level"] == "ERROR"
 
 
+@pytest.mark.slow
 def test_a_client_of_the_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("langfuse", reason="langfuse is not installed: pip install 'grue[langfuse]'")
     from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider

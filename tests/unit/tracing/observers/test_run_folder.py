@@ -253,6 +253,7 @@ SECRETS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map("pl
 
 
 @given(SECRETS, st.sampled_from(sorted(ESCAPES)), st.booleans(), st.text(max_size=9))
+@pytest.mark.slow
 def test_a_configured_secret_is_in_no_byte_of_the_folder(
     tmp_path_factory: pytest.TempPathFactory, secret: str, escaped: str, ascii_only: bool, around: str
 ) -> None:

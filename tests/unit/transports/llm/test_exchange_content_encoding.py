@@ -52,6 +52,7 @@ def test_nothing_is_left_inside(size: int) -> None:
 
 
 @pytest.mark.parametrize("codings", ["gzip", "deflate", "gzip, gzip", "deflate, x-gzip"])
+@pytest.mark.slow
 def test_no_stage_gives_more_than_the_limit(codings: str) -> None:
     body = packed(b"\0" * 30_000_000, *codings.split(", "))
     pieces = ContentDecoder(codings, 1_000_000).feed(body)

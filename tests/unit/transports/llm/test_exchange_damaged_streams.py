@@ -279,6 +279,7 @@ def a_bomb(wire: WireName) -> Iterator[bytes]:
 
 
 @WIRES
+@pytest.mark.slow
 def test_parts_that_are_no_texts_count_in_what_is_held(wire: WireName) -> None:
     async def taken() -> int:
         reader = _Incoming(Streamed(FORMATS[wire].assembler(), unseen), named=True)

@@ -65,6 +65,7 @@ def fault_with(backend: keyring.backend.KeyringBackend) -> str:
     return f"{refused.value.fault.cause}. {refused.value.fault.remedy}"
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_in_the_keyring_and_in_no_file(tmp_path: Path) -> None:
     ring = Memory()
     keyring.set_keyring(ring)
@@ -82,6 +83,7 @@ def test_what_is_stored_is_in_the_keyring_and_in_no_file(tmp_path: Path) -> None
     assert ring.kept == {}
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_not_ours_is_no_login() -> None:
     ring = Memory()
     keyring.set_keyring(ring)

@@ -87,6 +87,7 @@ def solve(said: dict[str, str]) -> str:
 
 
 @each_case("seed", range(60))
+@pytest.mark.slow
 def test_the_number_follows_from_the_texts_and_only_from_all_of_them(seed: int) -> None:
     said = clues(seed)
     answer = case_for(seed).answer
@@ -249,6 +250,7 @@ _LINES = st.one_of(
     start=st.integers(0, 44),
     more=st.lists(_LINES, max_size=30),
 )
+@pytest.mark.slow
 def test_any_commands_keep_the_rules_and_lead_to_the_same_end_again(
     seed: int, start: int, more: list[str]
 ) -> None:

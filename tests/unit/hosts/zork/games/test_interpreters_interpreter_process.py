@@ -152,6 +152,7 @@ def test_one_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_it_goes_with_its_object(start: Start, tmp_path: Path) -> None:
     program = tmp_path / "lonely"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -164,6 +165,7 @@ def test_it_goes_with_its_object(start: Start, tmp_path: Path) -> None:
     assert not psutil.pid_exists(child)
 
 
+@pytest.mark.slow
 def test_it_goes_with_the_program(tmp_path: Path) -> None:
     program = tmp_path / "lonely"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
