@@ -456,8 +456,9 @@ class Batching(Struct, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""The limit of a turn whose host sets none. The retries of one request to a silent endpoint are used up after
-750 s, so such a turn fails with an `LLMError`, which says more than `TurnTimedOut`."""
+"""The default of `turn_timeout_s`. The retries of one request to a silent endpoint are used up after 750 s.
+So with this limit, a turn with a silent endpoint fails with an `LLMError`, which says more than
+`TurnTimedOut`."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")

@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one. With `after_turn` or `beside_turn`, its server starts as "
-        "without this option.",
+        "With `after_turn` or `beside_turn`, the server of the first turn, which no turn precedes, starts as "
+        "the default below says.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -192,7 +192,9 @@ def play(
     ] = None,
     resume: Annotated[
         Path | None,
-        resume("episode", "--turns, --turn-timeout and the options below", ", but --turns as in its last"),
+        resume(
+            "episode", "--turns, --turn-timeout and the options below", ", and --turns that of its last run"
+        ),
     ] = None,
     start: _Start = None,
     stream: Stream = False,
@@ -358,11 +360,11 @@ def add(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A value that the server needs, such as folder=./docs; repeatable. The server's "
-            "description (in the registry, server.json or the bundle) has the NAMEs. An error names one that "
-            "is missing.",
-            show_default="at a terminal you are asked for each; in a pipe or with --yes, the one that the "
-            "description has as its default",
+            help="A value that the server needs, such as folder=./docs; repeatable. The NAMEs are in the "
+            "server's description (in the registry, server.json or the bundle). If a value is missing, the "
+            "command fails and prints its NAME.",
+            show_default="at a terminal you are asked for each value; with --yes, the description's default "
+            "value is used",
         ),
     ] = None,
     kind: _Use = None,
@@ -385,7 +387,10 @@ def add(
     ] = None,
     mcp_config: McpConfigFile = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask: start the server and approve its tools.")
+        bool,
+        typer.Option(
+            "--yes", "-y", help="Do not ask: start the server and approve its tools. Needed in a pipe."
+        ),
     ] = False,
 ) -> bool:
     """Add an MCP server to mcp_config.json.
@@ -476,7 +481,7 @@ def chat(
     ] = None,
     resume: Annotated[
         Path | None,
-        resume("chat", "--turn-timeout and --quiet", ", but with the model last chosen by /model"),
+        resume("chat", "--turn-timeout and --quiet", ", and the model is the one last chosen by /model"),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="In a pipe, print only answers and errors.")

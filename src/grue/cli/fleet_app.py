@@ -288,9 +288,10 @@ def table(
 ) -> None:
     """Print a table with a row per combination of settings: mean scores and standard errors.
 
-    The table has the episodes that have a score in the latest sweep, the one that
-    was run last in this folder. A line below it counts the failed episodes. Each
-    row names one of its episodes, for `grue fleet show`.
+    Only episodes of the latest sweep count (the sweep that was run last in this
+    folder), and of these only episodes with a score. A line below the table
+    counts the failed episodes, which have none. Each row names one of its
+    episodes, for `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -379,14 +380,14 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. Two episodes belong to the same case if
-    their settings, such as question and seed, are equal. base_url may differ,
-    and so may each setting that has one value in all of A and another in all of
-    B, such as model. A case that only A or only B has is left out. The mean
-    difference B - A of the cases is printed with its 95 % confidence interval.
-    With fewer than 15 cases (with --cluster: groups of cases), or without the
-    packages numpy and scipy, there is no interval, and a sign test decides
-    whether B is better.
+    A and B are compared case by case. The compared settings are those that have
+    one value in all of A and another in all of B, such as model. Two episodes
+    belong to the same case if all other settings, such as question and seed, are
+    equal; base_url may differ. A case that only A or only B has is left out. The
+    mean difference B - A of the cases is printed with its 95 %
+    confidence interval. With fewer than 15 cases (with --cluster: groups of
+    cases), or without the packages numpy and scipy, there is no interval, and a
+    sign test decides whether B is better.
 
     If each case was run several times (repetitions in SWEEP.toml), its scores
     are averaged, and two chances are compared too: that at least one of N runs
@@ -438,7 +439,10 @@ def score(
         typer.Option("--again", help="Also score the episodes that have these scores already."),
     ] = False,
 ) -> bool:
-    """Compute more scores of all finished episodes in a folder, from their traces. No episode runs again."""
+    """Give all finished episodes of a fleet further scores, computed from their traces.
+
+    No episode runs again. The scores are stored in the folder.
+    """
     from grue.cli.fleet_failures import score_episodes
 
     take_interrupts()

@@ -17,8 +17,8 @@ McpConfig = Annotated[
         "--mcp-config",
         metavar="FILE",
         help=FILE_OF_SERVERS,
-        show_default=f"{CONFIGURED}; if there is no such file, or enabled = false in that table, a server "
-        "that comes with grue is used",
+        show_default=f"{CONFIGURED}. If this file does not exist, or enabled = false under tool.grue.mcp, a "
+        "server that comes with grue is used instead",
     ),
 ]
 """For commands that use the bundled server if none is configured."""
@@ -61,8 +61,8 @@ def resume(what: str, also: str, but: str = "") -> Any:
     """
     return typer.Option(
         metavar="RUN",
-        help=f"Go on with the {what} in this run folder, with the options above as in its first run{but}. "
-        f"Only {also} may be given too.",
+        help=f"Go on with the {what} in this run folder. The options above keep the values of its first run"
+        f"{but}. Besides --resume you can give only {also}.",
     )
 
 

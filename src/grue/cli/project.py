@@ -145,11 +145,11 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
     return server
 
 
-def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], str]]:
+def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], tuple[str, str]]]:
     """Return a server that grue will watch, not limit, and a function that proposes a sandbox for it.
 
     Call the function after the server has ended. It returns, as JSON, the sandbox that would have sufficed
-    for what the server has done.
+    for what the server has done; and a sentence about what the sandbox does not allow, or an empty text.
 
     Raises:
         MCPConfigError: As `named_server`.
@@ -157,9 +157,11 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
     server = named_server(known, name, preset=False)
     watch = Watch()
 
-    def learned() -> str:
+    def learned() -> tuple[str, str]:
         box = watch.proposal(cwd=str(Path(server.cwd or "").absolute()))
-        return json.dumps({"sandbox": _box_table(box)}, indent=2, ensure_ascii=True)
+        folders = printable(", ".join(watch.left_out()))
+        note = f"The server also used {folders}. The box does not allow that, because it would be too wide."
+        return json.dumps({"sandbox": _box_table(box)}, indent=2, ensure_ascii=True), note if folders else ""
 
     return replace(server, sandbox=watching(watch)), learned
 

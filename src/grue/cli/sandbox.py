@@ -158,7 +158,10 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
             failed += result.is_error
             say(printable(f"{tool}: {result.error_message if result.is_error else 'answered'}"), err=True)
     say(f"{counted(count, 'call')}, {failed} failed. The box that would have sufficed:", err=True)
-    say(learned())
+    box, left_out = learned()
+    say(box)
+    if left_out:
+        say(left_out, err=True)
     return failed == 0
 
 

@@ -160,8 +160,9 @@ def trace_cache(
     printed table, `repeats` is the percentage of a prompt that is the same as the
     beginning of an earlier prompt. `cached` is the percentage that the provider
     has read from its cache, according to its reply. `again` estimates how many
-    tokens were charged once more because the prompt differs from the earlier one:
-    those from the first difference to the end of the shorter of the two.
+    tokens were charged once more because the prompt differs from the earlier one
+    with which it has most in common: those from the first difference to the end
+    of the shorter of the two.
     """
     from grue.cli.trace_cache import cache
 

@@ -76,8 +76,8 @@ ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts that grue does not use (`oauth`: only in an entry without `url`). They resemble grue's
-# keys, but are not reported as misspellings.
+# Keys of other hosts that grue does not use. They resemble grue's keys, but are not reported as misspellings.
+# `oauth` is unused only in an entry without `url`.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 

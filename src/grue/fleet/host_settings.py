@@ -47,7 +47,9 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL and hashes of grue's tables and of the tool lock to a case's settings.
+    """Complete a case's settings by the project's model and base URL, and by two hashes.
+
+    One hash is of the tables `[tool.grue]` and `[tool.zorkgpt]`, the other of the tool lock, if they exist.
 
     Raises:
         MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.

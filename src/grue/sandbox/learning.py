@@ -63,7 +63,7 @@ class Watch:
         self.homes: dict[str, None] = {}
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return a narrow box that allows all that the program did.
+        """Return a narrow box that allows all that the program did, except directly in `left_out()`.
 
         If the program used many files of a folder, the box opens the folder.
 
@@ -83,6 +83,12 @@ class Watch:
             network=True if len(self.unlisted) > 1 else tuple(self.hosts) or None,
             unix_sockets=self.unix,
         )
+
+    def left_out(self) -> tuple[str, ...]:
+        """Return the folders that the program listed or changed, and that are too wide for the proposal."""
+        folders = {path for path in (*self.written, *self.read) if os.path.isdir(path)}  # noqa: PTH112
+        closed = {path for path in folders if not self._is_open(path, WRITE_FILE | READ_FILE)}
+        return tuple(sorted(path for path in closed if self._is_too_wide(path)))
 
     def _is_open(self, path: str, access: int) -> bool:
         return any(rule.access & access and within(path, os.path.realpath(rule.path)) for rule in self.opened)

@@ -305,7 +305,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         raise MCPConfigError(f"StdioServer(name={self.name!r}): write {form}.")
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the fields with secrets redacted; rich shows them in tracebacks."""
+        """Return the main fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         command, *args = Redactor(os.environ, self.named_values()).words(self.command, self.args)
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [
@@ -391,7 +391,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "headers", stripped)
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the fields with secrets redacted; rich shows them in tracebacks."""
+        """Return the main fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         return [("name", self.name), ("url", self.address), ("transport", self.transport)]
 
     def __repr__(self) -> str:

@@ -131,6 +131,7 @@ def test_many_files_become_their_folder_and_a_home_folder_never(
     assert str(tmp_path / "data") in read
     assert "~/3" in read
     assert "~" not in read
+    assert watch.left_out() == (str(tmp_path / "home"),)
 
 
 def test_packages_are_named_whole_and_the_home_that_the_program_was_told_never(tmp_path: Path) -> None:

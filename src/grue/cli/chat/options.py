@@ -66,14 +66,15 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
 
     Attributes:
         notes: Sentences about settings that have no effect, and about servers with an invalid configuration.
-        learned: Returns, as JSON, the sandbox that the server of `--learn` needs; `None` without `--learn`.
+        learned: Returns, as JSON, the sandbox that the server of `--learn` needs, and a sentence about what
+            this sandbox does not allow, or an empty text; `None` without `--learn`.
     """
 
     endpoint: LlmEndpoint
     servers: dict[str, McpServer]
     runner: RunnerOptions
     notes: tuple[str, ...] = ()
-    learned: Callable[[], str] | None = None
+    learned: Callable[[], tuple[str, str]] | None = None
 
 
 def wire_chat(options: ChatOptions) -> ChatWiring:

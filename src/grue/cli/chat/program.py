@@ -83,8 +83,11 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         talk.finish("failed" if program.failed else "ended")
         if wiring.learned is not None:
             screen.tell(Line(f"The box that would have sufficed for {options.learn}:", DIM))
-            for row in wiring.learned().splitlines():
+            box, left_out = wiring.learned()
+            for row in box.splitlines():
                 screen.tell(Line(row))
+            if left_out:
+                screen.tell(Line(left_out, DIM))
         if not talk.turn and options.resume is None and options.run_dir is None:
             # Nothing was said, so there is nothing to resume: remove the run folder at the end.
             empty.callback(shutil.rmtree, talk.path, ignore_errors=True)

@@ -33,7 +33,8 @@ _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 45
 """Statuses of errors whose text decides what they mean. An error object without a status counts as 200."""
 
 DOCTOR_CHECKS = " `grue doctor` checks it."
-"""The last sentence of advice. `grue doctor` itself leaves it out."""
+"""The last sentence of the advice about an endpoint on this machine that cannot be reached. `grue doctor`
+leaves the sentence out."""
 
 
 def says(pattern: str, words: str) -> re.Match[str] | None:

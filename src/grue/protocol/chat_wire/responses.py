@@ -343,7 +343,7 @@ _OUTPUT = "output"
 
 
 class Responses(w.WireFormat):
-    """The format of OpenAI's newest models and of compatible gateways."""
+    """The wire format of OpenAI's Responses API, which compatible gateways have too."""
 
     name = "responses"
     path = "/responses"

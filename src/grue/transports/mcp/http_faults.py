@@ -247,7 +247,7 @@ def _refused(cause: str, remedy: str) -> AuthorizationRefused:
 
 
 def authorization_failed(words: str) -> AuthorizationRefused:
-    """Return the error for a failed authorisation. `words` are the reason, from the SDK or the server."""
+    """Return the error for a failed authorisation. `words`: the reason, often quoted from SDK or server."""
     remedy = "Check `auth` in the server's configuration: client_id, its secret or key, issuer, scope."
     return _refused(f"the authorisation failed: {words}", remedy)
 

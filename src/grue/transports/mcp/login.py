@@ -191,7 +191,8 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     try:
         async with new_client(httpx2.URL(server.url), headers=accept, timeout=_ASK_S) as client:
             response = await _answer(client, "POST", server.url, _FIRST)
-            # Some servers answer a handshake without a token, and refuse only later requests. So send one.
+            # Some servers accept a handshake that has no token, and refuse only the requests after it. So
+            # send such a request too.
             if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
                 headers = {**session, "mcp-protocol-version": "2025-11-25"}

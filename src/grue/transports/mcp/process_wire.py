@@ -76,7 +76,7 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return advice for the user: about the box, a broken npx cache or an old Node.js, or general advice.
+        """Return advice for the user: what the sandbox refused, a broken npx cache, an old Node.js, or else.
 
         Source: R14
         """

@@ -450,7 +450,10 @@ class _Client(httpx2.AsyncClient):
         self._max_event_bytes = limits.max_line_bytes
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request. If it fails, report the fault to `HttpStream`; the SDK gets an empty response."""
+        """Send an HTTP request. A failure raises nothing: the SDK gets a response without a body.
+
+        If somebody waits for the answer to the request, the fault is reported to `HttpStream`.
+        """
         head = await _head(request)
         if head.is_request:
             _answering.set(head.id)

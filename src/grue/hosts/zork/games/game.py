@@ -45,7 +45,7 @@ class Game(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """An identifier of exactly this game: a story file's SHA-256, or the embedded game's version."""
+        """Identifies exactly this game: the SHA-256 of its story file, or the version of grue's own game."""
         ...
 
     def reset(self, seed: int = 0) -> Observation:

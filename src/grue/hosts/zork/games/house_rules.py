@@ -242,7 +242,8 @@ def give(turn: Turn, name: str) -> str:
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
     """Split words such as "the cat sardines" into thing and receiver.
 
-    The first split counts in which each part names one thing within reach. Returns `None` if no split does.
+    The result is the first split of which each part names exactly one thing within reach; `None`: there is
+    none.
     """
     for cut in range(1, len(words)):
         try:
