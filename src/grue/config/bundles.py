@@ -58,7 +58,7 @@ class Bundle:
     def unpack(self, folder: Path, *, executable: str = "") -> None:
         """Write the bundle's files into `folder`, which must not exist yet.
 
-        Only the file `executable`, a path inside the bundle, is made executable; empty: no file is.
+        `executable` is the path inside the bundle of the only file that is made executable; empty: no file.
 
         Raises:
             MCPConfigError: The bundle is damaged or too large, or the folder cannot be written.
@@ -100,7 +100,7 @@ class Bundle:
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
     """Open a bundle, and check its list of files before any of them is written.
 
-    The file must have the digest `sha256`, in hexadecimal; `None`: any.
+    `sha256` is the digest that the file must have, in hexadecimal; `None`: the digest is not checked.
 
     Raises:
         MCPConfigError: The file cannot be read, is not a bundle or has another digest. Or the bundle has too

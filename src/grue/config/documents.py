@@ -1,8 +1,9 @@
-"""Read the files that users write: TOML, YAML, strict JSON. A `Document` knows each value's line.
+"""Read the files that users write: TOML, YAML, strict JSON. A `Document` knows the lines of its values.
 
-Of YAML, only what JSON can express is read. `yes`, dates and times are texts, as in YAML 1.2. Tags, aliases
-and duplicate keys are refused: with aliases a short file can describe an endless value. In JSON, comments,
-duplicate keys and NaN are refused.
+Of YAML, only what JSON can express is read. `yes`, dates and times are texts, as in YAML 1.2. Aliases and
+duplicate keys are refused: with aliases a short file can describe an endless value. A tag that is not one of
+YAML's own is refused before a scalar, and ignored before a list or a mapping. In JSON, comments, duplicate
+keys and NaN are refused.
 
 Source: R2.3, P5
 """
@@ -24,7 +25,7 @@ from grue.runtime.files import as_path, os_errors_as, write_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_YAML_CHARS = 2**20
-"""The most characters of a YAML document that is read; the parser needs a second or more for so many."""
+"""The most characters that a YAML document may have; the parser needs a second or more for so many."""
 
 T = TypeVar("T")
 KeyPath = tuple[int | str, ...]
@@ -46,7 +47,7 @@ class Document:
 
     Args:
         path: The file.
-        value: The parsed content. TOML's dates are as in `tomllib`.
+        value: The parsed content. Dates in TOML become objects of the module `datetime`.
         find_lines: Returns the one-based lines of the values, by their paths. A value in a dictionary has the
             line of its key. The function is called only once, when a line is first needed.
     """
@@ -191,7 +192,7 @@ def parse_toml(text: str, path: Path) -> Document:
     except tomllib.TOMLDecodeError as exc:
         line, column = _position(str(exc), text)
         raise file_error(path, f"is not valid TOML: {exc}.", line=line, column=column) from exc
-    # Raised if the document is nested too deeply, or a number or a date is out of range.
+    # `tomllib` raises these if the document is nested too deeply, or a number or a date is out of range.
     except (RecursionError, ValueError) as exc:
         raise file_error(path, f"is not usable TOML: {exc}.") from exc
     return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
@@ -433,8 +434,8 @@ def _declared(kind: Any, keys: KeyPath) -> Any:
 def choices(problem: str, kind: Any, keys: KeyPath) -> str:
     """Return words that name the allowed values, to be appended to msgspec's error text about a wrong value.
 
-    `problem` is that error text; if it does not say "Invalid enum value", the words are empty. `keys` is the
-    path to the value in a Struct of the type `kind`.
+    `problem` is that error text. If it does not begin with "Invalid enum value", return an empty text. `keys`
+    is the path to the value in a Struct of the type `kind`.
     """
     if not problem.startswith("Invalid enum value"):
         return ""

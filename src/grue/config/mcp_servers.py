@@ -68,10 +68,10 @@ T = TypeVar("T")
 
 DEFAULT_FILE_NAME = "mcp_config.json"
 URL_KEYS_OF_OTHERS = ("serverUrl", "httpUrl")
-"""The key `url` as Windsurf and Gemini CLI name it."""
+"""The names that Windsurf (`serverUrl`) and Gemini CLI (`httpUrl`) use for the key `url`."""
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Keys that other MCP hosts use, and that need no warning. They say which calls need no approval (in grue,
+# Keys that other MCP hosts use, and that need no warning. Most say which calls need no approval (in grue,
 # `ToolPolicy` says that), or how a list of servers is displayed. `_disabled` reads `enabled`.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
@@ -163,7 +163,8 @@ class ToolsConfig(BaseModel):
     """Which of a server's tools are offered.
 
     Attributes:
-        include: Bare names, or patterns with `*`, `?` and `[...]`, of the tools to offer; `None`: all tools.
+        include: The tools to offer: names without the server's name, or patterns with `*`, `?` and `[...]`;
+            `None`: all tools.
         exclude: Names or patterns of tools to leave out, even if `include` matches them.
     """
 
@@ -232,9 +233,9 @@ class MCPServerConfig(BaseModel):
         url: Address of a server that is already running.
         headers: HTTP headers for that address.
         type: The transport; without it, `command` means stdio and `url` means Streamable HTTP, or SSE if the
-            address refuses that.
+            address refuses Streamable HTTP.
         transport: Another name for `type`, which some hosts use.
-        disabled: The server is left out.
+        disabled: Whether the server is left out.
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
         timeout_seconds: The same limit as `timeout`, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
@@ -345,7 +346,7 @@ class MCPServerConfig(BaseModel):
 
 
 class _NoServersError(MCPConfigError, ValueError):
-    """No server is configured. A `ValueError` too, because existing host programs catch that."""
+    """No server is configured. It is also a `ValueError`, which existing host programs catch."""
 
 
 class MCPConfig(BaseModel):
@@ -566,7 +567,10 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Lock a folder within the block; wait while another block has locked it. Do not nest such blocks."""
+    """Lock a folder within the block; wait while another block has locked it.
+
+    Do not nest such blocks for one folder: the inner block would wait for ever.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -603,7 +607,7 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
 
 def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
-    """Convert a configuration without `${...}` to the type that the transports take; read its `envFile`.
+    """Convert a configuration without `${...}` to the type that the transports take; read the `envFile`.
 
     With `offline`, npx downloads nothing.
 

@@ -63,7 +63,7 @@ class CopiedEntry(Struct, frozen=True):
 
 
 def copied(name: str, entry: Mapping[str, Any]) -> CopiedEntry:
-    """Convert another host's entry for a server to grue's form, without secrets and unknown keys.
+    """Convert another host's entry for a server to grue's form, and leave out secrets and unknown keys.
 
     Raises:
         MCPConfigError: A value has the wrong type.

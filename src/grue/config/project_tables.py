@@ -22,7 +22,7 @@ class ProjectTables(Struct, frozen=True):
 
     Attributes:
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
-        roots: Whether a setting is below `tool.grue` or `tool.zorkgpt`, by the setting's table and key.
+        roots: `tool.grue` or `tool.zorkgpt`, whichever has the setting, by the setting's table and key.
     """
 
     document: Document
@@ -32,13 +32,13 @@ class ProjectTables(Struct, frozen=True):
     def place(self, table: str, key: str = "") -> str:
         """Return a table's full name in the file, such as `tool.zorkgpt.mcp` for the table `mcp`.
 
-        If the table is below both `tool.grue` and `tool.zorkgpt`, return the name of the one with `key`.
+        If the table is below both `tool.grue` and `tool.zorkgpt`, return the name of the table with `key`.
         """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
-        """Return `problem` with a path from the top of the file. Its own path starts at the table."""
+        """Return `problem`, whose path starts at the table, with a path from the top of the file."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 
@@ -120,7 +120,7 @@ def _table(tables: Mapping[str, Any], name: str, path: Path, above: str) -> dict
 
 
 def toml_kind(value: Any) -> str:
-    """Describe a value in terms of TOML: numbers and texts by their value, anything else by its kind."""
+    """Describe a value in terms of TOML: numbers, booleans and texts by their value, others by their kind."""
     match value:
         case bool():
             return str(value).lower()

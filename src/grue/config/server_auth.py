@@ -109,7 +109,7 @@ def _port(address: str) -> int | None:
 
 
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
-    """Return the OAuth settings of a server for the transports; `None`: grue only sends the given headers.
+    """Return the OAuth settings of a server for the transports; `None`: grue sends only the given headers.
 
     Even without an `auth`, grue can log in if the server asks for that, unless the headers have an
     `Authorization`.

@@ -30,7 +30,7 @@ from grue.runtime.secrets.secret_forms import looks_secret
 BUNDLES = "mcp_bundles"
 """The folder beside `mcp_config.json` into which bundles are unpacked, each in a folder of its own."""
 PACKAGES = "mcp_packages"
-"""The folder beside `mcp_config.json` for what launchers download, with a folder for each server."""
+"""The folder beside `mcp_config.json` for the package caches of launchers, with a folder for each server."""
 BUNDLE = "mcpb"
 
 _T = TypeVar("_T")
@@ -47,10 +47,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The value's name in `--set NAME=VALUE`.
         default: The values that are used if the user gives none; `None`: there is no default.
-        required: The server does not start without the value.
+        required: Whether the server needs the value.
         choices: The only values that are allowed; empty: any value is.
-        repeated: The user may give several values.
-        is_path: The value is a file or folder of this machine.
+        repeated: Whether the user may give several values.
+        is_path: Whether the value is the path of a file or folder on this machine.
     """
 
     name: str
@@ -63,7 +63,9 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 Ask = Callable[[Wanted], tuple[str, ...]]
-"""Returns the values that the user gives, or none. Raises `MCPConfigError` if a required value is missing."""
+"""A function that returns the user's values, or the default values; an empty tuple: there are none.
+
+It raises `MCPConfigError` if a required value is missing."""
 
 
 _PACKAGE = "package/"
@@ -411,7 +413,7 @@ class _Entry:
             self.entry["env"] = env
 
     def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
-        """Return the value for a secret, such as `${API_KEY}`; nothing if it is optional and not set."""
+        """Return `${VARIABLE}` for a secret; nothing if it is optional and the variable is not set."""
         if required or variable in self._env:
             self.variables.append(variable)
             return (f"${{{variable}}}",)
@@ -545,7 +547,7 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the bundle's own program; empty: an installed one, such as `node`, is started."""
+    """Return the path of the bundle's own program; empty: an installed one, such as `node`, runs instead."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

@@ -253,9 +253,10 @@ class GameConfiguration(_Table):
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When a server starts, if its entry has no `start`. `before`: before the first request of a
-            turn. `beside`: beside that request, if grue has an earlier listing of the server's tools, else
-            as `before`. `beside_if_locked`: the same with the listing file of the tool lock. `when_called`:
-            at the first call of one of its tools, if grue has an earlier listing, else as `before`.
+            turn. `beside`: at the same time as that request, if grue has an earlier listing of the server's
+            tools, else as `before`. `beside_if_locked`: as `beside`, but only the listing file of the tool
+            lock counts. `when_called`: at the first call of one of the server's tools, if grue has an earlier
+            listing, else as `before`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
             registry.
         client_base_url: Base URL of the LLM endpoint; OpenRouter by default.
@@ -272,7 +273,7 @@ class GameConfiguration(_Table):
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
         tool_policy: Which tool calls are made, asked about or denied; by default all are made.
-        context: How turns stay within the model's context window; `None`: nothing is cleared.
+        context: How turns stay within the model's context window; `None`: the history is not shortened.
         tool_search: When `find_tools` and `call_tool` replace the servers' tools; `None`: never.
         project_dir: Folder that relative paths start from; `from_toml` sets the folder of the TOML file.
 

@@ -53,7 +53,8 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
     """Return the tool lock in a file, with the listings of the file beside it; `None`: there is no lock.
 
     Raises:
-        MCPConfigError: The file cannot be read, or is not a tool lock of a version that grue knows.
+        MCPConfigError: A file cannot be read, or is not a tool lock, or a listing file, of a version that
+            grue knows.
     """
     path = as_path(path, "read_tool_lock()")
     try:
@@ -82,8 +83,8 @@ def write(
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
     `shown` has the same tools without secrets, for the texts in the file; `None`: they have no secrets.
-    `keep` names servers whose digests stay although they are not in `tools_by_server`, such as one that could
-    not be started. All other servers are removed from the file.
+    `keep` names servers whose digests stay although they are not in `tools_by_server`, such as a server that
+    could not be started. All other servers are removed from the file.
 
     Raises:
         MCPConfigError: The file exists and is not a tool lock, or it cannot be written.

@@ -84,9 +84,11 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use the file of MCP servers: MCP is on, or the file exists and MCP is not off.
+    """Return whether to use the file of MCP servers.
 
-    `project` has the tables of the file that `config` was read from; `None`: `config` is not from a file.
+    The file is used if `config.mcp_enabled` is true. It is also used if it exists, unless `project` says
+    `enabled = false`. `project` has the tables of the file that `config` was read from; `None`: `config` is
+    not from a file.
     """
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     return config.mcp_enabled or (not declined and config.mcp_config_path.is_file())

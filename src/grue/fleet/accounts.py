@@ -26,7 +26,9 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 GONE = "the fleet's broker is gone, so nothing may start"
 
 _TOO_MANY_S = 30.0
-"""How long an episode that has `servers_an_episode` places waits for one more until its server is refused."""
+"""How long an episode that holds `ServerCap.an_episode` places waits for a further place.
+
+After this time, the server process is refused."""
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
@@ -53,7 +55,8 @@ class Reservation(Struct, frozen=True):
 class Accounts:
     """Decides when requests and server processes may start, and charges the requests. Not thread-safe.
 
-    `broker` has the limits and the amounts reserved and spent; `places`, each machine's server processes.
+    `broker` has the limits and the amounts reserved and spent. `places` has the server processes that run, by
+    machine.
 
     Raises:
         FleetError: The ledger cannot be read or written.

@@ -33,7 +33,8 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
     `completed` adds `project`, a hash of grue's tables in `pyproject.toml`, and `tool_lock`, a hash of the
-    tool lock of `mcp_config`. `seed` has no effect on the episode: it makes another case.
+    tool lock of `mcp_config`. `seed` has no effect on how the episode is played:
+    another seed only makes another case.
     """
 
     inputs: list[str]
@@ -50,7 +51,7 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL, `project` and `tool_lock` to a case's settings.
+    """Add the model and, as far as the case uses them, the base URL, `project` and `tool_lock` to a case.
 
     Raises:
         FleetError: A setting is wrong, the case has no inputs, or a file or the endpoint's key is missing.

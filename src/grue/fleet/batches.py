@@ -142,7 +142,7 @@ class EpisodeRoom:
         raise RequestPostponed(key)
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Count the cost of a reply that has been read."""
+        """Count the cost of a reply that the attempt has read."""
         self._count.add(model, outcome)
 
 

@@ -137,7 +137,7 @@ class Amount(Struct, frozen=True):
 class Costs(Struct, frozen=True):
     """The cost of a fleet's requests so far. `overloads` counts the answers that reported an overload.
 
-    `refused`: why the budget refuses requests; empty if it admits them.
+    `refused` says which limit of the budget is used up; empty: no request was refused for this.
     """
 
     spent: Amount = Amount()
@@ -173,8 +173,9 @@ class Broker(Struct):
         spent: The cost of the settled requests, including the requests of earlier runs.
         reserved: The most that the requests under way can cost together.
         window: How many requests may be under way now; the module's docstring says how it grows and shrinks.
-        paused_until: No request starts before this time.
-        refused: Why the last refused request was refused; empty: no limit has refused a request.
+        paused_until: No request starts before this time, in monotonic seconds.
+        refused: Which limit of the budget is used up; empty: no request was refused for this. A refusal by
+            `most` is not recorded here.
     """
 
     limits: Limits

@@ -642,7 +642,7 @@ _BESIDE: tuple[tuple[str, Callable[[Result], float | None]], ...] = (
 
 
 def _if_no_trace(result: Result) -> float | None:
-    """Return 0 for an episode that failed before it began a trace: it had no turns and made no calls."""
+    """Return 0 for a failed episode, which probably failed before its first turn; otherwise `None`."""
     return 0.0 if result.outcome == "failed" else None
 
 

@@ -73,7 +73,7 @@ class Tally(Struct):
             run with the reason `finished`; otherwise 0.
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
         spent: The cost of the requests of the episodes with a commit.
-        kinds: Number of failed attempts of this run, by kind.
+        kinds: Number of attempts of this run that were not scored, by `AttemptEnd.kind`.
         troubles: For each of the first few episodes that were given up in this run, its id and the reason.
     """
 
@@ -389,7 +389,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended; `None`: cancelled. Commit a timed-out one."""
+        """Return how an attempt without a commit ended; `None`: cancelled. Commit a timed-out attempt."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end
@@ -479,7 +479,8 @@ class Driver:
 def stop(path: Path) -> int:
     """Ask the driver of the fleet in the folder `path` to stop after the running episodes.
 
-    A second call asks the driver to cancel them. Return the number of calls since the last run began.
+    A second call asks the driver to cancel these episodes. Return the number of calls since the last run
+    began.
     """
     with (path / STOP).open("a") as file:
         file.write("stop\n")

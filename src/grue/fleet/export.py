@@ -8,8 +8,8 @@ Memory does not grow with the number of episodes. Of a damaged trace, the rows a
 are exported, but no trajectory; the damage is reported. DuckDB comes with the extra `export`.
 
 A sample is the training data of one request. A request gives no sample if the trace does not hold exactly
-what was sent and answered, for example because the conversation's beginning is in another trace, or because a
-secret in the conversation was redacted, up to and including the reply.
+what was sent and answered. For example, the conversation's beginning may be in another trace, or a secret in
+the request, in the reply or in an earlier message of the conversation may have been redacted.
 Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
 """
 
@@ -50,7 +50,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     """A request and its reply; a line of `samples.jsonl`.
 
     Attributes:
-        repetition: Counts the episodes with equal settings, from 0.
+        repetition: Number of the episode among those with equal settings, from 0.
         outcome: How the episode ended; see `Result.outcome`.
         reward: The episode's score that was chosen for the export; `None`: the episode lacks this score.
         message: Number of the request's message in the trace.
@@ -105,9 +105,9 @@ class _Request(Struct):
 
 
 class Samples:
-    """The samples of an episode, in order. Can be iterated once; raises `TraceError` if the trace is damaged.
+    """The samples of an episode, in order. Iterate only once; this raises `TraceError` for a damaged trace.
 
-    `left_out`: how many replies gave no sample so far, because the trace does not hold what was sent.
+    `left_out`: how many replies gave no sample so far, because the trace lacks what was sent or answered.
     """
 
     def __init__(self, trace: Path, origin: Origin) -> None:
@@ -338,7 +338,7 @@ class EpisodeRow(Struct, kw_only=True):
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
-        repetition: Counts the episodes with equal settings, from 0.
+        repetition: Number of the episode among those with equal settings, from 0.
         outcome: `scored`, `failed`, `infrastructure`, `unpaid`, `interrupted` or `damaged`.
         scores: The scores by name: those of the work, and those that scorers and people have given later.
         model: The model that answered last.
@@ -397,7 +397,7 @@ class Exported(Struct, kw_only=True):
     Attributes:
         rows: How many rows each table has; for training, how many samples or trajectories.
         without_trace: Number of episodes that have no trace, or whose trace was not kept.
-        left_out: Number of replies without a sample, because the trace does not hold what was sent.
+        left_out: Number of replies without a sample, because the trace lacks what was sent or answered.
         troubles: For each of the first few damaged traces, what is wrong with it.
     """
 

@@ -206,7 +206,7 @@ class Fleet:
     def results(self) -> list[Result]:
         """Return the episodes that are on disk, sorted by id.
 
-        This plays nothing; another program may play episodes of the fleet meanwhile. A result's
+        No episode is played. Another program may play episodes of the fleet meanwhile. A result's
         attributes `settings`, `repetition` and `outcome` describe the episode. `scores` are its scores by
         name, with those that `grue fleet score` has added. `end` says what the attempt cost and how long it
         took. The method `run(directory)` returns the folder with the trace; `directory` is the fleet's.

@@ -238,7 +238,7 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
     # By turn number: the number of the first message of the last turn that has this turn number.
     last: dict[int, int] = {}
     forks: set[int] = set()
-    goes_on: set[int] = set()  # turns that continue a conversation
+    goes_on: set[int] = set()  # the numbers of the first messages of turns that continue a conversation
     reader = open_episode(path)
     for line in reader.lines():
         if line.tag == m.TurnForked.__name__:

@@ -1,7 +1,8 @@
 """What `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
 
 An episode with another model or base URL is another episode. So both are put into the case's settings before
-the episode's id is computed, and so is a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`.
+the episode's id is computed. `with_endpoint`, which `skill_agent_work.py` does not use, also puts a hash of
+`[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml` into the settings.
 """
 
 import functools
@@ -47,9 +48,11 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Complete a case's settings by the project's model and base URL, and by two hashes.
+    """Complete a case's settings by the project's model and base URL, and by up to two hashes.
 
-    One hash is of the tables `[tool.grue]` and `[tool.zorkgpt]`, the other of the tool lock, if they exist.
+    One hash is of the tables `[tool.grue]` and `[tool.zorkgpt]`, if they exist. The other is of the tool lock
+    beside the case's `mcp_config`, if the case uses that lock. An offline case gets the scripted model,
+    and no base URL.
 
     Raises:
         MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
@@ -87,7 +90,8 @@ def require_usable(base_url: str | None) -> None:
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
     """Return `llm` with another base URL and another model, where these are given.
 
-    The fallback models are dropped, because the fleet is to measure the chosen model only.
+    If the URL or the model changes, the fallback models are removed, because the fleet is to measure the
+    chosen model only.
     """
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())

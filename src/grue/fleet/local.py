@@ -287,7 +287,7 @@ class _Worker:
         return True
 
     def line(self) -> bytes | None:
-        """Return a whole line from the worker, or `None`. Does not wait. Raises `ValueError` if too long."""
+        """Return a whole line; `None`: no whole line has arrived. Raises `ValueError` if it is too long."""
         while not self.deaf and self.channel.poll():
             try:
                 piece = os.read(self.channel.fileno(), _READ_BYTES)

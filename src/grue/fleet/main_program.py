@@ -2,8 +2,8 @@
 
 A worker process imports the program that started it. The driver imports the program too, if the program
 defines the work. If the program starts its fleet at the top of the file, without `if __name__ == "__main__"`,
-each import would start the fleet once more. To find this out before any process starts, this module looks in
-the program's source for an `if` that can prevent it.
+each import would start the fleet once more. Before any process starts, this module therefore looks in the
+program's source for an `if` that can prevent a second start.
 """
 
 import ast

@@ -17,7 +17,9 @@ SAMPLE = 10
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000
 _RESULT_BYTES = 3_000
-"""Sizes that are assumed if fewer than `SAMPLE` finished episodes have a trace, or `keep` is not `all`."""
+"""The assumed sizes of a turn, of an episode of unknown length, and of an episode without its trace.
+
+They are used if fewer than `SAMPLE` finished episodes have a trace, or `keep` is not `all`."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
-Ray chooses the machine of each task and returns its result. Ray never retries a task, because the driver
-counts attempts itself. The only Ray actor is the broker, which decides when a request may start, and writes
-the most that the request can cost into the ledger. The broker runs on the driver's machine.
+Ray chooses the machine of each task, and returns the task's result. Ray never retries a task, because the
+driver counts attempts itself. The only Ray actor is the broker, which decides when a request may start, and
+writes the most that the request can cost into the ledger. The broker runs on the driver's machine.
 """
 
 import contextlib

@@ -49,7 +49,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         version: Version of this work; empty: unknown.
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
-        repetition: Counts the episodes with equal settings, from 0.
+        repetition: Number of the episode among those with equal settings, from 0.
         attempt: Number of the committed attempt; if none is committed, of the last one; 0: none was begun.
         end: How attempt number `attempt` ended; `None`: it has not ended, or its files cannot be read.
         trouble: Why the episode's files cannot be read; empty if they can be read.
@@ -195,7 +195,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Raise `FleetError` if there are scores, but none is named `score`.
+    """Raise `FleetError` if the episodes have scores, but no score with the name that `score` gives.
 
     If `score` is the default score, return the error's sentence instead. If nothing is wrong, return "".
     """

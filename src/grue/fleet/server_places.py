@@ -1,4 +1,4 @@
-"""Decide which workers may start a server process on one machine, on which at most `at_once` may run.
+"""Decide which workers may start a server process on one machine, which may run `at_once` server processes.
 
 This module is a pure state machine: it never waits.
 

@@ -42,7 +42,7 @@ class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
     `completed` adds `content`, a hash of the files in the agent's skills and workspace. `seed` has no effect
-    on the episode: it makes another case.
+    on how the episode is played: another seed only makes another case.
     """
 
     agent: str
@@ -57,7 +57,7 @@ class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL, and a hash of the skills and the workspace to a case's settings.
+    """Add the model, the base URL (unless `offline`), and a hash of skills and workspace to a case.
 
     Raises:
         FleetError: `agent.yaml` or the key of its endpoint is missing, or neither `agent.yaml` nor the case

@@ -31,7 +31,7 @@ LEAST_CASES = 15
 
 LEVEL = 0.95
 SELDOM = 1 - LEVEL
-"""The significance level: a result is reported if its p-value is below this."""
+"""The significance level: a difference counts as more than chance if its p-value is below this level."""
 
 POWER = 0.8
 """A difference counts as detectable if at least this share of sweeps would find it."""

@@ -54,7 +54,7 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL, `project` and `tool_lock` to a case's settings.
+    """Add the model and, as far as the case uses them, the base URL, `project` and `tool_lock` to a case.
 
     Raises:
         FleetError: `pyproject.toml` cannot be used, or the endpoint needs a key and none is set.
