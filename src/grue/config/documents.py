@@ -1,9 +1,8 @@
 """Read the files that users write: TOML, YAML, strict JSON. A `Document` knows the lines of its values.
 
 Of YAML, only what JSON can express is read. `yes`, dates and times are texts, as in YAML 1.2. Aliases and
-duplicate keys are refused: with aliases a short file can describe an endless value. A tag that is not one of
-YAML's own is refused before a scalar, and ignored before a list or a mapping. In JSON, comments, duplicate
-keys and NaN are refused.
+duplicate keys are refused: with aliases a short file can describe an endless value. So are tags other than
+those of JSON's types. In JSON, comments, duplicate keys and NaN are refused.
 
 Source: R2.3, P5
 """
@@ -33,6 +32,11 @@ KeyPath = tuple[int | str, ...]
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _PLAIN = "tag:yaml.org,2002:"
+_TAGS = {
+    "mapping": ("map",),
+    "sequence": ("seq",),
+    "scalar": ("str", "int", "float", "bool", "null", "timestamp"),
+}
 SECRETS_ELSEWHERE = dict.fromkeys(
     ("api_key", "key", "token"),
     "Keys are not written into files: set GRUE_API_KEY, or the provider's own variable, in the environment.",
@@ -467,6 +471,8 @@ class _Reading:
         self._seen.add(id(node))
         if len(keys) > _MOST_LEVELS:
             raise self._error(node, "it is nested too deeply")
+        if node.tag.removeprefix(_PLAIN) not in _TAGS[node.id]:
+            raise self._error(node, f"the tag {node.tag!r} is not supported")
         if node.id == "mapping":
             return self._mapping(node, keys)
         if node.id == "sequence":
@@ -491,8 +497,6 @@ class _Reading:
     def _scalar(self, node: Any) -> Any:
         text = self._text(node)
         tag = node.tag.removeprefix(_PLAIN)
-        if tag not in ("str", "int", "float", "bool", "null", "timestamp"):
-            raise self._error(node, f"the tag {node.tag!r} is not supported")
         if tag == "str":
             return text
         if tag == "null":
