@@ -87,8 +87,8 @@ def add_server(adding: Adding) -> bool:
     A server whose environment variables are not set yet is not started.
 
     Raises:
-        MCPConfigError: The description, the file or an answer of the user is not usable, or the user did not
-            agree.
+        MCPConfigError: The description, `mcp_config.json` or a value from the user is not usable, or the user
+            did not agree.
     """
     config = GameConfiguration.of_project()
     path = adding.mcp_config or config.mcp_config_path
@@ -542,7 +542,8 @@ def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
         read.insert(0, f"${{workspaceFolder}}/{descriptions.BUNDLES}/{server.name}")
     caches = _CACHES.get(entry["command"])
     if caches is not None:
-        # Give the server a package cache of its own: in a shared one it could change others' packages.
+        # Give the server a package cache of its own: in a shared cache, the server could change packages that
+        # other programs run.
         folder = f"${{workspaceFolder}}/{descriptions.PACKAGES}/{server.name}"
         entry["env"] = {**entry.get("env", {}), **{each: f"{folder}/{each.lower()}" for each in caches}}
         box |= {"preset": "web", "write": [folder]}

@@ -1,4 +1,4 @@
-"""Export a trace to Langfuse or OpenTelemetry, if a command has `--langfuse` or `--otel`."""
+"""Export a trace to Langfuse or OpenTelemetry, if a command is given `--langfuse` or `--otel`."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager

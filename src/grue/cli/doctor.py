@@ -72,7 +72,11 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which sandbox limits this machine can enforce. `needed`: whether a server has a sandbox."""
+    """Report which sandbox limits this machine can enforce.
+
+    `needed`: whether a server has a sandbox. If so, the finding is a `note` if this machine cannot enforce
+    some limit.
+    """
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
@@ -157,7 +161,7 @@ def _names(opened: m.SessionOpened) -> set[str]:
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
     """Return the interpreter in the program's `#!` line, and how many seconds the interpreter takes to start.
 
-    `None`: the interpreter is neither Node.js nor Python, or it fails.
+    `None`: the program has no `#!` line, or its interpreter is neither Node.js nor Python, or fails.
     """
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""
@@ -194,7 +198,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""A start of an MCP server that takes at least so many seconds is one that a person notices."""
+"""The shortest start of an MCP server, in seconds, that is worth advice about how to avoid it."""
 
 
 def examine(
@@ -202,7 +206,7 @@ def examine(
 ) -> bool:
     """Print each finding as soon as it is known, and return whether nothing is wrong.
 
-    Arguments that are `None` come from the project. Without `network`, no URL is contacted.
+    For an argument that is `None`, the project's setting is used. Without `network`, no URL is contacted.
     """
     counts: Counter[Verdict] = Counter()
     lacking = []
@@ -309,7 +313,8 @@ def _settings_in(path: Path, program: ast.Module) -> Iterator[_Named]:
 
 
 def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
-    # Unless the project or the command line has `chosen` an endpoint, later checks use the first one found.
+    # `chosen`: whether the project names an endpoint. If not, the later checks use the first endpoint that a
+    # program names.
     for named in dict.fromkeys(_programs()):
         what = f"{shown_path(named.path)} names {printable(named.model)} at {shown_endpoint(named.base_url)}"
         if chosen:
@@ -379,8 +384,9 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    # `WRONG`: a tool was refused because it has changed, and the user can approve it. `note`: a changed tool
-    # that is still used, or a malformed tool, which only its author can mend; the other tools work.
+    # The finding is `WRONG` if a tool was refused because it has changed: the user can approve the tool. The
+    # finding is a `note` if a changed tool is still used, or if a tool is malformed: only its author can mend
+    # that.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used
@@ -397,7 +403,10 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """If a server's start takes noticeably long, say how much time "start": "when_called" would save."""
+    """Say how much time "start": "when_called" would save, if the server's start takes at least 0.1 s.
+
+    Nothing is said about a server that already has this setting, or "start": "beside".
+    """
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"

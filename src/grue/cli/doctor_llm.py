@@ -40,7 +40,8 @@ class Finding(Struct, frozen=True):
     """The result of one check.
 
     Attributes:
-        verdict: The result; `open` if the check could not decide.
+        verdict: `WRONG` makes the exit status of `grue doctor` 1; `ok`, `note` and `open` do not. `open`: the
+            check could not decide.
         text: The first line says what was found, the further lines what to do.
         lacking: What cannot be used because of the finding, for the summary; empty: nothing.
     """
@@ -108,7 +109,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
 
 
 def names_an_endpoint(config: GameConfiguration) -> bool:
-    """Return whether the project names an endpoint."""
+    """Return whether the project's table `llm` has any setting, or the endpoint is not the default one."""
     project = project_tables()
     return (
         bool(project and project.tables["llm"])
@@ -117,8 +118,8 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    # To end soon, a check does not retry after an error or a truncated reply, and it has a short time limit,
-    # unless one is configured.
+    # To end soon, a check does not retry after an error or a truncated reply, and its time limit is
+    # `_PATIENCE_S`, unless the project configures another time limit.
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)

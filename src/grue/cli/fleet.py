@@ -42,7 +42,8 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
 
-    With `retry`, episodes that were given up after three attempts are run again, too.
+    With `retry`, episodes that were given up are run again, too: those with three failed attempts, and those
+    whose result is damaged.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.

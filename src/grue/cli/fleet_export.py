@@ -61,7 +61,7 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
 
     Raises:
         FleetError: A place has no episodes, or the query is wrong.
-        TraceError: A place is a file, and no trace.
+        TraceError: A place is a file that is not a trace.
         MissingDependencyError: DuckDB is not installed.
     """
     exported = [place for place in places if (place / _TABLE).is_file()]

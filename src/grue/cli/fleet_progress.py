@@ -1,4 +1,7 @@
-"""The progress display of `grue fleet run`: at a terminal one or two status rows, elsewhere JSON Lines."""
+"""The progress display of `grue fleet run`, `retry` and `fork`.
+
+At a terminal, the display has one or two status rows. Elsewhere it prints JSON Lines.
+"""
 
 import time
 from pathlib import Path
@@ -42,7 +45,10 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def left_s(self) -> float | None:
-        """An estimate of the seconds that the missing episodes will take; `None`: too few are done."""
+        """An estimate of the seconds that the missing episodes will take.
+
+        `None`: this run has finished fewer than ten episodes.
+        """
         tally = self.tally
         fresh = tally.done - tally.before
         missing = tally.total - tally.done - tally.given_up - tally.unpaid
@@ -154,7 +160,10 @@ def _cost(spent: Amount, budget: FleetBudget) -> list[str]:
 
 
 def trace_command(place: Path, id_: str) -> str:
-    """Return the command that shows the last attempt of an episode."""
+    """Return the command that shows the trace of an episode's last attempt.
+
+    If no attempt has begun, return the command that shows the episode.
+    """
     attempts = FleetFolder(place).episode(id_).attempts()
     if not attempts:
         return f"grue fleet show {shown_argument(place)} {id_[:10]}"

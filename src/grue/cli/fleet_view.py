@@ -73,8 +73,8 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # `manifest.total` is about the latest run. If the folder has more episodes, from earlier runs, it is not
-    # known which of them belong to the latest.
+    # `manifest.total` counts the episodes of the latest run. `outcomes` has more if the folder's list of the
+    # latest run's episodes cannot be read: then `outcomes` also counts episodes of earlier runs.
     if outcomes.total() > manifest.total:
         count = f"{counted(done, 'episode')} of {manifest.work} done"
         said = f"{count}; the latest run was about {manifest.total:,}."
@@ -231,7 +231,8 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
 
 def _statistics(values: list[float]) -> dict[str, float]:
     count = len(values)
-    # The squares of large scores would overflow. Dividing by a power of two changes no digit of a score.
+    # The squares of large scores would overflow. So divide the scores by a power of two, which changes no
+    # digit of a score.
     unit = math.ldexp(1.0, math.frexp(max(map(abs, values)))[1] - 1)
     mean = math.fsum(value / unit for value in values) / count
     spread = math.fsum((value / unit - mean) ** 2 for value in values)

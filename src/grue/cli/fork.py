@@ -54,10 +54,11 @@ class ForkOptions(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What a fork changes, in the form in which `Runner.fork` takes it.
+    """What a fork changes.
 
-    `llm` has fields of `LlmSettings`, and `changes` those of `TurnLimits` and `FailurePolicy`, with new
-    values. The keys of `tool_results` are ids of calls, those of `tools` are names of servers.
+    `llm` has new values of fields of `LlmSettings`, for the fork's `Runner`. The other attributes are
+    arguments of `Runner.fork`: `changes` has new values of fields of `TurnLimits` and `FailurePolicy`. The
+    keys of `tool_results` are ids of calls, the keys of `tools` are names of servers.
     """
 
     llm: dict[str, Any] = {}

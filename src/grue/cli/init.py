@@ -120,7 +120,8 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write the files of a new project into a folder, and print what was written and what to do next.
 
     `sources` are configuration files of other programs such as Claude; all usable servers in them are copied.
-    Without `sources`, the user is offered the servers of such programs on this machine.
+    Without `sources`, grue looks for such files. At a terminal, it asks about each file whether to copy its
+    servers. In a pipe, it prints a `grue init --from` command for each file.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.

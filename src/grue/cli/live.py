@@ -1,4 +1,6 @@
-"""The live view of `grue play`: the story of the episode and, at a terminal, status rows below it.
+"""The live view of `grue play` and `grue run`: lines about each turn (the story of the episode).
+
+At a terminal, status rows are shown below the story.
 
 The view is an observer of the trace. In the turn's thread it only queues each message; a thread of its own
 prints ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe delays only the end of
@@ -8,7 +10,8 @@ The cursor rests at the beginning of the status rows, so that erasing from the c
 removes them, however a resized terminal has wrapped them. The cursor is never hidden, so nothing has to be
 restored when the process ends, even if the process is killed.
 
-The first of the status rows shows the end of the text that is arriving, the second is the status line:
+The first of the status rows shows the end of a reply that is arriving, the arguments of a call, or a server's
+report of its progress. The second is the status line:
 
 ```
     "thinking":"The cat is on the trapdoor, so the sardines
@@ -41,7 +44,7 @@ from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
 _LEFT_OUT = ("settings", "conditions")
-"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed: the user's own options."""
+"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed: the options and the configuration."""
 
 
 class JsonPrinter:

@@ -54,10 +54,10 @@ class Progress:
 
     Attributes:
         doing: The steps that are under way, oldest first, by the key that `StepTracker` gives a step.
-        usage: Tokens and cost of all completions so far.
+        usage: Tokens and cost of all replies of the model so far, including dropped ones.
         dropped: Number of replies of the model that were dropped, because a server then did not start, or
             listed other tools than the request had offered.
-        deadline: When the turn's time limit ends the turn; `None`: it has no limit, or no turn runs.
+        deadline: When the turn's time limit ends the turn; `None`: the turn has no limit, or no turn runs.
     """
 
     def __init__(self, max_turns: int = 0) -> None:
@@ -73,7 +73,10 @@ class Progress:
         self._steps = StepTracker()
 
     def note(self, envelope: Envelope[Any], now: float) -> None:
-        """Update the state with a message that was recorded at `now`."""
+        """Update the state with a message that was recorded at `now`.
+
+        A message that a fork repeats from the recorded turn changes nothing.
+        """
         if envelope.copied:
             return
         for change in self._steps.take(envelope):

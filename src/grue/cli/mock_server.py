@@ -28,12 +28,12 @@ def serve(
 ) -> None:
     """Serve until the client closes standard input, or until Ctrl-C.
 
-    `target` is `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the reference server, made with
+    `target` is `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled mock server, made with
     `options`. `port` is the HTTP port on 127.0.0.1; 0: a free port; `None`: standard input and output.
 
     Raises:
         MCPConfigError: The target cannot be found, an option is wrong, or the port is in use.
-        MissingDependencyError: `mcp` is missing.
+        MissingDependencyError: The package `mcp` is not installed.
     """
     server = _server(target, options)
     if port is None:

@@ -57,7 +57,8 @@ def run_folder(written: str) -> Any:
 def resume(what: str, also: str, but: str = "") -> Any:
     """Return the option `--resume`.
 
-    `also`: which options may be given too. `but`: which options are not those of the first run.
+    The arguments are parts of its help text. `what`: what is resumed, such as `chat`. `also`: which options
+    can be given together with `--resume`. `but`: which values are not those of the first run.
     """
     return typer.Option(
         metavar="RUN",

@@ -17,7 +17,7 @@ from grue.runtime.safe_text import fault_text
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Click's `UsageError`, from the click that typer uses."""
+"""The class `UsageError` of click, taken from the copy of click that typer uses."""
 
 
 _MEANT = {
@@ -110,7 +110,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 def report_os_error(error: OSError) -> NoReturn:
-    """Report an error that no command has translated, and exit with 1. A closed pipe is not reported."""
+    """Report an error that no command has handled, and exit with 1. A closed pipe is not reported."""
     if not isinstance(error, BrokenPipeError):
         where = f"{error.filename}: " if error.filename is not None else ""
         _complain(f"{where}{error.strerror or error}.")

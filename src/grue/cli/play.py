@@ -94,7 +94,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
                 folder.discard()  # the episode has not begun, so there is nothing to keep
             raise
         if options.pace_s:
-            # The old moves of a resumed episode were repeated above, without pauses.
+            # `ZorkOrchestratorV2` has already repeated the old moves of a resumed episode, without pauses.
             pace(game, options.pace_s)
         return _played(orchestrator, folder, view, options)
 
@@ -112,7 +112,7 @@ def _played(
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
         if isinstance(error, GameError):
-            # A `GameError` would tell the caller that no game began, but this one broke while it was played.
+            # A `GameError` would tell the caller that no game began, but this game broke while it was played.
             raise MCPError(str(error)) from error
         raise
     return _finish(orchestrator, folder, view, options)
@@ -148,7 +148,10 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
-    """Return the settings, the bundled server if it is used, and a notice to the user that it is used."""
+    """Return the settings, the bundled server, and a notice to the user that the bundled server is used.
+
+    The server is `None` if the bundled server is not used. The notice is empty if there is nothing to print.
+    """
     config = GameConfiguration.of_project()
     model = options.model
     if options.offline:

@@ -32,7 +32,8 @@ class PlayOptions(EpisodeOptions, frozen=True, kw_only=True):
     """The options of `grue play`; see its help.
 
     Attributes:
-        interpreter: Z-machine interpreter; `None`: the first installed one that shows all of the game's text.
+        interpreter: Z-machine interpreter; `None`: the first installed one that shows all of the game's text,
+            or if none does, the first installed one.
         turns: The most turns to play. 0: the default, or with `resume` the limit of the last run.
         started_in: The folder in which the episode was first started; `None`: the working directory.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
@@ -77,7 +78,8 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     are taken from `options`.
 
     Raises:
-        MCPConfigError: The episode was not started by `grue play`, or by another version of it.
+        MCPConfigError: The episode was not started by `grue play`, or its recorded options are not valid in
+            this version.
     """
     settings = past.started.settings
     if not settings:

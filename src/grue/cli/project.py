@@ -1,4 +1,4 @@
-"""Find the project's settings and MCP servers. All commands use this module."""
+"""Find the project's settings and MCP servers, for all commands that need them."""
 
 import json
 import shutil
@@ -123,7 +123,8 @@ def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
 def named_server(known: KnownServers, name: str, *, preset: bool = True) -> StdioServer:
     """Return the server of this name, which grue starts as a process.
 
-    `preset`: whether the error also lists the presets, because the user could have named one.
+    `preset`: whether the user could also have named a preset. If so, the error for an unknown name lists the
+    presets too.
 
     Raises:
         MCPConfigError: No server has that name, its configuration is invalid, or grue reaches it by URL.

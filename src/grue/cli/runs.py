@@ -17,7 +17,7 @@ from grue.tracing.overview import Overview
 from grue.tracing.reading import open_episode
 
 RUNS = Path("runs")
-"""The folder in which `grue play` and `Runner(trace="runs")` put run folders."""
+"""The folder in which commands such as `grue play`, and `Runner(trace="runs")`, put run folders."""
 
 FORK = "-fork"
 """The suffix of the names of run folders that `grue fork` makes."""
@@ -39,7 +39,7 @@ class _Result(Struct):
 def list_runs(folder: Path) -> None:
     """Print the episodes in a folder and in its subfolder `runs`, the latest first.
 
-    For the folder `runs` itself, the default, also print the episodes in the working directory.
+    For the folder `runs` itself, the default, print the episodes in `runs` and in the working directory.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.

@@ -29,7 +29,7 @@ from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
 _WAITING = ("/bin/sh", "-c", 'kill -s STOP "$$" && exec "$0" "$@"')
-"""A shell that stops itself. When SIGCONT continues it, it executes the program in its own process."""
+"""A shell that stops itself. After a SIGCONT, the shell executes the program in its own process."""
 _EXAMPLE = 'read_file {"path": "notes.txt"}'
 
 
@@ -98,7 +98,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         raise MCPConfigError(f"The command {printable(command[0])!r} was not found.")
     program, args = str(Path(program).absolute()), tuple(command[1:])
     started = boxed(box, program=program, args=args, env=dict(os.environ), cwd=cwd)
-    # If there are limits, start a stopped shell: the limits have to be set before the program runs.
+    # A limit such as `memory_mb` has to be set before the program runs. So start a shell that stops itself.
     waiting = _WAITING if any(getattr(box, key) is not None for key in LIMITS) else ()
     try:
         process = started.run(lambda: subprocess.Popen((*waiting, program, *args), env=started.env, cwd=cwd))

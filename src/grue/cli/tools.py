@@ -71,7 +71,8 @@ def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterato
     """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
     In the lock, the other servers of the configuration file keep their tools. `shown` has the same tools
-    without secrets. Servers whose tool definitions contain a secret are left out of the listing file.
+    without secrets. Servers whose tool definitions contain a secret are left out of the file with the
+    definitions, `mcp_tools.listing.json`.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.

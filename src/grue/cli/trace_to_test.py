@@ -1,6 +1,7 @@
 """`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies.
 
-The model's replies are the recorded ones; your tools, your policy and grue are the current ones.
+The test has the recorded replies of the model, and the recorded limits and policies. Its tools are functions
+that return the recorded results, or with `--tools` your own functions. grue's code is the current one.
 """
 
 import base64
@@ -108,7 +109,7 @@ def _fault(path: Path, turn: int) -> str:
             runpy.run_path(str(path))[f"test_turn_{turn}"](scripted_llm)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - all are reported, also that of pytest.raises
+        except BaseException as error:  # noqa: BLE001 - pytest.raises fails with a BaseException
             # An assertion may have no message: then report its line of code.
             line = traceback.extract_tb(error.__traceback__)[-1].line
             return f"{type(error).__name__}: {str(error) or line}"
@@ -549,7 +550,7 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    # Assert which tool results were cut for the model, if the turn's limits differ from the default ones.
+    # If the turn's limits on the length of results are not the default ones, assert which results were cut.
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):
         return

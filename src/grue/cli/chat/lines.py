@@ -74,7 +74,10 @@ def request_lines(server: str, message: str) -> Iterator[Line]:
 
 
 def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
-    """Yield a line for each tool whose name contains `wanted`, and the schema of the tool called `wanted`."""
+    """Yield the description and the schema of the tool called `wanted`.
+
+    If no tool has this name, yield a line for each tool whose name contains `wanted`.
+    """
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:

@@ -50,7 +50,7 @@ def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
     `quiet`, and `turn_timeout_s` if it was given, are taken from `options`.
 
     Raises:
-        MCPConfigError: The options were recorded by another version of `grue chat`.
+        MCPConfigError: The recorded options are not valid in this version of `grue chat`.
     """
     started = resumed_options(options, past.started.settings, (*RECORDED, "started_in"), "grue chat")
     return replace(

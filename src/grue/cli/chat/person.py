@@ -1,7 +1,8 @@
 """Ask the person at the terminal: about tool calls, and for input that a server requests.
 
 `LineReader` reads the answers, and all other input of a chat, with the standard library alone;
-`prompting.py` has the reader with editing and completion. The texts of a server's form are untrusted.
+`prompting.py` has the reader with editing and completion. A server describes the input that it requests as a
+form. The form's texts are untrusted.
 """
 
 import contextlib
@@ -88,7 +89,10 @@ class LineReader:
             forget_typed(self._source)
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Print `question` on stderr, and return the next line, or `default`; `None`: the input has ended."""
+        """Print `question` on stderr, and return the next line; `None`: the input has ended.
+
+        For an empty line, `default` is returned.
+        """
         say(question, err=True)
         line = self._line()
         return None if line is None else line.strip() or default
@@ -256,6 +260,9 @@ class Person:
 
     def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
         """Ask the person to fill in the form of a server; return the values, or `Declined` with the reason.
+
+        A request without a schema has no form: the person is asked whether they have done what the message
+        says, and there are no values.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
