@@ -33,7 +33,7 @@ class ToolStarted(Struct, frozen=True, kw_only=True):
     """A tool call is being made.
 
     Attributes:
-        call_id: Unique within one input.
+        call_id: Unique within one input (one call of `AgentLoop.run`).
         name: The tool's full name, such as `mcp.files.read`.
         arguments: The arguments; untrusted.
     """
@@ -47,7 +47,7 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
     """A tool call was answered. A call that was not made, such as a denied one, had no `ToolStarted`.
 
     Attributes:
-        call_id: Unique within one input.
+        call_id: Unique within one input; the same as in the call's `ToolStarted`.
         name: The tool's full name.
         result: The result that the model gets, but not yet cut to its size limit; untrusted.
         duration_s: Seconds that the call took; `None` if the call was not made.

@@ -1,8 +1,8 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`; this module must neither ask the model nor make a tool call itself. The
-model sees the tool `read` of the MCP server `files` as `mcp.files.read`, a function `add` as `tools.add`, and
-a `ShellTool` as `shell.run`.
+Each input is a turn of a `Runner`, which asks the model and makes the tool calls. The model sees the tool
+`read` of the MCP server `files` as `mcp.files.read`, a function `add` as `tools.add`, and a `ShellTool` as
+`shell.run`.
 
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object:
 
@@ -72,7 +72,7 @@ FUNCTIONS = "tools"
 SHELL = "shell"
 
 Tools: TypeAlias = Mapping[str, ToolServer] | Iterable[Callable[..., Any] | ShellTool]
-"""The tools beside MCP: functions and a shell tool, or tool servers by name."""
+"""The tools of a loop other than its MCP tools: functions and one shell tool, or tool servers by name."""
 
 
 Image: TypeAlias = str | PathLike[str] | bytes
@@ -134,7 +134,7 @@ def _without_mcp(settings: Mapping[str, T]) -> dict[str, T]:
 
 
 def prefixed_lock(lock: ToolLock) -> ToolLock:
-    """Return a tool lock in which the server `files` is named `mcp.files`."""
+    """Return a tool lock in which every server's name has the prefix `mcp.`: `files` is `mcp.files`."""
     return replace(
         lock,
         servers={f"{PREFIX}{name}": pins for name, pins in lock.servers.items()},
@@ -145,7 +145,8 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
     """Return a policy whose rules match a tool's configured name with and without `mcp.`.
 
-    Without the added names, a rule that denies `files.write` would not match the tool `mcp.files.write`.
+    Without the added names, a rule that denies `files.write` would not match the tool `mcp.files.write`. The
+    trusted servers (`trusted`) get both names, too.
     """
 
     def both(rule: ToolRule) -> ToolRule:
@@ -168,7 +169,7 @@ def _prefixed_patterns(tools: tuple[str, ...]) -> tuple[str, ...]:
 VARIABLE = "GRUE_MCP_SERVER"
 
 Server: TypeAlias = ToolServer | str | Sequence[str]
-"""A tool server, a URL, or a command with its arguments, as one text or as a list."""
+"""A tool server; or a URL; or a command with its arguments, which is one text or a list of texts."""
 
 
 class _SharedClient:
@@ -242,7 +243,7 @@ def configure_mcp_client(server: Server) -> None:
             called, the URL or command in the environment variable `GRUE_MCP_SERVER` is used.
 
     Raises:
-        MCPConfigError: The text is empty, or has an unclosed quotation mark.
+        MCPConfigError: `server` is an empty text or list, or has an unclosed quotation mark.
     """
     _shared.configure(server)
 
@@ -255,7 +256,7 @@ def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
     Raises:
         MCPConfigError: No server is configured.
         MCPServerStartupError: The server could not be started.
-        MissingDependencyError: `mcp` is absent or too old.
+        MissingDependencyError: The package `mcp` is absent or too old.
 
     Source: L12
     """
@@ -352,11 +353,12 @@ class AgentLoop:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
         conversation: The conversation so far. Assign another `Conversation` to continue that one, for
             example `Conversation.load(path, loop.runner)`.
-        last_outcome: The complete outcome of the last input; `None` before the first.
+        last_outcome: The complete outcome of the last input that gave an answer; `None` before the first
+            answer.
 
     Raises:
         MCPConfigError: A name is invalid or belongs to other tools, or an argument cannot be used.
-        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
+        MissingDependencyError: There is an MCP server to talk to, and the package `mcp` is absent or too old.
 
     Source: L6-L8, L13-L15
     """

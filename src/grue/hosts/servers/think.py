@@ -3,9 +3,9 @@
 Each call records one numbered thought. The server keeps only the numbers and the names of branches: the
 texts stay in the model's own conversation.
 
-It imports only a few modules of the standard library, because each turn may start a new process. Start it
-without the site packages: `python -I -S PATH/TO/think.py`. If it is imported instead, Python uses the cached
-bytecode, which saves another 3 ms:
+The server imports only a few modules of the standard library, because each turn may start a new process.
+Start it without the site packages: `python -I -S PATH/TO/think.py`. If you let Python import this file
+instead of running it as a script, Python uses the cached bytecode, which saves another 3 ms:
 `python -I -S -c "import sys; sys.path.append('PATH/TO'); import think; think.run()"`.
 """
 
@@ -206,7 +206,7 @@ def _quoted(text: str) -> str:
 
 
 def initialize(session: Session, params: Json) -> Json:
-    """Agree on the protocol version that the client asks for; if it is not supported, on the newest one."""
+    """Agree on the client's protocol version if it is in VERSIONS, otherwise on the newest in VERSIONS."""
     if session.version is not None:
         raise ProtocolError(INVALID_REQUEST, "the session is already initialized")
     wanted = params.get("protocolVersion")

@@ -25,7 +25,7 @@ OTHER_AGENTS = {
     "Skill": "agent.use_skill",
     "Write": "agent.write_file",
 }
-"""The action that corresponds to a tool of other agents, by the tool's name in `allowed-tools`."""
+"""For each tool of other agents, by its name in a skill's `allowed-tools`: the action that does the same."""
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):

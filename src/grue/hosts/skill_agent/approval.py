@@ -36,7 +36,8 @@ class JudgedAction(Struct, frozen=True):
 
     Attributes:
         action: The action; a person may have changed its arguments.
-        tool: The MCP tool that the action calls, or the agent's own action as a tool; `None` if unknown.
+        tool: The MCP tool that the action calls, or the agent's own action as a tool; `None`: no connected
+            server has a tool of that name.
         denied: Why the action is denied; empty if it is allowed.
     """
 

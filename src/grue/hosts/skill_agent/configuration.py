@@ -72,11 +72,11 @@ class AgentConfig(Struct, kw_only=True):
         llm: The model: an endpoint, or its settings.
         task: The task, for a run that is started without one.
         servers: MCP servers by name. If two servers have a tool of the same name, the bare tool name calls
-            that of the later server. No server can be called `agent`.
+            the tool of the later server. No server can be called `agent`.
         optional_servers: Names of servers that may be absent: if one cannot be connected, the run goes on as
             if it were not configured.
         mcp_enabled: Whether to connect the servers.
-        tool_call_timeout_s: Time limit of a tool call.
+        tool_call_timeout_s: Time limit of a tool call, in seconds.
         on_connect_failure: What happens if a server cannot be connected. `skip`: the run goes on without this
             server. `raise`: the other servers are closed too, and the run goes on without MCP tools.
         reconnect: Whether a server that has died is connected again, at most once.
@@ -88,7 +88,8 @@ class AgentConfig(Struct, kw_only=True):
         policy: Which actions are carried out, which need approval, and which are denied. The agent's own
             actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
         skills: The folder of skills; `None` if the agent has no skills.
-        skill_servers: The servers that may offer skills of their own. Only approved skills are used.
+        skill_servers: The servers that may offer skills of their own. Of these skills, only those are used
+            that a person has approved (`mcp_skills.lock`).
         restrict_tools: While a skill is in use, deny every tool that the skill's `allowed-tools` do not name,
             except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
         workspace: The folder in which files are read and written.

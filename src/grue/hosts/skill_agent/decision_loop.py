@@ -68,7 +68,7 @@ class StepRunner:
             output = run.registry.carry_out(
                 action.type, action.params, self._context, timeout_s=max(run.left_s, 0.0)
             )
-        except Exception as error:  # noqa: BLE001 - an action may be a program's own; it fails, and the run goes on
+        except Exception as error:  # noqa: BLE001 - a program's own action may raise anything: the step fails
             return action.ended("failed", error=self.cut(error_text(error)))
         shown = output if action.type in SILENT else self.cut(output)
         artifact = "" if shown == output else self._keep(action, "txt", output.encode("utf-8", "replace"))
@@ -314,7 +314,11 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return why the run ends after a step: the step failed, or the time is over. `None`: it goes on."""
+        """Return why the run ends after a step that failed; `None`: the run goes on.
+
+        A failed step ends the run only if `on_step_failure` is `stop`. If the run's time is over as well, the
+        time limit is the reason.
+        """
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")

@@ -290,7 +290,7 @@ class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.Mc
 
 
 class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillProblem"):
-    """A skill was left out, or names tools that do not exist."""
+    """A skill was left out or names tools that do not exist, or a server's skills cannot be listed."""
 
     event: ClassVar[str] = "skill_problem"
     level: ClassVar[LogLevel] = "warning"

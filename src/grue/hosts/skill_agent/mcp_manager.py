@@ -41,8 +41,9 @@ class McpCallResult(Struct, frozen=True):
     Attributes:
         server_name: The server; empty if no server has such a tool.
         tool_name: The tool's bare name at that server; if no server has such a tool, the name as called.
-        content: The server's content blocks.
-        is_error: Whether the tool reported an error, or does not exist.
+        content: The server's content blocks; if there are none, one text block with `raw_text`.
+        is_error: Whether the tool reported an error, or was not called because it does not exist or has
+            changed.
         raw_text: The text of the content blocks. Without text: the structured result as JSON.
     """
 

@@ -47,7 +47,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
         reason: Why the run ended; `detail` says it in a sentence for people.
         answer: The answer of the model's `finish` action; empty if there was none.
         responses: The texts of the model's `respond` actions.
-        notes: The texts of its `note` actions.
+        notes: The texts of the model's `note` actions.
         questions: If the run is parked: the questions that a person has to answer.
     """
 
@@ -123,7 +123,10 @@ class Orchestrator:
         return self._carry_out(task, None, ())
 
     def resume(self, decisions: Iterable[ApprovalDecision] = ()) -> RunResult:
-        """Go on with the run in `folder`, which was interrupted, killed or parked, and return its result.
+        """Go on with the run in `folder`, and return its result.
+
+        The run may have been interrupted, killed or parked, or have ended for any other reason but the
+        model's action `finish`.
 
         An action that was under way when the process was killed is repeated only if it is read-only or
         idempotent. Otherwise the model is told that the action may have had an effect.

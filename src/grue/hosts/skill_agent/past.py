@@ -19,9 +19,9 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
         plan: The planned actions of the last reply.
         plans: Number of replies, including unusable ones.
         results: The results of the steps, in order.
-        begun: The step that was under way when the process ended; 0: none.
+        begun: The step that was under way when the process ended; 0: no step was.
         last_turn: Number of the last turn, which may not have ended.
-        asked: The approvals that the run waits for.
+        asked: The approvals that the run waits for; `None`: the run waits for none.
     """
 
     plan: ActionsPlanned | None = None

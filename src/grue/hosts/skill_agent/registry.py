@@ -65,7 +65,7 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> str:
-        """The tool, path or name that the action acts on; empty without one."""
+        """The tool, path or name that the action acts on; empty if the action's parameters name none."""
         found = (self.params.get(key) for key in ("tool_name", "path", "name"))
         return next((value for value in found if isinstance(value, str) and value), "")
 
@@ -93,7 +93,8 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
         target: What the action acts on: the name of a tool or skill, or a path.
         status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
             `interrupted`: the process was killed during the action, which may have had an effect.
-        output: The result that the model is shown, perhaps shortened.
+        output: The action's result as the model is shown it, perhaps shortened. For `respond`, `note` and
+            `finish`: the model's own text, which it is not shown again.
         error: Why the action was not completed; empty if it was.
         artifact: The file with the whole result, relative to the run folder; empty if there is no such file.
         attempts: How often the action was tried.
@@ -170,8 +171,8 @@ class ActionTypes:
             run: Called with an instance of `params` and the host's context, in a thread of its own. Returns
                 the result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
             description: One sentence for the model; default: the first line of the function's docstring.
-            annotations: `read_only` or `idempotent` allow the action to be repeated after a failure or a
-                kill.
+            annotations: `read_only` or `idempotent` allow the action to be repeated after a failure, or after
+                the process was killed.
 
         Raises:
             MCPConfigError: There is an action of that name, `run` is no plain function, or `params` is not a
@@ -229,7 +230,7 @@ class ActionTypes:
         """Return the actions of a reply.
 
         Raises:
-            ValueError: The reply has no or too many actions, an unknown action or wrong parameters. The
+            ValueError: The reply has no action or more than 50, an unknown action or wrong parameters. The
                 error's text is for the model.
         """
         try:
@@ -246,14 +247,15 @@ class ActionTypes:
         return reply
 
     def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
-        """Convert the parameters that the model wrote to the Struct of their type.
+        """Convert the parameters that the model wrote to the Struct of the action's type.
 
         Raises `ValueError`, whose text begins with `where`, if the action or a parameter is wrong.
         """
         kind = self.types.get(name)
         if kind is None:
             raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")
-        # In strict mode, endpoints require every property, so a model writes `null` to leave one out.
+        # In the strict mode of a schema, endpoints require every property, so a model writes `null` for a
+        # property that it would leave out.
         given = {key: value for key, value in params.items() if value is not None}
         try:
             return msgspec.convert(given, kind.params, str_keys=True)
@@ -273,7 +275,8 @@ class ActionTypes:
             timeout_s: Time limit in seconds; infinite: none.
 
         Raises:
-            ValueError: There is no such action, the parameters are wrong, or the function has raised it.
+            ValueError: There is no such action, it has no function, the parameters are wrong, or the function
+                has raised this error.
             TimeoutError: The limit was reached. The action may have had an effect.
             Exception: Whatever else the function raises.
         """

@@ -28,7 +28,7 @@ class Run(Struct, kw_only=True):
         turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
         turns: Number of the model's replies so far, including those that could not be used.
         results: The results of the steps so far, in order.
-        asked: The approvals for which the run is parked.
+        asked: The approvals for which the run is parked; `None`: the run is not parked.
     """
 
     run_id: str

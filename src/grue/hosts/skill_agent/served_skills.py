@@ -34,7 +34,7 @@ from grue.runtime.safe_text import printable
 
 LIST = "skills/list"
 MOST_FILES, MOST_BYTES = 512, 16 << 20
-"""The limits of the specification, for one skill."""
+"""The specification's limits for one skill: the number of its files, and their total size in bytes."""
 _MOST_SKILLS = 200
 _MOST_READ = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -56,7 +56,7 @@ class Skill(Struct, frozen=True, kw_only=True):
 
 
 def read_skills(folder: Path) -> tuple[dict[str, Skill], list[str]]:
-    """Read the skills of a folder. Each subfolder with a `SKILL.md` is a skill; it may be a symbolic link.
+    """Read the skills of a folder. Each subfolder, or link to a folder, with a `SKILL.md` is a skill.
 
     Returns:
         The skills by name, and a sentence with file and line for each skill that is left out.
@@ -119,7 +119,8 @@ def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
     """Return the front matter of a `SKILL.md`, and the Markdown after it.
 
     Raises:
-        MCPConfigError: The file has no front matter, or it is not YAML; the error names the line.
+        MCPConfigError: The file has no front matter, or the front matter is not YAML; the error names the
+            line.
         MissingDependencyError: The package `pyyaml` is absent.
     """
     # `splitlines` would also split at form feeds and the like, which belong to the text.
@@ -219,7 +220,7 @@ class Grant(Struct, frozen=True):
 
 
 class Skills:
-    """The skills of a folder.
+    """The skills of a folder, and those that `add` adds.
 
     Args:
         folder: Its subfolders with a `SKILL.md` are the skills; `None`: there are no skills.
@@ -305,7 +306,7 @@ def _meant(name: str, known: frozenset[str], others: Mapping[str, str]) -> set[s
     parts = name.removeprefix("mcp__").split("__")
     if len(parts) == 1 or parts[1:] == ["*"]:
         return {each for each in known if each.startswith(f"{parts[0]}.")}
-    # In `mcp__SERVER__TOOL`, both names may contain `__`. If more than one split names a tool, allow none: a
-    # server could choose names so that its tool matches.
+    # In `mcp__SERVER__TOOL`, both names may contain `__`. If more than one way to split the text names a
+    # tool, allow none of these tools: a server could choose names so that its tool matches.
     readings = {f"{'__'.join(parts[:at])}.{'__'.join(parts[at:])}" for at in range(1, len(parts))} & known
     return readings if len(readings) == 1 else set()

@@ -45,7 +45,7 @@ from grue.protocol.turn.prices import Spent
 from grue.tool_sessions.server_specs import McpServer
 
 FALLBACK_ACTION = "look"
-"""The command that is played if the model gives none. Its only effect is that a game turn passes."""
+"""The command that is played if the model gives no command. Its only effect is that a game turn passes."""
 
 
 class AgentResponse(BaseModel):
@@ -211,7 +211,7 @@ class ZorkAgent:
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
         server: Name of the tool server; `None` if MCP is off.
-        turn: Number of the last turn; the next turn gets one more. A host may set it.
+        turn: Number of the last turn; the next turn gets the next number. A host may set it.
         last_outcome: The complete outcome of the last turn; `None` before the first.
 
     Source: R10.1
@@ -271,7 +271,7 @@ class ZorkAgent:
 
     @property
     def budget_spent(self) -> str:
-        """A sentence that says which limit of the episode's budget is reached; empty if none is."""
+        """A sentence that says which limit of the episode's budget is reached; empty: no limit is."""
         return self._runner.budget_spent
 
     def get_action_with_reasoning(
@@ -317,7 +317,7 @@ class ZorkAgent:
         """Return the decision of a turn that an earlier run of the program finished. No request is sent.
 
         Raises:
-            MCPError: The turn failed. This is the error with which it ended.
+            MCPError: The turn failed; the error is the one with which the turn ended.
         """
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):

@@ -59,7 +59,7 @@ class CompletionError(LLMError):
 class LLMClient:
     """Ask an OpenAI-compatible endpoint for chat completions, blocking.
 
-    Safe to share between threads. Close it, or use it as a context manager.
+    Threads may share a client. Close the client, or use it as a context manager.
 
     Args:
         config: The endpoint, retries and tool support; `None` for the defaults.
@@ -145,7 +145,7 @@ class LLMClient:
 
     @property
     def completes_by_itself(self) -> bool:
-        """Whether a program has overridden `chat_completions_create`."""
+        """Whether a program has overridden `chat_completions_create` or `chat.completions.create`."""
         completions = getattr(self.chat, "completions", None)
         ours = isinstance(completions, _Completions) and not is_overridden(completions, _COMPLETIONS_METHOD)
         return not ours or is_overridden(self, _COMPLETION_METHOD)
@@ -177,7 +177,7 @@ class LLMClient:
             top_p: See `temperature`.
             top_k: See `temperature`; not sent to an endpoint that does not accept it.
             min_p: See `temperature`; not sent to an endpoint that does not accept it.
-            max_tokens: Longest completion.
+            max_tokens: Longest completion, in tokens.
             stop: Texts that end the completion.
             response_format: The schema of the answer, a `json_schema` object. It is not sent if tools are
                 offered.

@@ -158,7 +158,8 @@ class ClientModel:
         client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
             method decides whether the model can call tools; it is called before a server is started.
         settings: The model and its sampling.
-        config: Passed to `_supports_tool_calling`. With `mcp_force_tool_support` in it, nothing is checked.
+        config: Passed to `_supports_tool_calling`. If its `mcp_force_tool_support` is true, tool support is
+            not checked.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
     """
 

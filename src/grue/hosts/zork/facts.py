@@ -13,7 +13,8 @@ from grue.runtime.safe_text import clipped
 EndReason: TypeAlias = Literal[
     "won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"
 ]
-"""Why an episode ended. `died`: the player died for good. `fallbacks`: too many fallback turns in a row."""
+"""Why an episode ended. `died`: the player died for good. `quit`: the game ended without a win or a death.
+`fallbacks`: too many fallback turns in a row."""
 
 _SHORT = 80
 
@@ -23,7 +24,7 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
 
     Attributes:
         game: Title of the game.
-        game_hash: SHA-256 of the story file, or the version of an embedded world.
+        game_hash: SHA-256 of the story file, or the version of the embedded game "The House".
     """
 
     game: str
@@ -51,7 +52,7 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
 
 
 class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
-    """An episode of a game ends. The score and the largest score are `None` if they are unknown."""
+    """An episode of a game ends. The score and the highest possible score are `None` if they are unknown."""
 
     reason: EndReason
     score: int | None = None

@@ -132,12 +132,15 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return a class's own methods by name, for `is_overridden`. Call this where the class is defined."""
+    """Return a class's own methods by name, for `is_overridden`.
+
+    Call this in the module that defines the class, before a program can replace a method.
+    """
     return {name: vars(cls)[name] for name in names}
 
 
 def is_overridden(instance: object, methods: Mapping[str, Callable[..., Any]]) -> bool:
-    """Return whether a method is overridden in a subclass, or has been replaced in the class or object."""
+    """Return whether one of `methods` is overridden in a subclass, or replaced in the class or object."""
     return any(
         getattr(getattr(instance, name, None), "__func__", None) is not method
         for name, method in methods.items()
@@ -152,7 +155,8 @@ async def asked_of_client(
 ) -> m.ToolSupportChecked:
     """Ask the client's `_supports_tool_calling`, if it has one, whether the model may be offered tools.
 
-    That method may block or be asynchronous. If it raises, the model is offered no tools.
+    That method may block or be asynchronous. If it raises, the model is offered no tools. If the client has
+    no such method, the model's name decides. If tool support is forced, the client is not asked.
 
     Source: R12.4
     """

@@ -280,8 +280,8 @@ class MCPManager:
     def lend(self, turn: TurnUse) -> None:
         """Let a turn use this manager until `give_back`.
 
-        Until then `connect_session` tries only once, with the turn's time limit, and the sessions' events go
-        to the turn.
+        Until then `connect_session` tries only once, with the turn's time limit. The manager's observers get
+        nothing from the sessions; notes and changed tools go into the turn's trace.
         """
         self._news.turn = turn
 

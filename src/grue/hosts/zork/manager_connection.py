@@ -26,7 +26,7 @@ from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.processes.limits import ServerExit
 
 DISCONNECT_TIMEOUT_S = 4.0
-"""Time limit of `disconnect_session`, if the turn does not have less time left."""
+"""Time limit of `disconnect_session`, in seconds. If the turn has less time left, that time is the limit."""
 
 
 class SessionManager(Protocol):

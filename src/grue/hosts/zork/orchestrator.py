@@ -1,8 +1,8 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
-A resume with another game, with MCP switched on or off, or with another MCP server is refused. Any other
-changed setting is reported and recorded, because people also resume an episode after they have mended its
-configuration.
+A resume with another game, with MCP switched on or off, or with another MCP server is refused. Other
+changed settings (`conditions_of`) are reported and recorded, because people also resume an episode after they
+have mended its configuration.
 
 Source: R9, R10.2
 """
@@ -40,7 +40,7 @@ from grue.policies import Start
 from grue.protocol.chat_wire.profile import shown_endpoint
 
 RECENT = 6
-"""How many past commands the model is shown. `stuck_warning` checks as many."""
+"""How many past commands the model is shown. `stuck_warning` checks the same number of commands."""
 
 _REPLY_CHARS = 160
 
@@ -254,7 +254,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
     Attributes:
         reason: Why the episode ended; `detail` says it in a sentence for people.
         commands: The commands that were played, in order.
-        scripted: Whether the model was the offline script and not an LLM.
+        scripted: Whether a script gave the replies, and not an LLM.
     """
 
     episode_id: str
@@ -277,7 +277,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the episode came to a regular end."""
+        """Whether the episode ended without an interruption, and not because of failures or fallbacks."""
         return self.reason not in ("fallbacks", "failed", "interrupted")
 
 
@@ -285,21 +285,22 @@ class EpisodeSetup(Struct, kw_only=True):
     """The parts of an episode that are not in its configuration; all have a default.
 
     Attributes:
-        game: The game; `None` for the embedded one.
+        game: The game; `None`: the embedded game "The House".
         seed: The seed of the game.
         max_turns: The most turns of the episode.
         client: The model's client, as for `ZorkAgent`.
         mcp_manager: Used in place of a manager made from the configuration.
         recorder: Records every message; its observers write the logs.
         logger: Gets the log records.
-        langfuse_client: Gets the events of the episode; `close` flushes it and does not shut it down.
+        langfuse_client: Gets the events of the episode. The orchestrator's `close` flushes this client, and
+            does not shut it down.
         policy: What happens after a failure.
         approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
-        scripted: Whether the model is the offline script and not an LLM. This value is recorded in the
-            result. If it is true, npx downloads nothing to start the configured server.
+        scripted: Whether a script gives the replies, and not an LLM. This value is recorded in the trace and
+            the result. If it is true, npx downloads nothing to start the configured server.
         start: When each turn's server starts; `None`: as the configuration says. `after_turn` and
-            `beside_turn` start it for the following turn, in one event loop for the episode.
+            `beside_turn` start the server for the following turn, in one event loop for the episode.
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
         settings: JSON values to record at the episode's start, so that a program that resumes it can read
             them.

@@ -21,7 +21,8 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 
     Attributes:
         decided: The decisions, in the order of the turns.
-        shown: The text that the game showed before each turn, if it was recorded.
+        shown: The state of the game before each turn, by the turn's number. A state that was not recorded, or
+            from which a secret was redacted, is missing.
         remembered: Numbers of the turns for which a note on a place (`Remembered`) is recorded.
         forgiven: The turn at which too many fallbacks in a row ended the episode; 0 if this never happened.
             A resumed episode starts to count fallbacks in a row after this turn.

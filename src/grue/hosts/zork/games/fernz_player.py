@@ -93,7 +93,7 @@ class Screen:
 
 
 _MOST_MEMORY: Final = 1 << 30  # bytes of address space
-_MOST_STEPS: Final = 50_000_000  # instructions; the host's time limit is reached before this limit
+_MOST_STEPS: Final = 50_000_000  # instructions for one command; the host's time limit is reached first
 _INFOCOM: Final = 3
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """The state of a game after a command; `None`: the game does not show it.
+    """The state of a game after a command; `None`: the game does not show the value.
 
     Attributes:
         text: The game's own words, without prompt or status line.

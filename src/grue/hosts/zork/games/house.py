@@ -6,7 +6,7 @@ It has sixteen rooms and exactly 100 points. The rules that matter to a host:
 * The first death puts the player back at the gate with everything they carried (`died`, not `done`). The
   second death ends the game (`died` and `done`). Points are never lost.
 * INVENTORY, SCORE, HELP, and commands that are refused or not understood take no turn. Every other command
-  takes one, even an attempt without success, such as going through a shut door.
+  takes a turn, even an attempt without success, such as going through a shut door.
 """
 
 from typing import Final

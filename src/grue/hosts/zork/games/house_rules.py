@@ -24,7 +24,7 @@ class State(Struct, kw_only=True):
     Attributes:
         places: Where each portable thing is: a room, a container, `PLAYER` or `GONE`.
         flags: Events that have happened, such as `door_open`.
-        awarded: Achievements that have given points. It only grows, so the score never falls.
+        awarded: Achievements that have given points. This set only grows, so the score never falls.
         moves: Turns taken; some commands take none.
         dark_turns: Consecutive turns spent in the dark.
         wrong_numbers: Wrong numbers dialled since they last killed the player.
@@ -96,7 +96,7 @@ def within_reach(state: State) -> list[str]:
 
 
 def the(name: str) -> str:
-    """Return a thing's name with its article."""
+    """Return a thing's name after "the"; a person's name, such as "Mr Pym", has no article."""
     thing = world.THINGS[name]
     return f"the {thing.name}" if thing.article or thing.name[0].islower() else thing.name
 
@@ -188,7 +188,7 @@ class Turn:
 
     Attributes:
         state: The state of the house; rules change it in place.
-        killed_by: The cause of the player's death in this turn, a key of `DEATHS`.
+        killed_by: The cause of the player's death in this turn, a key of `DEATHS`; empty: no death.
         gains: The points that the command has earned.
         takes_time: Whether the command counts as a move.
     """
@@ -212,7 +212,7 @@ class Turn:
             self.gains += world.AWARDS[name]
 
     def kill(self, cause: str) -> str:
-        """Let the player die of a cause."""
+        """Let the player die of a cause, and return the text to print."""
         self.killed_by = cause
         return world.DEATHS[cause]
 
@@ -242,8 +242,8 @@ def give(turn: Turn, name: str) -> str:
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
     """Split words such as "the cat sardines" into thing and receiver.
 
-    The result is the first split of which each part names exactly one thing within reach; `None`: there is
-    none.
+    The result is the first way to split the words so that each part names exactly one thing within reach;
+    `None`: there is no such way.
     """
     for cut in range(1, len(words)):
         try:

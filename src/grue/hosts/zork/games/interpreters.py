@@ -289,7 +289,7 @@ class Choice(Struct, frozen=True):
     """The interpreter for a story.
 
     Attributes:
-        reason: Why the first installed interpreter was not chosen, or what this one does wrong, as a
+        reason: Why the first installed interpreter was not chosen, or what the chosen one does wrong, as a
             sentence for people; empty if there is nothing to say.
         loses_words: Whether the interpreter leaves out the story's bold and underlined words.
     """

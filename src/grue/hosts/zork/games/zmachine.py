@@ -141,9 +141,9 @@ class _Known(Struct):
 class ZMachineGame:
     """A story file (.z1 to .z8) as a `Game`.
 
-    The room is known once the game has printed its heading. Score and moves come from the status line if the
-    game prints one. Otherwise the command SCORE is sent after each command, because it takes no game time; it
-    is not sent again once the answer names no score. SCORE is not sent after a question of the game, which
+    The room is known once the game has printed the room's heading. Score and moves come from the status line
+    if the game prints one. Otherwise the command SCORE, which takes no game time, is sent after each command,
+    until an answer to SCORE names no score. SCORE is not sent after a question of the game, which
     would take SCORE for the answer, nor after an unknown word, which the next command may correct ("oops").
     The inventory is always `None`, because asking for it takes a turn. A game that waits for a single key
     gets the first character of the next command.
