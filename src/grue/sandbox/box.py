@@ -155,7 +155,7 @@ def sandbox_of(value: object) -> Sandbox | None:
     `None`, `False` and `"none"` mean no box; `True` means the preset `files`.
 
     Raises:
-        ValueError: The value is none of these; the text says which key is wrong.
+        ValueError: The value is none of these, or a key of the table is wrong. The error's text says which.
     """
     match value:
         case None | False | "none":
@@ -189,7 +189,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
     """Read a table in the form of VS Code's MCP configuration.
 
-    Without `allowRead`, the program may read all files, as in VS Code.
+    If `allowRead` is absent or empty, the program may read all files.
     """
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():

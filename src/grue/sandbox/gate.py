@@ -1,9 +1,10 @@
 """The network of a box that lists hosts: a proxy on loopback, and the check of each `connect`.
 
-The seccomp filter stops each `connect` of the program and asks the gate. The gate makes an allowed connection
-itself, on a copy of the program's socket. If it let the program's own call continue, another thread of the
-program could change the address after the check. The gate allows connections to its own proxy, to a listed
-port of this machine (`localhost:5432`), to a listed IP address, and to Unix sockets if the box allows them.
+The kernel holds back each `connect` of the program until the `Gate` has decided. The gate makes an allowed
+connection itself, on a copy of the program's socket. If it let the program's own call continue, another
+thread of the program could change the address after the check. The gate allows connections to its own proxy,
+to a listed port of this machine (`localhost:5432`), to a listed IP address, and to Unix sockets if the box
+allows them.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
 the address that it has checked. It serves only connections that the gate has made, so that no other program
@@ -55,10 +56,10 @@ _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48"
 
 
 class Refusal(Struct, frozen=True):
-    """A connection that was refused.
+    """A connection that the gate has refused.
 
     Attributes:
-        where: The `host:port`.
+        where: Where the program wanted to connect, as `host:port`.
         why: The reason, a sentence without a full stop.
         allow: The entry of `Sandbox.network` that would allow the connection.
     """
@@ -135,7 +136,7 @@ class Gate:
             self._close()
 
     def disown(self) -> None:
-        """In a forked child, close this copy's descriptors. The parent's gate goes on."""
+        """In a forked child, close the child's copies of the descriptors. The parent's gate goes on."""
         if not self._ended:
             # Do not take the lock: a thread of the parent may have held it during the fork.
             self._ended = True
@@ -241,19 +242,20 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                # Refuse `listen` for TCP: without `bind` it gets a port too, and Landlock checks only `bind`.
+                # Refuse `listen` for TCP: the kernel gives a socket a port even without `bind`, and Landlock
+                # checks only `bind`.
                 return errno.EACCES
             own.listen(backlog)
             return 0
 
     def _hands_over(self, key: int, asked: "Asked") -> bool:
-        """Start a thread that connects, if connecting may block. Return whether it was started."""
+        """Start a thread that connects, if connecting may block. Return whether the thread was started."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
         return waits and self._starts(asked.socket, "grue-connect", lambda: self._wait_for(key, asked))
 
     def _starts(self, of: socket.socket, name: str, work: Callable[[], None]) -> bool:
-        """Start a thread for a connection. Return `False` if there are too many threads already."""
+        """Start a thread for a connection, at most 64 at once. Return whether the thread was started."""
         with self._changed:
             if self._ended or self._count >= _MOST_CONNECTIONS:
                 return False

@@ -45,11 +45,11 @@ _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
 _SET_NAME, _LOG_NEW_EXEC_ON, _LOGS_SINCE = 15, 2, 7
 
 LEAST_ABI = 3
-"""Landlock's version in Linux 6.2. A box needs at least this one: older ones cannot forbid `truncate`."""
+"""Landlock's version in Linux 6.2, the lowest that suffices: lower versions cannot forbid `truncate`."""
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """What this machine can enforce.
+    """The parts of a box that this machine can enforce.
 
     Attributes:
         supported: Whether grue can make a box on this kind of system at all.
@@ -85,7 +85,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each protection of a box that newer kernels have and this one lacks."""
+        """Return a sentence for each protection of a box that newer kernels have and this kernel lacks."""
         if self.landlock == 0 or self.landlock >= 6:
             return ()
         return ("Signals to other programs of this user are not stopped; Linux 6.12 stops them",)
@@ -125,14 +125,15 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
     Parts of the box that this kernel cannot enforce are left out without an error, so call `coverage` before.
 
     Args:
-        ruleset: A ruleset that `ruleset_of` made for the same `network`. `confine` closes it.
-        rules: Files and folders that the box may access, besides those of `ruleset`.
+        ruleset: A ruleset that `ruleset_of` made, with an `any_network` that fits `wanted.network`.
+            `confine` closes the ruleset.
+        rules: What the program may access besides the files and folders of `ruleset`.
         wanted: The parts of the box that the seccomp filter enforces.
         mark: A name for the thread, of at most 15 characters, by which `refusals` finds the box in the
             kernel's audit log; empty: refusals are not logged.
 
     Returns:
-        The descriptor of the filter's listener; `None` if `wanted.ask` names no calls.
+        The descriptor of the filter's listener; `None` if `wanted.ask` names no calls, or without seccomp.
 
     Raises:
         SandboxError: The kernel refused.

@@ -44,8 +44,8 @@ class Boxed:
     """One start of a program in its box, made by `boxed`, and what has to be removed after its end.
 
     Attributes:
-        env: The program's environment, with `TMPDIR` set to the scratch folder. If the box opens nothing in
-            the user's home, `HOME` is set to the scratch folder too.
+        env: The program's environment, with `TMPDIR` set to the scratch folder. If `read` and `write` of the
+            box open nothing in the user's home, `HOME` is set to the scratch folder too.
         scratch: The scratch folder, which every box lets its program write. `end` removes it.
     """
 
@@ -163,12 +163,12 @@ class Boxed:
         )
 
     def disown(self) -> None:
-        """In a forked child, close this copy's descriptors."""
+        """In a forked child, close the child's copies of the gate's descriptors."""
         if self.gate is not None:
             self.gate.disown()
 
     def end(self) -> None:
-        """Remove the scratch folder and close the gate. Call it when no process of the program is alive.
+        """Remove the scratch folder and close the gate. Call `end` when no process of the program lives.
 
         A second call has no effect.
         """
@@ -244,7 +244,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does. `boxed` returns what `start` makes."""
+    """A box that limits nothing and records what the program does. `boxed` returns the result of `start`."""
 
     start: Callable[..., Boxed]
 
@@ -309,7 +309,7 @@ def reach(box: Sandbox | None) -> str:
 
 
 def opens_home(box: Sandbox, cwd: str) -> bool:
-    """Return whether a box opens the user's home folder, or something in it."""
+    """Return whether `read` or `write` of a box names the home folder, a path in it, or a folder above."""
     listed = [os.path.join(cwd, os.path.expanduser(path)) for path in (*box.read, *box.write)]  # noqa: PTH111, PTH118
     listed += [real_path(each) for each in listed]
     mine = f"{home()}/"
@@ -317,10 +317,10 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
 
 
 class _Ahead(Struct, frozen=True):
-    """A ruleset made in advance, so that the next program starts sooner: making one takes 5 us for each rule.
+    """A ruleset made in advance, so that the next program starts sooner: adding a rule takes 5 us.
 
-    `process` is the id of the process that made the ruleset. A forked child must not use it: the rules are
-    those of the parent's next program.
+    `process` is the id of the process that made the ruleset. A forked child shares the ruleset and must not
+    use it: the parent adds the rules of its own next program.
     """
 
     system: tuple[Rule, ...]

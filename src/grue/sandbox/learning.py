@@ -35,7 +35,7 @@ _CHANGES = {
     "renameat": (1, 3), "renameat2": (1, 3), "link": (0, 1), "linkat": (1, 3), "symlink": (1,),
     "symlinkat": (2,), "truncate": (0,),
 }  # fmt: skip
-"""System calls that change a folder, with the positions of their arguments that are paths."""
+"""System calls that change a folder or a file, with the positions (from 0) of the changed paths."""
 _STARTS = {"execve": 0, "execveat": 1}
 
 
@@ -43,7 +43,7 @@ class Watch:
     """What a watched program has done, over all its starts.
 
     Attributes:
-        read: Files that the program opened to read, and that exist.
+        read: Files and folders that the program opened to read, and that exist.
         written: Files that the program wrote, and folders in which it made or deleted something.
         hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
         unlisted: What the program did without the proxy. `asks`: it sent DNS queries. `connects`: it
@@ -63,9 +63,11 @@ class Watch:
         self.homes: dict[str, None] = {}
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return a narrow box that allows all that the program did, except directly in `left_out()`.
+        """Return a narrow box that allows what the program did.
 
-        If the program used many files of a folder, the box opens the folder.
+        The program still cannot list the folders of `left_out()`, or make or delete files directly in them.
+        If the program read or started at least six files of a folder, the box opens the whole folder, unless
+        it is too wide.
 
         Args:
             cwd: The program's working directory; it is written as `.` if the box opens it.
@@ -97,7 +99,10 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace many files of a folder by the folder, and files of packages by the packages' folder."""
+        """Replace six or more files of a folder by the folder.
+
+        Files of packages are replaced by the folder that `packages_of` returns, however few they are.
+        """
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
@@ -184,7 +189,7 @@ class _WatchingGate(Gate):
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    # Record no missing socket: the C library tries nscd's, which is mostly absent.
+                    # Record no missing socket: the C library tries to reach nscd, which is mostly absent.
                     if asked.family == socket.AF_UNIX and asked.path and os.path.exists(asked.path):  # noqa: PTH110
                         self._watch.unix = True
             else:
@@ -215,7 +220,7 @@ class _WatchingGate(Gate):
         else:
             at = _STARTS[name]
             path = _path(pid, arguments, at, is_at=at == 1)
-            if os.path.isfile(path):  # noqa: PTH113 - a shell also tries folders without the program
+            if os.path.isfile(path):  # noqa: PTH113 - a shell tries every folder of `PATH`
                 _keep(self._watch.started, path)
 
     def _opened(self, path: str, flags: int) -> None:
@@ -245,7 +250,7 @@ def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
             raw += chunk
     text = os.fsdecode(raw.partition(b"\0")[0])
     if not text:
-        raise FileNotFoundError  # as the call itself will: its path is empty
+        raise FileNotFoundError  # the path is empty, so the call itself will fail in this way
     folder = (arguments[at - 1] & 0xFFFFFFFF) if is_at else _AT_FDCWD & 0xFFFFFFFF
     if text.startswith("/"):
         return os.path.realpath(text.replace("/proc/self/", f"/proc/{pid}/", 1))

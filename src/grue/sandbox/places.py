@@ -83,7 +83,8 @@ def places_of(
 ) -> Places:
     """Return the files and folders that a box opens for a program.
 
-    `program` and `cwd` are absolute. An argument that is a file with code, such as a script, is opened, too.
+    `program` and `cwd` are absolute. If one of the first 8 arguments is a file with code, such as a script,
+    the box opens it and its folder or package, too.
     The program may write `scratch` in any case.
 
     Raises:
@@ -177,7 +178,7 @@ def packages_of(folder: str) -> str | None:
 
 
 def is_too_wide(folder: str) -> bool:
-    """Return whether a folder is the temporary folder, `/`, `/tmp` or `/home`, or holds the home folder."""
+    """Return whether a folder is `/`, `/tmp`, `/home`, the temporary folder, the user's home, or above it."""
     return _is_wide_workspace(folder) or real_path(folder) == real_once(tempfile.gettempdir())
 
 
@@ -230,8 +231,8 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 def _environment(root: str, written: Sequence[str]) -> list[str]:
     """Return the folders of the virtual environment `root`, of its base Python, and of its `.pth` files.
 
-    If `root` is in a folder of `written`, which the program may write, its `.pth` files are not read: they
-    could name any folder.
+    If `root` is in a folder of `written`, which the program may write, its `.pth` files are not read: the
+    program may have written any folder into them.
     """
     found = [root]
     changeable = any(within(real_path(root), real_path(folder)) for folder in written)
@@ -283,7 +284,7 @@ def _opened_trees() -> tuple[str, ...]:
 
 
 def _state_of_system() -> tuple[tuple[int, int], ...]:
-    """Return a value that changes when a system file that a box opens is replaced."""
+    """Return a value that changes when a settings file that every box opens is made, replaced or removed."""
     found = []
     for folder in _system_folders():
         try:
@@ -444,7 +445,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _is_data(path: str) -> bool:
-    # For a file of code, the box opens the file's folder; for a file of data it does not.
+    # If an argument is a file of code, the box opens the file and its folder; for a file of data, neither.
     name = os.path.basename(path)  # noqa: PTH119
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 

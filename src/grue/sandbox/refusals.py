@@ -33,7 +33,7 @@ _OF_FOLDERS = ("mkdir", "unlink", "rmdir", "rename", "remove", "symlink", "link"
 _CONNECT = "connect"
 _CONNECTS = re.compile(r"(?i)\bconnect|\bdial\b|\bsocket\b")
 _TO_SOCKET = re.compile(r"(?:\bconnect (?:EACCES|EPERM) |\bdial unix |\bunix:)(/[^\s:'\"`,;)]{1,1000})")
-"""The path of a Unix socket as Node.js and Go name it. In other texts, `connect` may stand beside a file."""
+"""The path of a Unix socket as Node.js and Go name it. Other texts may have a file beside `connect`."""
 
 _NO_NAMES = re.compile(r"(?i)EAI_AGAIN|EAI_FAIL|name resolution|getaddrinfo|could not resolve|ENETUNREACH")
 _RECORD = re.compile(
@@ -70,8 +70,8 @@ def refusals(
     use Unix sockets. `broken`: folders that contain a hidden file or folder. `mark` is the box's name in the
     audit log; empty: the log is not read.
 
-    Most refusals in the audit log are harmless. So the log is read only if the program has `died`, or `text`
-    has "permission denied".
+    Most refusals in the audit log are harmless. So the log is read only if nothing else is found, and the
+    program has `died` or `text` has "permission denied".
     """
     found: dict[str, None] = {}
     paths: dict[str, str] = {}

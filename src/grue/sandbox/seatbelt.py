@@ -13,7 +13,7 @@ from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule
 from grue.sandbox.places import Places
 
 SCRATCH = "/nonexistent-scratch"
-"""A path that stands for the scratch folder: the parameter `SCRATCH` in the profile."""
+"""A path that stands for the scratch folder. In the profile, the parameter `SCRATCH` takes its place."""
 
 _HEAD = """\
 ; {words}
@@ -50,7 +50,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
 
     Raises:
         SandboxError: A profile cannot express the box, because of a host other than this machine or a path
-            with a control character.
+            with an unprintable character.
     """
     lines = [_HEAD.format(words=" ".join(words.split())), *_not_said(box), _ALWAYS]
     rules = [*_distinct(places.rules)]

@@ -1,7 +1,7 @@
 """The system calls that a boxed program may not make, and the BPF program that refuses them.
 
-Landlock limits files, TCP and a few other things; this filter limits the rest. It sees the numbers in a
-call's registers but no memory, so it can compare flags and protocols, but not paths and addresses.
+Landlock limits files, TCP and a few other things; this filter limits the rest. The filter sees the numbers in
+a call's registers but no memory, so it can compare flags and protocols, but not paths and addresses.
 """
 
 import functools

@@ -55,7 +55,7 @@ _BOUNDARY = b"grue-batch-file"
 
 
 class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
-    """The provider refuses a batch, or cannot be reached. The requests stay in their folder."""
+    """No replies can be had from a batch for now: `failure` says why. The requests stay in their folder."""
 
     def __init__(self, failure: m.LlmFailure) -> None:
         super().__init__(failure.message)
@@ -107,8 +107,8 @@ class BatchDesk:
         """Ask the provider once about each batch; store new results, and return the ids of their requests.
 
         Raises:
-            BatchRefused: The provider refuses a request, has not answered for `Batching.patience_s`, or has
-                not ended a batch within `Batching.batch_timeout_s`.
+            BatchRefused: The provider refuses a request, sends an answer that cannot be read, does not
+                answer for `Batching.patience_s`, or does not end a batch within `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
@@ -368,7 +368,7 @@ class _Patience:
         self._tries = 0
 
     async def after(self, fault: Fault) -> None:
-        """Wait, or raise `BatchRefused` if the failures have lasted for `Batching.patience_s`."""
+        """Wait, or raise `BatchRefused` if `patience_s` has passed since this object was created."""
         if time.monotonic() > self._until:
             raise BatchRefused(self._endpoint.describe(fault))
         self._tries += 1

@@ -58,7 +58,7 @@ class Submission(Struct, frozen=True, kw_only=True):
         state: `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`:
             the results of its requests are in the folder.
         key: Sent as metadata of the batch, to find the batch again if the provider keeps metadata.
-        begun_at: When the file was first sent, in seconds since the epoch.
+        begun_at: When grue began to send the file, in seconds since the epoch.
         file_id: The provider's id of the uploaded file; empty: none was uploaded, or the provider takes none.
     """
 
@@ -134,7 +134,7 @@ class BatchFolder(Closing):
         return self.path / "requests" / f"{number:04d}.jsonl"
 
     def item_of(self, turn: int, request: int, body: bytes) -> str:
-        """Return the id that the same request had in an earlier process, or a new id."""
+        """Return the id of a stored request whose reply this request can use, or a new id."""
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
         # Find the same request by its body, not by its number: a turn that was interrupted and is run again

@@ -184,7 +184,8 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         wire: The wire format; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
-        force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
+        force_tool_support: Offer tools even if the endpoint or the model's name says that the model takes no
+            tools.
         then: The models that are asked, in this order, if this model's endpoint cannot be reached, answers
             with 5xx or 429, or does not answer in time, after all retries. Their own `then` must be empty.
 
@@ -202,7 +203,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
     then: tuple[LlmSettings, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a base URL without a scheme, the most frequent mistake, and a model without a name."""
+        """Refuse unusable values, such as a base URL without a scheme or a model without a name."""
         for field, example in (("base_url", "http://127.0.0.1:11434/v1"), ("model", "qwen3")):
             value: object = getattr(self, field)
             if not isinstance(value, str) or (field == "model" and not value.strip()):
@@ -286,13 +287,13 @@ class ReplyRoom(Protocol):
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
-"""The `ReplyRoom` of the current turn; `None`: the one that `set_process_room` has set, if any."""
+"""The `ReplyRoom` of the current turn; `None`: the process's `ReplyRoom` (`set_process_room`), if any."""
 
 _of_process: list[ReplyRoom] = []
 
 
 def set_process_room(room: ReplyRoom | None) -> None:
-    """Set the `ReplyRoom` for turns that set none in `reply_room`; `None`: they send requests at once."""
+    """Set the `ReplyRoom` of all turns that have no `reply_room`; `None`: these turns use no batch."""
     _of_process[:] = [] if room is None else [room]
 
 
@@ -638,7 +639,7 @@ class LlmEndpoint:
             self.profile = learned
 
     def recall_form(self, asked: m.ModelAsked) -> None:
-        """Use what another process has learned about the form of requests, unless this one has learned any.
+        """Use the form of requests that another process has learned, unless this process has learned a form.
 
         Nothing changes unless `asked` has this endpoint's address, model and wire format, and the settings
         have no profile.
@@ -794,7 +795,7 @@ _KEY_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-k
 
 
 def _header_with_key(settings: LlmSettings, profile: WireProfile) -> str:
-    """Return the name of the user's own header that holds the key; empty: the key is in the usual header."""
+    """Return the name of the header in `extra_headers` that holds the key; empty: no header there does."""
     usual = {name.lower() for name in FORMATS[profile.wire].headers("key") if looks_secret(name)}
     own = (name for name in settings.extra_headers if name.lower() in _KEY_HEADERS | usual)
     return next((name for name in own if name.lower() in usual or not settings.api_key), "")

@@ -172,8 +172,8 @@ class _Stage:
             return self._unzip.decompress(data, STEP_BYTES)
         except zlib.error as error:
             last = len(self._windows) == 1
-            # Some proxies decompress a body, but do not remove the header `Content-Encoding`. One can tell by
-            # the first byte: JSON and web pages begin with one of these three, and no compressed body does.
+            # Some proxies decompress a body, but do not remove the header `Content-Encoding`. The first byte
+            # shows this: JSON and web pages begin with `{`, `[` or `<`, and no compressed body does.
             self._plain = last and not self._given and self._head[:1] in (b"{", b"[", b"<")
             if not self._plain and (last or self._given):
                 raise EncodingError(str(error)) from error
@@ -192,10 +192,10 @@ _CHUNKS_AT_ONCE = 64
 that arrive at once may hold ten thousand of them."""
 
 _MAY_HIDE_BYTES = 32 * 2**10
-"""After a reply of this length, further bytes may still wait in the event loop; see `HttpReply.close`."""
+"""After a reply of this length, further bytes may still wait in the event loop; see `HttpReply._silent`."""
 
 _QUIET_S = 0.001
-"""How long a connection has to be silent after a reply of `_MAY_HIDE_BYTES` before it is used again."""
+"""How long a connection must be silent, over TLS or after a reply of `_MAY_HIDE_BYTES`, to be used again."""
 
 
 class ExchangeError(Exception):
@@ -458,7 +458,7 @@ MAX_REPLY_BYTES = 64 * 2**20
 """The most bytes of a streamed reply that are read. A reply without events is limited to `MAX_BODY_BYTES`."""
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Most bytes of a reply's body. A streamed reply's body is assembled from its events, and much smaller."""
+"""Most bytes of a reply's body. A streamed reply's body is made from its events, which are much longer."""
 
 LONG_BYTES = 256 * 2**10
 """A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
@@ -470,7 +470,7 @@ _HEAD_BYTES = 256
 """How much of a body is searched for the beginning of a JSON object."""
 
 _MOST_OF_REFUSAL = 2**20
-"""How much of the body of an error is read. Its message is at the beginning."""
+"""How many bytes of an error's body are read. The error's message is at the beginning."""
 
 _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10

@@ -36,7 +36,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
             leave out any tool.
         spoken: Called before the first request; returns the MCP revision that the server spoke when it was
             last seen, or an empty text if that is not known. A wrong revision costs one request.
-        on_task: Called with the tool and the handle when the server makes a task of a call.
+        on_task: Called with the tool's name and the task when the server makes an MCP task of a call.
     """
 
     limits: ProcessLimits = ProcessLimits()

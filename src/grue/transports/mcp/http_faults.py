@@ -51,7 +51,7 @@ TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was 
 def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
     """Return the fault for a status from 400 on.
 
-    `text`: the message in the body, printable and short. `challenge`: `WWW-Authenticate`, untrusted.
+    `text`: the body's message, printable and short. `challenge`: the header `WWW-Authenticate`, untrusted.
     """
     cause: str
     remedy: str | None
@@ -284,7 +284,7 @@ def tokens_not_kept(folder: Path, why: str) -> AuthorizationRefused:
 
 
 def keyring_unusable(server: str, words: str | None) -> AuthorizationRefused:
-    """Return the error for a keyring that cannot be used. `words`: why; `None`: the package is missing."""
+    """Return the error for a keyring that cannot be used. `words`: why; `None`: `keyring` is missing."""
     if words is None:
         cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"
         return _refused(cause, "Install it: pip install 'keyring>=25.5,<26'")

@@ -1,8 +1,8 @@
 """Decode a server's bytes to a message of the SDK. Never raises, whatever the bytes are.
 
 - An unusable or cut answer becomes an error for its request, which would otherwise wait for its timeout.
-- A message with more than `MAX_VALUES` values keeps its structured parts as JSON text. Decoding it would
-  block every thread of the host, and take many times the memory.
+- An answer with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would block
+  every thread of the host, and take many times the memory. Another message of this size is dropped.
 """
 
 import codecs

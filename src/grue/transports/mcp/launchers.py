@@ -153,7 +153,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
 
 
 class _Npx(Struct, frozen=True):
-    """A parsed npx command line. `program` is one of the package's programs (`bin`); empty: its only one."""
+    """A parsed npx command line. `program` is one of the package's programs (`bin`); empty: npx chooses."""
 
     package: str
     program: str
@@ -209,7 +209,7 @@ def _project_folders(server: StdioServer) -> Iterator[Path]:
 
 
 def _global(server: StdioServer) -> Iterator[Path]:
-    """Yield every folder in which npm may keep global packages; its settings decide which one it uses."""
+    """Yield every folder in which npm may keep global packages. npm's settings decide which."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
     prefixes += [_npmrc_prefix(expanded(environment.get("HOME", "~")) / ".npmrc"), "/usr/local"]
@@ -305,7 +305,7 @@ Version = tuple[int, int, int]
 _RUNNERS = frozenset(("npx", "npm", "pnpm", "yarn", "bun", "bunx"))
 _WORDS = frozenset(("exec", "dlx", "x", "run"))
 _KNOWN = {"@kastalien-research/thoughtbox": ">=22"}
-"""Known requirements, for packages whose `package.json` cannot be read."""
+"""Node versions that packages need, for packages of which no `package.json` with `engines.node` is found."""
 
 _ASK_LIMITS = ProcessLimits(cancelled_grace_s=0.1, max_line_bytes=4096).when_cancelled()
 ASK_S = 1.0

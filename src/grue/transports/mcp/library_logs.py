@@ -50,7 +50,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Drop a record. Used while tokens are obtained, because these records may hold secrets."""
+    """Drop a record. Used while tokens are obtained or revoked, because such records may hold secrets."""
 
 
 class _ToReceiver(logging.Filter):

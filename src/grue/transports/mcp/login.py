@@ -27,7 +27,7 @@ from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"
 _ANSWERS = frozenset(("code", "error"))
-"""An authorization server sends one of these. A request with neither may come from any web page."""
+"""Query parameters: a login's return has one of them. A request with neither may be from any web page."""
 _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 

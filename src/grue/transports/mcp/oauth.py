@@ -130,7 +130,7 @@ def adapted(
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
     an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
-    the first, so the `configured` one is moved to the front. If `answer` has the metadata of another one,
+    the first, so the `configured` issuer is moved to the front. If `answer` has another issuer's metadata,
     `AuthorizationRefused` is raised. A huge lifetime is limited, because the SDK cannot compute with it.
     """
     try:
@@ -255,10 +255,10 @@ class Authorizer:
         self._redaction = Redaction()
 
     async def token(self) -> str:
-        """Return the token for a request, renewed if it expires soon; empty: no token was obtained yet.
+        """Return the token for a request, renewed if it expires soon and can be renewed; empty: no token.
 
         Raises:
-            AuthorizationRefused: The token has expired and cannot be renewed.
+            AuthorizationRefused: Tokens cannot be read or stored, or the new token or `auth` is unusable.
         """
         if not self._loaded:
             self._use(await self._load())
@@ -362,7 +362,7 @@ class Authorizer:
         """Return a refreshed token, or an empty text if the refresh token is refused.
 
         With `needed`, `AuthorizationRefused` is raised if the exchange fails, for example if the server
-        is unavailable. Without it, the text is empty in this case too: the present token still works.
+        is unavailable. Without `needed`, the text is empty in this case too: `stored` may still work.
         """
         provider = self._provider(stored, None, None)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now

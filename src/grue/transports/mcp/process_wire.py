@@ -76,7 +76,9 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return advice for the user: what the sandbox refused, a broken npx cache, an old Node.js, or else.
+        """Return advice for the user.
+
+        The advice is about what the sandbox has refused, a broken npx cache or an old Node.js, or is general.
 
         Source: R14
         """

@@ -1,9 +1,10 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
 The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
-ending a session waits for the server. If a request fails, their HTTP client (`_Client`) reports the fault to
-`HttpStream` and returns an empty response. It raises nothing: after most exceptions, the transports would end
-with an exception group, log a traceback, or never answer.
+ending a session waits for the server. If a request fails, their HTTP client (`_Client`) returns a response
+without a body. If somebody waits for the answer, the client also reports the fault to `HttpStream`. It raises
+nothing: after most exceptions, the transports would end with an exception group, log a traceback, or never
+answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
 loop. So this module filters the stream first: it drops comments, parses large events itself, and passes a
@@ -241,7 +242,8 @@ class HttpStream(MessageStream):
         remedy: What the user can do about the broken stream, if the fault says so.
         large: Answers too large for the SDK, by the id of the small message that stands in for each.
         sessionless: Whether requests leave out the session's id, although the server has given one.
-        cancelled: The ids of cancelled requests. A broken stream with the answer to one is not resumed.
+        cancelled: The ids of cancelled requests. If a stream with the answer to such a request breaks off,
+            the stream is not resumed.
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 

@@ -83,7 +83,10 @@ _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
 _EARLY_S = 30.0
-"""A token is renewed this long before it expires, so that it does not expire while a request is sent."""
+"""A token is renewed this long before it expires, or a quarter of its lifetime before, if that is shorter.
+
+Otherwise it could expire while a request is sent.
+"""
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
@@ -236,8 +239,9 @@ _WAIT_S = 20.0
 class KeyringStore(TokenStore):
     """The stored tokens of one server, in the system's keyring.
 
-    Each method raises `AuthorizationRefused` if the package is missing, if the system has no keyring, or if
-    the keyring is locked or does not answer within 20 s: some keyrings ask a person before they answer.
+    Each method that asks the keyring raises `AuthorizationRefused` if the package `keyring` is missing, if
+    the system has no keyring, or if the keyring is locked or does not answer within 20 s: some keyrings ask a
+    person before they answer.
     """
 
     def __init__(self, server: HttpServer) -> None:
