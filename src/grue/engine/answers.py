@@ -91,8 +91,9 @@ class AnswerSpec(Generic[T]):
         """Expect an instance of a pydantic model, as plain JSON, in a code fence, or within prose.
 
         Args:
-            model: Its JSON Schema is sent to the endpoint.
-            check: A further check. Returns the answer, changed or not, or raises `ValueError`.
+            model: The pydantic model. grue sends its JSON Schema to the endpoint.
+            check: A function that gets the parsed answer. It returns the answer, changed or not, or raises
+                `ValueError`.
             fallback: As in `AnswerSpec`.
             told: As in `AnswerSpec`.
 
@@ -142,7 +143,8 @@ class AnswerSpec(Generic[T]):
 
         Args:
             type_: A pydantic model, msgspec Struct, dataclass or TypedDict, or a type such as `list[int]`.
-            check: A further check. Returns the answer, changed or not, or raises `ValueError`.
+            check: A function that gets the parsed answer. It returns the answer, changed or not, or raises
+                `ValueError`.
             fallback: As in `AnswerSpec`.
             told: As in `AnswerSpec`.
 
@@ -203,7 +205,8 @@ def unusable_answer(answer: object) -> str:
 
 
 _TYPES_OF_TYPES = ("builtins", "types", "typing", "typing_extensions")
-"""The modules of the classes of type expressions such as `None`, `list[int]` and `int | None`."""
+"""The modules that define the classes of type expressions. Such expressions are `None`, `list[int]` and
+`int | None`."""
 
 
 class _Reader:
@@ -259,7 +262,7 @@ class _Reader:
                 yield found
                 if self._is_foreign(found):
                     continue
-                # A strict schema makes every property required, so a model writes `null` to leave one out.
+                # A strict schema makes every property required, so a model writes `null` to omit a property.
                 some = {key: value for key, value in found.items() if value is not None}
                 yield some
                 yield _without_nulls(some)
@@ -357,7 +360,7 @@ def _new_reader(type_: Any) -> _Reader:
 def _of_json(validate: Callable[[str], Any]) -> Callable[[object], Any]:
     """Return a function that validates a value as JSON text.
 
-    A strict model refuses a date or an enum that is a Python string, but accepts it from JSON.
+    A strict pydantic model refuses a Python string for a date or an enum, but accepts a string in JSON.
     """
     return lambda found: validate(json.dumps(found))
 

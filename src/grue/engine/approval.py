@@ -39,14 +39,16 @@ from grue.tool_sessions.failures import ToolRefusedError
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
 _TRIES = 3
-"""How often the callback is asked about one call if the arguments in its answers cannot be used."""
+"""The most times that the callback is asked about one call. It is asked again if the arguments in its answer
+cannot be used."""
 
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
 
 ApprovalAnswer: TypeAlias = bool | Iterable[ApprovalDecision] | None
-"""The answer of an `approve` callback. `True` approves all calls, `False` denies them; or it is one decision
-for each question. `None` parks the turn if parking is configured, and otherwise denies the calls."""
+"""The answer of an `approve` callback. `True` approves all calls, and `False` denies them. A callback may
+also return one decision for each question. `None` parks the turn if the tool policy allows parking and no
+secret was removed from the turn's messages; otherwise the calls are denied."""
 
 Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | Awaitable[ApprovalAnswer]]
 """The host's callback; a plain function runs in a thread of its own."""
@@ -143,7 +145,10 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`; if turns can be parked, with each connection wrapped in a `DurableConnection`."""
+        """Return `connect`, or a function that also wraps each connection in a `DurableConnection`.
+
+        The connections are wrapped if turns can be parked.
+        """
         del server
         parking = self.parking
         if parking is None:
@@ -249,8 +254,9 @@ class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
     If the host was killed, the resumed turn does not repeat a call that is in the trace without a result,
-    because that call may have had an effect. So every call must be in the trace before it is sent. The
-    session records `ToolCalled` before it sends the call, so the flush writes this message.
+    because that call may have had an effect. So each call of a tool that is not read-only must be in the
+    trace before it is sent. The session records `ToolCalled` before it sends the call, so the flush writes
+    this message.
 
     `policy` says which servers are trusted to mark their tools as read-only. `written` flushes the trace, and
     returns whether that has succeeded.
@@ -278,7 +284,7 @@ class DurableConnection(WrappedConnection):
         return tools
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool. Raises `ToolRefusedError`, without sending the call, if the trace was not written."""
+        """Call a tool. Raises `ToolRefusedError`, and sends nothing, if the flush before the call failed."""
         if tool not in self._read_only and not await self._written():
             raise ToolRefusedError(NOT_WRITTEN, code=_INTERNAL_ERROR)
         return await self._connection.call(tool, arguments, timeout_s)
@@ -306,7 +312,7 @@ def refused_changes(
 ) -> list[tuple[ApprovalQuestion, str]]:
     """Return each question whose decision has new arguments that cannot be used, with the reason.
 
-    This may take half a second for each question.
+    The check may take half a second for each question.
     """
     asked = {question.call_id: question for question in questions}
     changes = [each for each in decisions if each.verdict == "change" and each.call_id in asked]

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 _Asked: TypeAlias = tuple[int, bytes]
-"""The key of a turn: its number, and a digest of its request and of its conversation's state before it."""
+"""The key of a turn: its number, and a digest of its request and of the conversation before the turn."""
 
 
 class _Begun(Struct):
@@ -67,7 +67,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run. `recall` finds one by its number and its request.
+    """The completed turns of an earlier run. `recall` finds a turn by its number and its request.
 
     A turn is run again if a secret in its request or outcome was redacted, because the trace does not have
     the original text. A turn is found even if its conversation has the turn's entries already.
@@ -77,8 +77,9 @@ class CompletedTurns:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
-        # The key is the number of the `RunTurn` message: turns of two batches may have the same turn number
-        # at the same time. The message that ends a turn has that number as its `cause`.
+        # The key is the number of the `RunTurn` message. The message that ends the turn has this number as
+        # its `cause`. Turn numbers cannot be keys: turns of two batches may have the same number at the same
+        # time.
         self._begun: dict[int, _Begun] = {}
         self._talks: dict[m.ConversationId, _Begun] = {}
         self._requests: dict[int, _Begun] = {}
@@ -132,8 +133,9 @@ class CompletedTurns:
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
         """Return the outcome of the earlier turn, and its messages that add to the turn's conversation.
 
-        There are no messages if the conversation has these entries already. `None`: no earlier turn fits.
-        `command` is the message that would start the turn now. `answer` has to accept the earlier answer.
+        There are no messages if the conversation has the turn's entries already. `None`: no earlier turn
+        fits, or `answer` does not accept the earlier answer. `command` is the message that would start the
+        turn now.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
         if known is None:
@@ -312,7 +314,8 @@ def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[Bat
 
 
 Draw: TypeAlias = Callable[[int, int | None, str], None]
-"""Shows progress: how much is done, of how much (`None`: unknown), and a few words."""
+"""Shows progress. It gets the number of finished items, the number of all items (`None`: unknown), and a few
+words."""
 
 
 @contextlib.contextmanager

@@ -228,8 +228,9 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`, with `when` (from the configuration file) for what `start` leaves open.
+    """Return `start`, or if it is `None`, the configuration file's value `when`.
 
+    If `start` only says when servers are started ahead of a turn, return the pair of `start` and `when`.
     Raises `MCPConfigError` if the two exclude each other.
     """
     if start is None:

@@ -44,11 +44,12 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 __all__ = ["FINAL_STATUSES", "Past", "ends_episode", "has_result"]
 
 FINAL_STATUSES = frozenset({401, 402, 403, 404})
-"""HTTP statuses after which every further turn would fail too, if no reason is known."""
+"""HTTP statuses after which every further turn would fail too. They count only for an error without a
+`reason`."""
 
 FINAL_REASONS = frozenset({"key", "permission", "credit", "region", "model", "tools", "address"})
-"""Reasons of failures after which every further turn would fail too. Not `content`: moderation may refuse the
-text of one turn and accept the next one."""
+"""Reasons of failures after which every further turn would fail too. `content` is not among them: moderation
+may refuse the text of one turn and accept the text of the next turn."""
 
 
 def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
@@ -73,12 +74,12 @@ class Past(Struct, Generic[_Started], kw_only=True):
         end: How the last turn ended, if the host has not used its result yet; `None`: the host has used the
             result, or the turn has to be run again.
         spent: Requests, tokens and cost of all turns, including an interrupted turn, but not a parked one.
-        tool_calls: Number of tool calls.
+        tool_calls: Number of tool calls in all turns that have ended.
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server listed last, for `Runner.remember`.
-        ended: How the episode ended the last time; `None`: its process was killed.
+        ended: The last recorded end of the episode; `None`: none was recorded, as the process was killed.
         conditions: Settings of the last run, such as `model`. `changes` compares them with the present ones.
-        max_turns: The turn limit that was given at the last resumption; 0: the limit given at the start.
+        max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
         parked: The turn that waits for approvals; `None`: no turn waits. Go on with it by `Runner.resume`,

@@ -147,7 +147,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return begun
 
     def listings(self, after: int) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-        """Return the listings, by server, that `TurnForked` messages after message number `after` set."""
+        """Return the tools, by server, that were set by forks recorded after message number `after`."""
         forks = (each.body for each in self.envelopes if each.seq > after)
         listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         for forked in forks:
@@ -446,7 +446,7 @@ def said_until(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
 
 
 def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
-    """Return what was said in the turn before its resumption; `None`: the fork is before any resumption."""
+    """Return the turn's entries from before its resumption; `None`: the fork is before any resumption."""
     first = place.events[0] if place.events else None
     if not isinstance(first, m.RunTurn) or first.resumed is None:
         return None

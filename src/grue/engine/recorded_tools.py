@@ -109,7 +109,7 @@ class TurnRecord:
         self._inexact = {*listings}  # servers that may have listed other tools than the recorded ones
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._sent: dict[m.ServerName, RecordedCall] = {}
-        self._begun: set[m.ServerName] = set()  # servers that got a batch, of which no call was sent yet
+        self._begun: set[m.ServerName] = set()  # servers that got a batch, but no call of it yet
         self._relistings: dict[m.ServerName, list[_Relisting]] = {}
         self._questions: dict[str, _Question] = {}
         self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
@@ -174,7 +174,7 @@ class TurnRecord:
         return server in self._disabled and bool(self._failures.get(server))
 
     async def start(self, server: m.ServerName, *, in_order: bool) -> None:
-        """Start a server as in the recorded turn: raise `ServerFailed` if it failed in that turn.
+        """Repeat the outcome of a server's recorded start: raise `ServerFailed` if the start failed.
 
         With `in_order`, first wait for the servers that started before this one in the recorded turn.
         """
@@ -232,7 +232,7 @@ class TurnRecord:
         return next(tasks, None)
 
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return a person's next recorded answer to this question; `None`: there is no further one."""
+        """Return a person's next recorded answer to this question; `None`: there is no further answer."""
         left = self._decisions.get(_asked(question))
         return _bound(left.pop(next(iter(left))), question) if left else None
 
@@ -399,7 +399,7 @@ class _Asking:
         self._asked = 0
 
     async def arguments(self, definition: m.ToolDefinition, arguments: m.JsonObject) -> m.JsonObject | None:
-        """Ask about a call, and return the arguments for it; `None`: it is denied."""
+        """Ask a person about a call, and return the arguments for it; `None`: the call is denied."""
         assert self._ask is not None, "its policy asks"
         self._asked += 1
         question = question_about(f"miss-{self._asked}", definition, arguments, NOT_RECORDED)
@@ -415,7 +415,8 @@ class RecordedConnection:
     """A `ToolConnection` that answers calls with the results recorded in a turn.
 
     `live` is a connection to the real server; `None`: the server is not started. `asking` asks a person
-    before a call without a recorded result is made; `None`: it is made without asking.
+    before a call without a recorded result is made. `None`: nobody is asked; then `ForkSettings.misses` says
+    whether the call is made.
     """
 
     def __init__(
@@ -478,7 +479,7 @@ class RecordedConnection:
         return await self._miss(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the call must not be sent: the recorded reason, or the real server's."""
+        """Return why the call must not be sent, as recorded or as found now; `None`: it may be sent."""
         found = self._fork.record.next(self._server, tool, arguments)
         if found is not None and found.call.call_id in self._fork.results:
             return None
@@ -554,8 +555,8 @@ class RecordedConnection:
     def _is_as_told(self, tool: str) -> bool:
         """Return whether the server lists the tool with the definition that the model was sent.
 
-        If a fork was given other definitions (`Runner.fork(tools=)`), or the recorded ones lack a secret,
-        the server need only list the tool.
+        If a fork was given other definitions (`Runner.fork(tools=)`), or a secret was removed from the
+        recorded definitions, the server need only list the tool or accept tools that it does not list.
         """
         listed = self._live_listing
         live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)

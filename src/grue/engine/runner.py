@@ -1,7 +1,7 @@
 """`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
 Between turns a runner keeps plain data only, unless `keep` says otherwise: the last turn's number, the state
-of each server, and what was spent.
+and the last listing of each server, and what was spent.
 """
 
 from __future__ import annotations
@@ -98,24 +98,27 @@ class Runner(AsyncToolAccess, Closing):
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
-        recorder: Records all messages; `None`: a new one, and the logger `grue` logs problems as warnings.
+        recorder: Records all messages; `None`: a new recorder, which also logs problems as warnings to the
+            logger `grue`.
         trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
             folder of its own. `None`: no trace is written.
         process_limits: How server processes are ended.
-        elicit: A coroutine function that asks the user a server's question; `None`: each is declined.
+        elicit: A coroutine function that asks the user a server's question; `None`: all questions are
+            declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
-        approve: Asked about the tool calls that the policy asks about, all of a reply at once. A function,
-            which runs in a thread, or a coroutine function. The wait counts against the turn's limit.
-            `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
-        context: How turns stay within the model's context window; `None`: nothing is cleared.
+        approve: The function that answers the policy's questions about tool calls. It gets all questions
+            about one reply at once. It may be a plain function, which runs in a thread, or a coroutine
+            function. The wait counts against the turn's time limit. `None`: nobody can be asked, so the calls
+            are denied unless the policy parks turns.
+        context: How turns stay within the model's context window; `None`: the history is never shortened.
         tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place.
         budget: What all turns together may spend on the model. For a single turn there is `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
-            model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
-            worker has its own.
+            model stay open. `sessions`: also the sessions; all turns share one session per server, and in
+            `map` each worker has its own sessions.
         start: When a server starts, unless its own options say when. `before`: before the first request.
             `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
             if the tool lock lists them. `when_called`: at the first call. Two values start servers in advance
@@ -328,7 +331,8 @@ class Runner(AsyncToolAccess, Closing):
             TurnTimedOut: The turn's time limit passed.
             AnswerError: The model gave no acceptable answer, and the request has no fallback.
             ActorCrashed: An unexpected exception was raised; it is the `__cause__` of this error.
-            SystemExit: A callback of the host raised it, or another BaseException that is not an Exception.
+            SystemExit: A callback of the host raised it. Other exceptions of a callback that are not of the
+                class `Exception` are raised too.
             TurnCancelled: Another thread closed the runner.
             KeyboardInterrupt: Ctrl-C was pressed. Raised within seconds, after the clean-up.
 
@@ -344,7 +348,7 @@ class Runner(AsyncToolAccess, Closing):
         return await self._episode.run_async(self._turn(request).run)
 
     def start_turn(self, request: TurnRequest[T] | str) -> TurnHandle[TurnOutcome[T]]:
-        """Start a turn and return at once, for loops that must not block (of a game or a GUI).
+        """Start a turn and return at once, for programs whose own loop must not block, such as a game.
 
         The turns that a runner starts in this way run one after the other. With `keep="nothing"` they run in
         a background thread, which ends with the last of them. Call `warm_up` first: the imports of the first
@@ -378,8 +382,8 @@ class Runner(AsyncToolAccess, Closing):
 
         Args:
             trace: The trace file, or its run folder.
-            decisions: The answers to the questions (`parked_turns`). A question without an answer is asked
-                again.
+            decisions: The answers to the questions of the parked turn (see `parked_turns`). A question
+                without an answer is asked again.
             answer: As in the turn's request. Pass it again, because a trace cannot hold it.
             turn: Number of the turn; `None`: the only turn that can be resumed.
             on_delta: As in the turn's request.
@@ -390,7 +394,7 @@ class Runner(AsyncToolAccess, Closing):
             NothingToResume: The trace has no turn that can be resumed, or the turn was resumed already.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
-            BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger one.
+            BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger budget.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
                 removed from the turn.
             MCPError: As `run_turn`; or this runner lacks a server of the turn, or the schema of `answer` is
@@ -523,17 +527,18 @@ class Runner(AsyncToolAccess, Closing):
         `start="after_turn"` or `"beside_turn"` sessions for at most `concurrency` further turns are
         prewarmed, beside the running turns. With `keep="sessions"` each of the `concurrency` workers keeps
         one session per server for all its turns. The turns share the model's endpoint, the recorder and the
-        runner's budget; turns that are running when it is used up may exceed it. A failed turn yields an item
-        with the error. At most twice `concurrency` requests are read ahead. If iterating over `requests`
-        raises, the batch ends. Closing the iterator cancels the running turns. Batches that run at the same
-        time need a runner each: in one trace, turns of the same number could not be told apart.
+        runner's budget; turns that are running when the budget is used up may exceed it. A failed turn yields
+        an item with the error. At most twice `concurrency` requests are read ahead. If iterating over
+        `requests` raises, the batch ends. Closing the iterator cancels the running turns. Batches that run at
+        the same time need a runner each: in one trace, turns of the same number could not be told apart.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates
                 over the results.
             concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
             resume_from: The trace of an earlier run of the same batch. A turn that was completed there is
-                not run again, unless its texts, servers or answer schema have changed.
+                not run again, unless its request (texts, images, servers, tools, answer schema) or its
+                conversation has changed, or a secret was removed from the recorded turn.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
             batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer
@@ -588,7 +593,8 @@ class Runner(AsyncToolAccess, Closing):
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.
-            MCPError: The caller is a turn of this runner, or the process was forked while the loop was open.
+            MCPError: The caller is a turn of this runner, or the process was forked while the runner's loop
+                was open.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         load_sessions(self._wiring.servers.values())

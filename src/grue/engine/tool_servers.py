@@ -49,7 +49,8 @@ from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
 
 _MCP = "mcp."
-"""An agent loop names all its MCP tools `mcp.SERVER.TOOL`, so a server's name may have this prefix."""
+"""The agent loop in `hosts/agent_loop` names all its MCP tools `mcp.SERVER.TOOL`, so a server's name may have
+this prefix."""
 
 
 def connect_to(
@@ -174,7 +175,7 @@ def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dic
 
 
 def limited(servers: Mapping[m.ServerName, ToolServer], limits: TurnLimits) -> dict[m.ServerName, ToolServer]:
-    """Return the servers. If `limits` has a start-up limit for one server, its errors name that setting."""
+    """Return the servers. A server's start-up errors name `limits` if its start-up limit is set there."""
     place = "startup_timeouts_s in these TurnLimits"
     return {
         name: replace(server, options=replace(server.options, startup_timeout_place=place))
@@ -207,7 +208,10 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 def check_named_servers(
     servers: Collection[m.ServerName], limits: TurnLimits, policy: FailurePolicy | None = None
 ) -> None:
-    """Raise `MCPConfigError` if `limits` or `policy` names a server that is not in `servers`."""
+    """Raise `MCPConfigError` if `limits` or `policy` names a server that is not in `servers`.
+
+    If `servers` is empty, nothing is checked.
+    """
     named = (
         ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
         ("TurnLimits", "startup_timeouts_s", limits.startup_timeouts_s),
@@ -302,7 +306,7 @@ def servers_for(
 ) -> tuple[m.ServerName, ...]:
     """Return the servers that a turn opens for `tools`: all tools, none (`False`), or patterns of names.
 
-    Only MCP servers can be left out, because other servers' tools may have any names.
+    Patterns can leave out MCP servers only, because other servers' tools may have any names.
     """
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
@@ -337,7 +341,7 @@ class PresumedListings:
     ) -> m.ToolsPresumed | None:
         """Return the listings with which a turn may ask the model before its servers have started.
 
-        `None`: the turn has to wait for its servers, because the listing of at least one is not known.
+        `None`: the turn has no server to wait for, or the listing of at least one server is not known.
         `HostCommands` are listed too: `registry` is passed to their `connect`.
         """
         waiting = {listing.server for listing in command.when_called}
@@ -451,10 +455,10 @@ class PresumedListings:
         return m.PresumedListing(server=name, tools=tools, source=source)
 
     def _approved(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
-        """Return the locked listing if a server that starts when called must use it and no older listing.
+        """Return the locked listing if a server that starts when called must use it; `None`: it need not.
 
-        If the policy refuses tools that differ from the lock, those of an older listing would not be offered.
-        So the model would not call them, and the server would never start and send a new listing.
+        If the policy refuses tools that differ from the lock, such tools of an older listing are not offered.
+        Then the model cannot call them, and the server never starts, so it never sends a new listing.
         """
         if policy.on_tool_drift != "refuse" or name in self._last or name not in self._locked:
             return None

@@ -412,7 +412,7 @@ class TurnHandle(Generic[R]):
         self._call.interrupt()
 
     def progress(self) -> TurnProgress:
-        """Return the turn's progress. After the turn's end its phase is `done`, with the final counts."""
+        """Return the turn's progress. After the turn's end, `doing` is `done` and the counts are final."""
         # Read `done` first, so that the progress of an ended turn is final.
         over = self._call.done()
         seen = self._progress.progress
@@ -444,7 +444,7 @@ class EpisodeMemory:
             return self.turn
 
     def skip(self, number: int) -> None:
-        """Let later turns have numbers above `number`: the trace has turns with the numbers up to it."""
+        """Let later turns have numbers above `number`, which is the highest turn number in the trace."""
         with self._lock:
             self._highest = max(self._highest, number)
 
@@ -455,7 +455,7 @@ class EpisodeMemory:
 
 
 class Spending:
-    """The total cost of the turns that a runner has ended. Thread-safe.
+    """The requests, tokens and cost of all ended turns of a runner. Thread-safe.
 
     Attributes:
         said_uncounted: Whether the note `CostUncounted` (a cost is not known) was recorded already.
@@ -574,7 +574,7 @@ class HostTurn(Generic[T]):
         waits: The turn's requests wait for the provider's batches.
         earlier: For a fork: the tool results of the conversation's earlier turns.
         begun: The entries that the turn had added to its conversation before it was parked or killed.
-        started_by: The recorded message that started the turn; `None`: `command` makes it.
+        started_by: The recorded message that started the turn; `None`: `command` makes a new one.
     """
 
     is_resumed = False

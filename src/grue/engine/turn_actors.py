@@ -147,7 +147,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
         event: The last message that the recorded agent got before the fork. The fork carries out the commands
             with which the agent answers it.
         rewrites: Changes of the history that the fork makes and the recorded turn did not.
-        reopened: The commands that had opened the sessions that are open at the fork.
+        reopened: By server, the command that opened its session, for each session that is open at the fork.
     """
 
     noted: m.TurnForked | m.WaitEnded
@@ -424,8 +424,8 @@ class TurnActors:
     def _presumed(self) -> m.ToolsPresumed | None:
         """Return the tools that the turn may offer to the model before its servers have started.
 
-        `None`: none are known, or the host brings its own LLM actor, which could not drop the reply if a
-        server then listed other tools.
+        `None`: the turn waits for its servers, or has none to wait for. A turn with the host's own LLM actor
+        always waits, because that actor could not drop the reply if a server then listed other tools.
         """
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
@@ -490,7 +490,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions if the agent waits for the model. Called after each of its events.
+        """Prewarm the next turn's sessions if the agent waits for the model. Called after each agent event.
 
         A server that has not started yet in this episode is not prewarmed, because it may not start at all.
         """

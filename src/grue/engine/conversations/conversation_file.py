@@ -4,8 +4,8 @@ Nothing in it is redacted, because a later process must send the same bytes agai
 its prompt cache. So it holds the secrets that were said.
 
 A reply is written before its tool calls are made. The process may be killed at any time: a last line without
-a newline is ignored, and removed when the conversation is continued. A call whose answer is missing may have
-taken effect.
+a newline is ignored, and removed when the conversation is continued. A call whose result is missing may have
+taken effect; the next turn tells the model so.
 
 A process that goes on with a turn reads from the trace how far the turn had come. A trace is written a little
 later than this file, so this file may be ahead of it. The process then appends an `Undone`, which takes back
@@ -178,7 +178,8 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
-                # A `Rewritten` counts the last reply as an entry, but `History` adds it only at a `say`.
+                # A `Rewritten` counts the last reply as an entry, but `History` adds that reply only at a
+                # `say`.
                 history.say(())
                 history.rewrite(line)
             case Dropped():
@@ -258,7 +259,7 @@ class ConversationFile:
         self._file.close()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, close the file: while it is open there, the parent's lock would stay held."""
+        """In a forked child, close the file: otherwise its lock would outlast the parent's `close`."""
         if self._owner != os.getpid():
             self._file.close()
 

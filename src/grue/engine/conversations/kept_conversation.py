@@ -58,7 +58,7 @@ from grue.runtime.trace.format import REFERENCE_START, trace_in
 from grue.transports.llm.endpoint import LlmEndpoint
 
 KEPT_BYTES = 64 * 2**20
-"""How many bytes of results (as JSON) are kept in memory for a conversation without a trace."""
+"""The most bytes of results (as JSON) that a conversation keeps in memory for its turns without a trace."""
 
 _SHORT = 100
 """Results of up to this many bytes always reach the model whole, so they are not kept."""
@@ -89,7 +89,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Prepare for a turn that begins now. Return what this adds to `turns`; `None`: nothing."""
+        """Prepare for a turn that begins now. Return the new entry of `turns`; `None`: there is none."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self._turns[-1:]:

@@ -223,7 +223,7 @@ class TalkReader:
         branch_points: Where other conversations may branch off; copies of the history are kept only there.
 
     Attributes:
-        listings: What each server has listed last.
+        listings: The tools that each server has listed last.
         last: The id of the conversation whose turn began last.
     """
 

@@ -74,11 +74,11 @@ class OwnedSession:
     """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
 
     Attributes:
-        connection: What the episode knows about the server.
+        connection: The state of the connection to the server.
         fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
         serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
-        closed: How the session was closed.
-        died: Why the server died during the session.
+        closed: How the session was closed; `None`: it was not closed yet.
+        died: Why the server died during the session; `None`: the server did not die.
     """
 
     def __init__(
@@ -272,8 +272,8 @@ class OwnedSession:
         try:
             await self._run()
         except BaseException as error:
-            # Keep any other error for `call`, which raises it in the task that uses the session. Raised here,
-            # a KeyboardInterrupt from the host's own code would stop the whole event loop.
+            # Raise here only what has to end this task. Keep any other error for `call`, which raises it in
+            # the task that uses the session: a KeyboardInterrupt raised here would stop the whole event loop.
             if ends_the_task(error):
                 raise
             self.fault = error

@@ -65,7 +65,7 @@ _PAGED = {
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
-"""The most times that one call is checked against the tool policy: again after each change of the tool."""
+"""The most times that one call is checked against the tool policy. A change of the tool repeats the check."""
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):
@@ -163,8 +163,8 @@ class ServerSessions:
     ) -> m.ToolCallResult:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
-        The call is made only if the tool still has the `definition`; `None`: the policy judges the call by
-        the tool's present definition. `turn` is the turn that the call is recorded in; 0: none.
+        The policy judges the call by the tool's present definition. With a `definition`, the call is made
+        only if the tool still has this definition. `turn` is the turn that the call is recorded in; 0: none.
 
         Raises a subclass of `MCPToolCallError` if the call failed.
         """
@@ -289,7 +289,10 @@ class ServerSessions:
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
-        """Return a server's session, opened if necessary. `again`: open a new one if the server has died."""
+        """Return a server's session, opened if necessary.
+
+        `again`: if the server has died, open a new session, at most `max_reconnects` times.
+        """
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:
@@ -306,7 +309,7 @@ class ServerSessions:
     async def _connected(
         self, name: m.ServerName, *, anew: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Return the session with a server, or why connecting failed. Connect now if there is no session.
+        """Return how connecting to a server ended: opened or failed. Connect now if there is no session.
 
         `anew`: connect again if the session's server has died.
         """

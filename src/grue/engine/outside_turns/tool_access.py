@@ -89,8 +89,8 @@ class ToolAccess(ABC):
             turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
                 itself; 0: the call belongs to no turn.
             definition: The tool's definition, as `tools()` returned it when the call was decided. If the tool
-                has another definition now, the call is not made. `None`: the call is made in any case, if the
-                policy allows it.
+                has another definition now, the call is not made. `None`: the call is made with any definition
+                of the tool that the policy allows.
 
         Raises:
             MCPToolCallError: With `check`: the tool reported an error. `ToolCallTimedOut`, `ToolCallDenied`,

@@ -226,7 +226,7 @@ class OwnCall(Struct, frozen=True, kw_only=True):
     Attributes:
         call_id: Identifies the call among those that are judged together.
         tool: The tool that is called; a host's own actions can be described as tools.
-        denied: Why the call must not be made; empty: it may be made, once `question` is answered.
+        denied: Why the call must not be made; empty: the call may be made, unless `question` is open.
         question: The question that a person has to answer first; `None`: no question is asked.
     """
 
@@ -250,7 +250,7 @@ class AskedCalls(Struct, frozen=True, kw_only=True):
 
     Attributes:
         calls: The calls, with the decisions about them unless `parked`.
-        questions: The questions that were asked. If `parked`, those that still have to be answered.
+        questions: All questions about the calls. If `parked`, only the questions that are still open.
         decisions: The valid decisions so far; see `decisions_about`.
         parked: Nobody could answer, and the policy says that the host should wait for decisions.
         expires_at: With `parked`: Unix time after which no decision is accepted; `None`: no limit.
