@@ -18,7 +18,7 @@ from grue.protocol.json_text import is_deep
 SCHEMA_IN_WORDS = (
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
 )
-"""States the schema of an answer where an endpoint does not enforce it."""
+"""The text that tells the model the schema of its answer, if the endpoint does not enforce the schema."""
 
 SCHEMA_BESIDE_TOOLS = (
     "Call tools as long as you need them. Your final answer has to be one JSON object and nothing else."

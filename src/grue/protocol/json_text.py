@@ -75,7 +75,7 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     """Replace what `json.loads` accepts although it is not JSON.
 
     `NaN` and infinities become `null`, except in the arguments of a tool call, where `null` would change what
-    the call does. Such arguments become a string, and the code that reads them later refuses the call.
+    the call does. Arguments with NaN or infinities become a string. The code that reads it refuses the call.
 
     The wire formats have different keys for arguments, but each has the key `name` in the same object. So
     every object or float beside a key `name` is treated as arguments. `called`: `value` is a part of
@@ -135,7 +135,7 @@ def strict_value(text: str) -> object:
 
 
 def strict_object(text: str) -> m.JsonObject | None:
-    """Return the object in `text`, read as strict JSON; `None` if it is not an object, or is too large."""
+    """Return the JSON object in `text`; `None` if `strict_value` refuses the text or returns no object."""
     try:
         value = strict_value(text)
     except ValueError:
@@ -172,7 +172,7 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
 
 
 def plain_value(value: Any) -> object:
-    """Return another form of a value that msgspec cannot encode: a pydantic model's fields, or its text."""
+    """Return a pydantic model's fields, or the `str` of any other value that msgspec cannot encode."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if callable(dump) else str(value)
 
@@ -199,13 +199,13 @@ def _children(value: object) -> Iterable[object]:
 
 
 _MAX_INT_BITS = 14_000
-"""Python writes at most 4,300 decimal digits of an integer; a longer one is written in hexadecimal."""
+"""The most bits of an integer that is written in decimal. Python refuses to write more than 4,300 digits."""
 
 _TOO_DEEP = "[nested too deeply]"
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether JSON text contains more than `most` values. The count stops there."""
+    """Return whether a JSON text has more than `most` lists, objects, strings and commas together."""
     # First count these characters, which is fast: if there are few, the text has few values.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
@@ -221,6 +221,6 @@ def past_space(text: str, at: int) -> int:
 
 
 def digest(value: object) -> str:
-    """Return the SHA-256 of a JSON value with sorted keys, in ASCII and without white space: `sha256:…`."""
+    """Return `sha256:` and the hash of a value's JSON: ASCII, with sorted keys and without white space."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(canonical.encode('ascii')).hexdigest()}"

@@ -57,7 +57,9 @@ _ABOVE_0 = (
 
 
 class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
-    """How often to retry a request, and the time limits of each request; the settings of `[tool.grue.retry]`.
+    """How often to retry a request, and the time limits of each request.
+
+    The table `[tool.grue.retry]` sets `timeout_s` and the fields above it. The others are set in code.
 
     Attributes:
         max_retries: The most retries of a request. A request that grue adapts to a refusal does not count.
@@ -151,7 +153,7 @@ def backoff(policy: RetryPolicy, attempt: int) -> float:
 
 
 def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that the headers of a refusal ask for, or `None` if they ask for none.
+    """Return the seconds that the headers of a refusal ask for, or `None` if they name no wait.
 
     `Retry-After` and its forms in milliseconds come first. Without them, the wait is until the last of the
     used-up limits is reset. `headers` have names in lower case; `now` is in seconds since the epoch.
@@ -178,7 +180,7 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def wait_in(words: str) -> float | None:
-    """Return the wait in seconds that an endpoint's text names, such as `in 7m12s`; `None`: it names none."""
+    """Return the wait in seconds that an endpoint's text names, such as `in 7m12s`; `None`: no wait."""
     found = re.search(_NAMED_WAIT, words, re.IGNORECASE)
     if found is not None:
         return _seconds(next(group for group in found.groups() if group))

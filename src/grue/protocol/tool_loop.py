@@ -19,8 +19,9 @@ The rules:
     `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
     iteration is left in which the model could use it.
 5.  A request of the phase `loop` offers the tools that each server has listed last, and its reply may be tool
-    calls or text. All other requests (the forced final answer, the repair, the request of a turn without
-    tools) offer no tools and ask for an answer of the given schema.
+    calls or text. The forced final answer, the repair and the request of a turn without tools offer no tools
+    and ask for an answer of the given schema. A request for a summary (rule 9) offers no tools and asks for
+    text.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
     for one repair, and then uses the host's fallback. These are at most `max_tool_iterations` + 2 requests.
@@ -118,7 +119,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
             # use the answer, or ask for its repair (rule 6)
             return tools.final_reply(asking.heard(turn, event), phase, event)
         case s.AwaitingCompletion(), m.CompletionFailed():
-            return asking.refused(state, event)  # shorten a request that was too long (rule 9)
+            return asking.refused(state, event)  # shorten a too long request (rule 9), or end the turn
         case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
             return resuming.postponed(state, event)  # a provider's batch will answer (rule 14)
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():

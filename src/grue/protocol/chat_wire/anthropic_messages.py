@@ -41,7 +41,7 @@ _ADDS_TO = {
     "thinking": frozenset({"thinking_delta", "signature_delta"}),
     "tool_use": frozenset({"input_json_delta"}),
 }
-"""The kinds of deltas that each kind of block consists of. Other blocks may have other kinds."""
+"""The kinds of deltas that each kind of block consists of. A block of another kind may have any deltas."""
 
 _BLOCK_KINDS = frozenset(_ADDS_TO)
 _KINDS = frozenset(
@@ -109,7 +109,7 @@ class AnthropicAssembler:
         """Add the next event, and return the text in it.
 
         Raises:
-            DamagedStream: The event is damaged, or one before it is missing.
+            DamagedStream: The event is damaged, or an earlier event is missing.
             OversizedStream: The reply has more blocks than any real reply.
         """
         said = intact(event.object, _EVENT)
@@ -140,7 +140,7 @@ class AnthropicAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the message, as far as it has arrived."""
+        """Return the message, as far as it has arrived, or the error in its place."""
         if not self._message or "error" in self._message:
             return to_json(self._message)
         return to_json({**self._message, "content": [block.whole() for block in self._blocks]})
@@ -228,7 +228,7 @@ def _key(index: object) -> str:
 API_VERSION = "2023-06-01"
 
 _CONTENT = "content"
-"""Key in a reply's echo for the reply's content blocks, in order."""
+"""Key in `Reply.echo` for the reply's content blocks, in order."""
 
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _FINISHES = {
@@ -457,7 +457,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
         # Only the last block can be cut. Its arguments may be valid JSON although a part is missing.
         calls = list(w.unless_cut(calls, blocks[-1].get("input")))
-    # A refusal has HTTP status 200. `said` is what the model wrote before the endpoint stopped the reply.
+    # A refusal has HTTP status 200. Then `said` is what the model wrote before the endpoint ended the reply.
     why = w.as_text(w.as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return w.Reply(

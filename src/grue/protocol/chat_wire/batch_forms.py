@@ -3,10 +3,10 @@
 OpenAI takes a file with a line for each request, and a batch that names the file. Anthropic takes all
 requests in one body. Both give the results as lines, in any order.
 
-If a process is killed while it submits a batch, the batch may be in the provider's list already. OpenAI's
-batches are found by the key in their metadata (`KEY`). Anthropic keeps no metadata: there, a batch is grue's
-own if it was made after grue began to submit, has the same number of requests, and its first readable result
-has the id of one of these requests.
+If a process is killed while it submits a batch, the batch may be in the provider's list already. At
+OpenAI, grue finds its batch by a key that it has put into the metadata. Anthropic keeps no metadata: there, a
+batch is grue's own if it was made after grue began to submit, has the same number of requests, and its first
+readable result has the id of one of these requests.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from grue.protocol.chat_wire.wire_format import BatchFormName
 Json: TypeAlias = dict[str, Any]
 
 KEY = "grue_batch"
-"""The member of a batch's metadata that holds its key."""
+"""The member of a batch's metadata in which grue puts the key by which it finds the batch again."""
 
 
 _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."

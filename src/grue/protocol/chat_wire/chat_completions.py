@@ -25,7 +25,7 @@ from grue.protocol.tools.names import WireNames
 
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
-"""Key in a reply's echo for further fields of calls, by call id."""
+"""Key in `Reply.echo` for the field `extra_content` of each call that has one, by call id."""
 
 
 class ChatCompletions(w.WireFormat):
@@ -230,10 +230,10 @@ def _function(call: m.JsonObject) -> m.JsonObject:
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
-    """Read the tokens of a reply, as vLLM and llama.cpp report them; `None` if they cannot be read.
+    """Read the tokens of a reply, as vLLM and llama.cpp report them; `None`: no token can be read.
 
-    The ids or the logprobs are left out if not all of them can be read. The ids cannot be derived from the
-    text: different tokens can spell the same text.
+    If one id cannot be read, all ids are left out. The same holds for the logprobs. The ids cannot be derived
+    from the text: different tokens can spell the same text.
     """
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
@@ -281,8 +281,8 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""A larger member of a chunk counts in `held` each time that it comes. Of a smaller one only the last value
-counts, because endpoints repeat small members, such as `usage`."""
+"""A member of a chunk with a larger `weight` counts in `ChatAssembler.held` each time that it comes. Of a
+smaller member only the last value counts, because endpoints repeat small members, such as `usage`."""
 
 _MOST_READ = 64 * 2**20
 """The most characters of arguments that are read, some repeatedly, to see whether a call is complete."""
@@ -299,9 +299,9 @@ class _Call(Struct):
     """A call whose pieces are coming in.
 
     Attributes:
-        index: The call's index in the stream; `None`: the stream gives none.
+        index: The call's index in the stream; `None`: the stream gives calls no index.
         whole: The arguments, if they came as a JSON object and not as text.
-        closed: The arguments are complete; later pieces must not add to them.
+        closed: The arguments were complete when the next call began. Later pieces must not add to them.
         chunk: The number of the chunk that brought the call's last piece.
     """
 
@@ -347,7 +347,7 @@ class ChatAssembler:
 
     @property
     def begun(self) -> bool:
-        """Whether a piece of text, of a call or of encrypted thoughts has arrived."""
+        """Whether a piece of text, of a call or of `reasoning_details` has arrived."""
         return bool(self._texts or self._calls or self._details)
 
     @property
@@ -360,7 +360,7 @@ class ChatAssembler:
 
         Raises:
             DamagedStream: This chunk or an earlier one is damaged.
-            OversizedStream: The reply has too many calls.
+            OversizedStream: The reply has too many calls, or names them too often.
         """
         if event.text.strip() == "[DONE]":
             if self._finish is None:
@@ -387,7 +387,7 @@ class ChatAssembler:
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
 
     def body(self) -> bytes:
-        """Return the completion so far as JSON, as an endpoint sends it without streaming."""
+        """Return the completion so far, or the error, as the JSON of a reply that is not streamed."""
         message: m.JsonObject = {"role": "assistant"}
         message |= {key: "".join(pieces) for key, pieces in self._texts.items()}
         if self._details:
@@ -463,10 +463,10 @@ class ChatAssembler:
 class _Calls:
     """The tool calls of a reply.
 
-    Each piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
+    A piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
     endpoints send neither a new index nor an id with a new call. So a piece with a tool's name, but without
-    the id of the call that the piece would belong to, begins a new call if that call is complete, or has got
-    another piece from the same chunk.
+    the id of the call that the piece would belong to, begins a new call in two cases: that call has got
+    another piece from the same chunk, or that call is complete and the piece has another name or arguments.
     """
 
     def __init__(self) -> None:
@@ -539,7 +539,7 @@ class _Calls:
         Some endpoints give all calls the same index; others repeat the name in every piece of a call.
 
         Raises:
-            DamagedStream: The piece names another tool, but the arguments of `known` are not complete.
+            DamagedStream: The piece continues `known`, which has arguments already, but names another tool.
         """
         if not call_id or call_id != known.id:
             if known.chunk == self.chunk:

@@ -100,7 +100,7 @@ def _append(parts: list[bytes], part: bytes) -> None:
 
 
 UNDERSTOOD = "Understood."
-"""Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""
+"""The assistant's text between tool results and a user message, if the endpoint needs a text there."""
 
 _MOST_MARKERS = 4
 
@@ -111,7 +111,7 @@ _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
 """Each match is at least one token for any tokenizer."""
 
 _TOOL_PIECES, _ARGUMENT_PIECES = 5, 3
-"""Fewest tokens of a tool and of an argument besides its name and its description, in any template."""
+"""Fewest tokens that a tool, and each argument, adds to the names and descriptions, in any template."""
 
 _MOST_COUNTED = 100_000
 """With more bytes of texts than this, a token count cannot show whether it includes the tools."""
@@ -300,7 +300,8 @@ class EncodedConversation:
 
         Args:
             settings: The model and its sampling.
-            choice: Which of the offered tools has to be called; default: the model decides.
+            choice: Whether a tool has to be called, and which; default: the model decides. Not used if the
+                request asks for the answer.
             extra: Further fields, in addition to those of the settings.
             stream: Whether to request a stream of events, if the endpoint supports it.
         """
@@ -335,7 +336,7 @@ class EncodedConversation:
         Args:
             body: The body; it is untrusted and may be any bytes.
             request: Number of the request in its turn.
-            used_ids: Call ids that the turn has used so far.
+            used_ids: Ids of earlier calls. The calls of this reply get other ids.
             text_tool_calls: As in `ModelSettings`.
         """
         try:
@@ -379,11 +380,11 @@ class EncodedConversation:
 
     @property
     def has_attachments(self) -> bool:
-        """Whether any message has images or files that the profile allows to be sent."""
+        """Whether any message has attachments that the profile and the wire format allow to be sent."""
         return self._newest_attachments() is not None
 
     def drop_attachments(self) -> m.Rewritten | None:
-        """Replace the newest attachments by lines of text; return the change, or `None` if there are none.
+        """Replace the newest attachments by lines of text; return the change, or `None` if nothing changes.
 
         Call this after the endpoint has refused the request. The older attachments stay, because the endpoint
         has accepted them before.
@@ -525,7 +526,7 @@ class EncodedConversation:
         return tuple(kept)
 
     def _bridged(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Insert an assistant's text between tool results and a user message, if the endpoint needs one."""
+        """Insert an assistant's text between tool results and a user message, if the endpoint needs it."""
         bridged: list[w.WireItem] = []
         for item in items:
             if (
@@ -543,7 +544,7 @@ class EncodedConversation:
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
     def _with_schema(self, said: m.Said) -> tuple[m.ConversationItem, ...]:
-        """Return the items of `said`, with the answer's schema as text unless a field is enough."""
+        """Return the items of `said`, with the answer's schema as text unless a request field is enough."""
         if said.answer is None:
             return said.items
         schema = to_json(said.answer.schema).decode()

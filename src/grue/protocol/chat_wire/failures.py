@@ -292,9 +292,9 @@ class Fault(Struct, frozen=True, kw_only=True):
     """Why a request gave no completion, as far as the reply or the connection shows.
 
     Attributes:
-        message: The endpoint's text, unchanged, or what happened to the connection.
+        message: The endpoint's text, not redacted yet, or grue's own text about what happened.
         status: HTTP status of the reply, or of the error object inside it.
-        reason: The reason that the user's error will have; `None`: the one that `kind` and `status` imply.
+        reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Rough size, in characters, of the part of a streamed reply that had arrived before the
             failure. This part is billed.
@@ -328,7 +328,7 @@ def fault_of_status(
         body: The reply's body: JSON in one of many shapes, a web page, or nothing.
         location: The address that a redirect points to.
         retry_after_s: The wait, in seconds, that the headers ask for.
-        now_s: The current time, in seconds since the epoch. `None`: a time in the body is ignored.
+        now_s: The current time, in seconds since the epoch. `None`: headers within the body are not read.
     """
     if 300 <= status < 400:
         # Leave out user, password and query: in a redirect to a login page they may be secrets.
@@ -353,14 +353,14 @@ def fault_of_error(error: object) -> Fault:
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
     """Read an object that came with HTTP status 200 and is not a completion: an error in any shape.
 
-    If the body has no error text, the message is `missing`, which says what the body lacks.
+    If the body has no error text, the message contains `missing`, which says what the body lacks.
     """
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
 
 
 def error_in(answer: m.JsonObject) -> Fault | None:
-    """Return the error in an object that came with HTTP status 200; `None` if it holds no error text."""
+    """Return the error in an object that came with HTTP status 200; `None`: no text in it shows an error."""
     for inner in (answer.get("error"), answer.get("base_resp")):
         match inner:
             case {"status_code": 0}:
@@ -603,7 +603,7 @@ def _remedy(
 
 
 def _connection_remedy(fault: Fault, base_url: str) -> str:
-    # The endpoint had been reached, so the base URL is right.
+    # In a fault of another kind, the endpoint had been reached, so the base URL is right.
     if fault.kind != "unreachable":
         return "Try again later; if it happens again, check the network and the proxies."
     if "CERTIFICATE_VERIFY_FAILED" in fault.message:

@@ -9,7 +9,8 @@ from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import WireFormat
 
 WireName = Literal["chat_completions", "responses", "messages"]
-"""OpenAI's chat completions, which most endpoints use, OpenAI's responses, and Anthropic's messages."""
+"""The names of OpenAI's chat completions, OpenAI's responses and Anthropic's messages. Most endpoints use
+chat completions."""
 
 _ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
 

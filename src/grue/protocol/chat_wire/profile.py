@@ -63,14 +63,14 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         wire: The name of the wire format, one of `WireName`.
         key_variable: The environment variable that usually holds the API key.
         cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
-        given_cache_markers: How many of the markers that the caller has set are sent. Each takes the place of
-            one of grue's own. 0 if the endpoint is known to refuse `cache_control`. The format `responses`
-            has no markers.
+        given_cache_markers: The most markers of the caller that are sent. Each takes the place of one of
+            grue's own. 0 if the endpoint is known to refuse `cache_control`. The format `responses` has no
+            markers.
         names: How tool names are sent. `canonical`: `server.tool`; `encoded`: only letters, digits, `_` and
             `-`, as many endpoints require; `learn`: `server.tool` until the endpoint refuses a name, and then
             encoded.
         sampling: The sampling fields that the endpoint accepts; others are left out.
-        max_tokens_field: The field for the longest reply, in formats that have several such fields.
+        max_tokens_field: The field that limits the reply's tokens, in formats with several such fields.
         default_max_tokens: The limit to send if the settings have none; `None` sends none.
         max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
         system_role: The role of instructions, in formats that know several roles for them.

@@ -5,8 +5,9 @@ and the name of its key's environment variable to `OWN_KEYS` in `tool_sessions/s
 
 To handle another kind of refusal, add an adaptation. It recognises the refusal by its text, and returns the
 profile without the refused feature, or with the form that the endpoint asks for. No later adaptation reverses
-that change, except the change to `/responses`, which happens only once. So a request is repeated a bounded
-number of times. Later requests to the endpoint use the adapted profile too.
+that change, with one exception: the change to `/responses`, which happens only once, also requests reasoning
+again. So a request is repeated a bounded number of times. Later requests to the endpoint use the adapted
+profile too.
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
 or, as a heuristic, the table of names below. The rows for models without tools come first and cover whole
@@ -101,7 +102,7 @@ OPENAI_CHAT = _like_openai(
     given_cache_markers=0,
 )
 
-# OpenAI's newest models accept tools only on /responses.
+# Some of OpenAI's models accept tools only on /responses.
 OPENAI = replace(
     GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
 )
@@ -180,7 +181,7 @@ _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")
 
 
 def wire_of(base_url: str) -> str | None:
-    """Return the wire format that the end of a base URL names, such as `/messages`; `None`: it names none."""
+    """Return the wire format that the end of a base URL names, such as `/messages`; `None`: no format."""
     path = urlsplit(base_url.strip()).path.rstrip("/")
     return next((each.name for each in FORMATS.values() if each.ending(path)), None)
 
@@ -217,7 +218,7 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
 
 
 Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
-"""Returns the adapted profile, or `None` if the text gives no reason to change it."""
+"""A function that adapts a profile to a refusal's text; `None`: the text gives no reason to change it."""
 
 MAY_BLAME_ATTACHMENTS = frozenset({400, 413, 415, 422})
 """If a refusal has one of these statuses and no known cause, attachments in the request may be the cause."""
@@ -426,7 +427,7 @@ _OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
     415: (_media,),
     500: (_media,),
 }
-"""After the statuses 400 and 422, all adaptations are tried. llama.cpp refuses images with a 500."""
+"""The adaptations to try after a status; after 400 and 422, all. llama.cpp refuses images with a 500."""
 
 
 class ListedModel(Struct, frozen=True):

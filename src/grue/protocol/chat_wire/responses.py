@@ -60,7 +60,8 @@ _TYPES = frozenset({"message", "function_call", "reasoning", "output_text", "ref
 _PART = frozenset({"type", "text", "refusal"})
 _CALL = "function_call"
 _MOST_COMPARED = 100
-"""Only the first calls of a reply, up to this number, are compared by name and arguments."""
+"""If the response has other ids than the earlier events, calls are matched by name and arguments, but only
+the first calls, up to this number."""
 
 
 class _CallEvents(Struct):
@@ -144,6 +145,7 @@ class ResponsesAssembler:
         Raises:
             DamagedStream: The event is damaged, an earlier one is missing, or the response differs from the
                 earlier events.
+            OversizedStream: The reply has too many items.
         """
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
@@ -339,7 +341,7 @@ def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
 
 
 _OUTPUT = "output"
-"""Key in a reply's echo for the reply's output items, in order."""
+"""Key in `Reply.echo` for the reply's output items, in order."""
 
 
 class Responses(w.WireFormat):
@@ -373,7 +375,7 @@ class Responses(w.WireFormat):
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode a reply for later requests.
 
-        Its tool calls are made from `reply.tool_calls`; all other items are sent as the endpoint sent them.
+        Its tool calls are made from `reply.tool_calls`; all other items of `reply.echo` are sent unchanged.
         """
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}

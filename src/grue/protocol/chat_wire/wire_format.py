@@ -38,10 +38,10 @@ BatchFormName: TypeAlias = Literal["openai", "anthropic"]
 NAMELESS = "unnamed"
 
 MAX_CALLS = 10_000
-"""A reply with more tool calls is invalid."""
+"""A reply with more tool calls, content blocks or output items is invalid."""
 
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
-"""Exceptions that Python raises for extreme texts and numbers. No reply of an endpoint may end an actor."""
+"""Exceptions that extreme texts and numbers cause. Callers catch them, so that no reply ends an actor."""
 
 LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 """Finish reasons of a reply that was cut at its length limit."""
@@ -72,15 +72,16 @@ class Reply(Struct, frozen=True, kw_only=True):
     Attributes:
         content: The text; `None` if there is none. A reply may have both text and tool calls.
         tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
-        refusal: The model's text, if the endpoint marks the reply as a refusal to answer.
+        refusal: The model's or the provider's text, if the endpoint marks the reply as a refusal to answer.
         reasoning: The text of the model's thinking.
         finish_reason: The reason why the reply ended, in the terms of chat completions.
         cut: Whether the reply ended at its length limit.
         stopped: Why the endpoint stopped the reply early, other than for its length; empty if it did not. The
             text of a stopped reply is the part that had arrived, and its calls are left out.
-        written: The tool calls that are written in the text, unless grue has turned them into `tool_calls`.
+        written: The tool calls that the model wrote as text, also if grue has turned them into `tool_calls`.
         echo: Fields that the assistant's message has to have in later requests; each format has its own.
-        prompt_tokens: The size of this reply's prompt. `usage` also includes the prompts of earlier tries.
+        prompt_tokens: Tokens of this reply's prompt; the LLM actor sets them. `usage` also counts the
+            prompts of earlier tries.
         facts: The ids and names that the endpoint sends with the reply.
         tokens: The tokens that the model wrote, if the endpoint says which.
     """
@@ -483,7 +484,7 @@ class WireFormat(Protocol):
 
     path: str
     """The path of the request, after the base URL; `{model}` in it stands for the model's name. A base URL
-    that ends in it selects the format."""
+    that ends in this path selects the format."""
 
     stream_path: str = ""
     """The path of a request for a stream; empty: the same as `path`. Both paths may have a query."""
@@ -492,7 +493,7 @@ class WireFormat(Protocol):
     """The profile of an unknown endpoint of this format."""
 
     provider: str
-    """The provider that made the format, by its OpenTelemetry name, which unknown hosts get too."""
+    """The OpenTelemetry name of the provider that made the format. Unknown hosts get this name too."""
 
     inputs: frozenset[MediaKind]
     """The kinds of input besides text that the format can express, whatever the endpoint accepts."""
@@ -578,7 +579,7 @@ class WireFormat(Protocol):
             body: The body; it is untrusted and may be any bytes.
             names: Converts wire names to canonical names.
             request: Number of the request in its turn.
-            used_ids: Call ids that the turn has used so far.
+            used_ids: Ids of earlier calls. The calls of this reply get other ids.
 
         Source: R4.2, P11
         """
@@ -600,13 +601,13 @@ def non_blank(text: str) -> str:
 
 
 EPHEMERAL: m.JsonObject = {"type": "ephemeral"}
-"""The cache marker: the endpoint is asked to cache the prompt up to this place."""
+"""The cache marker: it asks the endpoint to cache the prompt up to the end of the marked text."""
 
 
 def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[str, m.JsonObject | None]]:
     """Split a text at its cache markers; return the pieces, each with the marker at its end or `None`.
 
-    If `marked`, and the caller has set no marker in the text, one is put at its end.
+    If `marked`, and the caller has set no marker in the text, a marker is put at the text's end.
     """
     text = item.text
     points = item.cache_points or ((m.CachePoint(len(text), EPHEMERAL),) if marked else ())

@@ -70,7 +70,7 @@ _SIGNS = ("<", "[", "`")
 """Each tag contains one of these characters; most texts have none."""
 
 _FIRST_CHARS = re.compile(r"[<\[\]]")
-"""First characters of tags that may follow other text directly. Searching for tags is slower."""
+"""First characters of tags that may follow other text directly. They are found faster than whole tags."""
 
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
@@ -301,8 +301,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = _read(form, text, start, tools)
     except _Unreadable:
-        # A tag like `<tool_call>` with text before it and a paragraph after it may be a quotation. Otherwise
-        # it is a damaged call.
+        # A tag like `<tool_call>` with text before it and a paragraph after it may be a quotation. Any other
+        # tag begins a damaged call.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:
@@ -315,7 +315,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 def _attached_mark(text: str) -> re.Match[str] | None:
     """Find the first tool call that begins directly after other text, without a space or line break.
 
-    `None`: there is none, or the text is an answer in JSON.
+    `None`: there is no such call, or the text begins as a JSON object, which may be the answer.
     """
     if text.startswith("{"):
         return None
@@ -413,7 +413,7 @@ def _parameters(
     opens: re.Pattern[str] = _PARAMETER,
     ends: str = "</parameter>",
 ) -> str:
-    """Return the arguments in `<parameter=key>` elements as JSON; the schema decides their types."""
+    """Return the arguments in elements such as `<parameter=key>` as JSON; the schema decides their types."""
     schema = {} if tool is None else tool.input_schema.get("properties")
     values: m.JsonObject = {}
     at = 0
@@ -440,7 +440,7 @@ def _typed(value: str, schema: object) -> object:
 
 
 def _kinds(schema: object) -> list[object]:
-    """Return the types that a schema allows; empty: it may allow any."""
+    """Return the types that a schema allows; empty: the schema may allow any type."""
     if not isinstance(schema, dict):
         return []
     kind = schema.get("type")

@@ -52,7 +52,7 @@ _PER_IMAGE = 1600
 """The most tokens that an image takes, at the providers that document it."""
 
 _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
-"""Bytes that count as a token, in a recording and in a document. Rough: providers publish no such number."""
+"""A guess at the bytes per token of a recording and of a document: providers publish no such number."""
 
 _TELLING = 500
 """The estimate of bytes per token is corrected only if the uncounted parts have at least so many tokens.
@@ -67,7 +67,7 @@ parts. If they differ by more than this factor, the sizes counted earlier are ta
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
-    """The sizes of a conversation's parts. The sizes decide which are cleared (replaced by short stubs).
+    """The sizes of a conversation's parts. The sizes decide which parts are cleared (replaced by stubs).
 
     Attributes:
         bytes_per_token: How many bytes of text count as a token.
@@ -205,7 +205,7 @@ def _corrected(part: ContextItem, factor: float) -> ContextItem:
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
-    """Merge neighbours that are never cleared, such as small results: clearing one frees too little."""
+    """Merge neighbours that are never cleared, such as small results: clearing these frees too little."""
     merged: list[ContextItem] = []
     for item in items:
         kept = item
@@ -223,7 +223,7 @@ DO_NOT_REPEAT = "[Cleared to save room. The call was made; do not repeat it.]"
 READ_AGAIN = "[Cleared to save room" + READ_ON + "]"
 
 _WORTH_CLEARING = 16
-"""An item is cleared only if that frees at least so many tokens."""
+"""A tool result is cleared only if that frees at least so many tokens."""
 
 _WORTH_A_SUMMARY = 0.1
 """A summary is requested only if it can free more than this share of `Room.low`."""

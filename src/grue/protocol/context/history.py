@@ -40,7 +40,7 @@ class Ledger:
             the turn then drops the reply, `save` is called with `b""` to remove the reply from the file.
 
     Attributes:
-        length: How many entries were added. A `Rewritten`, which replaces earlier ones, counts as one.
+        length: How many entries were added. A `Rewritten`, which replaces earlier entries, counts as one.
         digest: The SHA-256, in hexadecimal, of the previous digest and the last entry's JSON; empty at first.
     """
 
