@@ -81,7 +81,9 @@ class MissingDependencyError(MCPConfigError, ImportError):
 
 
 class SandboxError(MCPError):
-    """A box cannot be made: this machine cannot enforce it, or a path that the box needs cannot be opened.
+    """A box (a sandbox around a server's process) cannot be made.
+
+    This machine cannot enforce the box, or a path that the box needs cannot be opened.
 
     Attributes:
         problem: What is wrong, in a sentence.
@@ -167,7 +169,7 @@ class ToolCallTimedOut(MCPToolCallError, TimeoutError):  # noqa: N818 - named as
 
 
 class ToolServerDied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
-    """The tool's server ended, or its connection broke, before it answered."""
+    """The tool's server ended, or the connection to it broke, before the call was answered."""
 
 
 class MCPRequestError(MCPError):
@@ -291,7 +293,8 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
     Attributes:
         turn: The number of the parked turn.
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
-        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+        expires_at: When the questions expire, and their calls are denied, in seconds since the epoch; `None`:
+            never.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Check the settings that a user makes in Python: limits, policies, servers, models.
 
 A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value fails where it is
-written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, which explains a wrong keyword.
+written, and not in the middle of a turn. If such a Struct has the metaclass `OwnKeywords`, the error about a
+wrong keyword gives advice, too.
 """
 
 from __future__ import annotations
@@ -117,11 +118,12 @@ def check_settings(
     Args:
         settings: A Struct that calls this in `__post_init__`.
         only: The fields to check; empty: all fields.
-        above_0: Numbers that may not be 0 either.
-        any_number: Numbers that may be negative.
+        above_0: The fields whose numbers may not be 0 either.
+        any_number: The fields whose numbers may have any value: only their types are checked.
 
     Raises:
-        MCPConfigError: A value cannot be used. The text shows numbers only: any other value may be a secret.
+        MCPConfigError: A value cannot be used. The text shows only numbers, and strings given where only
+            certain words are allowed: any other value may be a secret.
     """
     kind = type(settings)
     for name, default in _defaults(kind):

@@ -23,8 +23,9 @@ host ◀─ TurnCompleted | TurnFailed | TurnParked | TurnWaits ── agent
 ```
 
 Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
-are canonical, `{server}.{tool}`. Only a field called `tool` holds the bare name that the tool's server uses.
-A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
+are canonical, `{server}.{tool}`. Only a field called `tool` holds the bare name that the tool's server uses;
+`ContextItem.tool` is canonical, too. A field typed `object` holds a JSON value: None, bool, int, float, str,
+list or dict of the same.
 
 The classes that `__all__` lists are public. The other classes are internal: their names and fields in Python
 may change in any version. Traces that contain them stay readable.
@@ -156,8 +157,8 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: it makes none.
         trusted: The annotations can be trusted: the tool lock holds this definition, or the tool is built in.
             Never set by a server.
-        boxed: The tool's server runs in a box, and this machine enforces every limit of the box. Never set by
-            a server.
+        boxed: The tool's server runs in a box (a sandbox), and this machine enforces every limit of the box.
+            Never set by a server.
     """
 
     server: ServerName
@@ -208,7 +209,7 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A validated tool call: its arguments are a JSON object, and the server lists the tool.
+    """A validated tool call: its arguments are a JSON object, and the server serves the tool.
 
     Attributes:
         task: The server's task for this call, if an earlier process has sent the call already. Then the
@@ -253,14 +254,14 @@ class ToolCallResult(Struct, frozen=True, gc=False):
 
 
 class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
-    """One tool call of a finished turn, with its result.
+    """One settled tool call of a turn, with its result.
 
     Attributes:
         settlement: `returned` (with a result or an error), `timed_out`, `died` (the server, during the call),
-            `skipped` (never sent), `rejected` (never sent: the tool is unknown, or the arguments cannot be
-            read or do not fit the tool's schema), `denied` (by the policy or by a person), `interrupted`
-            (sent by a process that was killed: the call may have taken effect).
-        iteration: One-based number of the reply that asked for the call.
+            `skipped` (never sent), `rejected` (never sent: the tool is unknown or has changed, or the
+            arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or by a
+            person), `interrupted` (sent by a process that was killed: the call may have taken effect).
+        iteration: One-based number of the reply that asked for the call, among the replies with tool calls.
         duration_s: How long the call took; `None` if it was never sent.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
     """
@@ -765,8 +766,9 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
         stream: Record the reply's text piece by piece, as it arrives (`TextDelta`).
         aside: Ask with a copy of the conversation, which itself does not change. The copy leaves out the
             last reply, if its tool calls have no answers yet.
-        clears: The agent can shorten the history. So the LLM actor reports at once if the request is too long
-            for the model, and does not try the request in another form first.
+        clears: The agent can shorten the history. So the LLM actor reports soon that the request is too long
+            for the model: it tries only a lower token limit for the reply or, at status 413, fewer images and
+            files.
         presumed: The request offers tools that no server has listed yet in this turn. The agent may drop the
             request later (`DropCompletion`), before or after the reply has come.
     """
@@ -784,7 +786,7 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
 class DropCompletion(ToLlm, frozen=True, kw_only=True):
     """agent -> llm: cancel this request if it is under way; if the reply has come already, discard it.
 
-    `reason` says, for people, which tools differ from those on offer, or which server did not start.
+    `reason` says, for people, which tools differ from the offered ones, or which server did not start.
     """
 
     conversation: ConversationId
@@ -856,7 +858,10 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request becomes `item` of a provider's batch. A later process reads its reply."""
+    """llm -> agent: the request is sent in a provider's batch, and a later process reads its reply.
+
+    `item` is the request's id in the batch.
+    """
 
     request: int
     item: str
@@ -989,9 +994,9 @@ class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
 
 
 class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
-    """llm: a request of a conversation offers other tools than the one before, so prompt caches begin anew.
+    """llm: a request offers other tools than the request before it, so prompt caches begin anew.
 
-    Tools in `changed` have another description or other arguments now.
+    Tools in `changed` have another description or input schema now.
     """
 
     conversation: ConversationId
@@ -1152,7 +1157,8 @@ class ToolReturned(Message, frozen=True, kw_only=True):
     """session -> agent: the call was answered, with a result or an error.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty if the server does not speak MCP.
+        request_id: Id of the JSON-RPC request; empty if the call was not sent, or the server is not an MCP
+            server.
         error_code: The code of the JSON-RPC error that the server answered with; `None` if it sent none.
     """
 
@@ -1168,7 +1174,8 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
     """session -> agent: no result came in time. The session has sent an MCP server a cancellation.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty if the server does not speak MCP.
+        request_id: Id of the JSON-RPC request; empty if the call was not sent, or the server is not an MCP
+            server.
 
     Source: R6.5, P24
     """
@@ -1198,7 +1205,8 @@ class ServerDied(Message, frozen=True, kw_only=True):
     """session -> agent: the server ended, or the connection broke, during this call.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty if the server does not speak MCP.
+        request_id: Id of the JSON-RPC request; empty if the call was not sent, or the server is not an MCP
+            server.
     """
 
     server: ServerName
@@ -1210,7 +1218,7 @@ class ServerDied(Message, frozen=True, kw_only=True):
 
 
 class CloseSession(ToSession, frozen=True, kw_only=True):
-    """agent -> session: close the connection and end all processes of the server.
+    """agent -> session: close the session. The server's processes end, unless a session pool keeps them.
 
     Source: R3.5, R3.7
     """
@@ -1366,7 +1374,8 @@ class ApprovalPostponed(Message, frozen=True, kw_only=True):
     """approval -> agent: nobody answers now, so the turn is to be parked.
 
     Attributes:
-        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+        expires_at: When the questions expire, and their calls are denied, in seconds since the epoch; `None`:
+            never.
     """
 
     expires_at: float | None = None
@@ -1436,7 +1445,7 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolRejected(TurnNote, frozen=True, kw_only=True):
-    """agent: a call was rejected and not sent, because its tool is unknown or its arguments are invalid.
+    """agent: a call was not sent, because its tool is unknown or has changed, or its arguments are invalid.
 
     Source: R6.4
     """
@@ -1481,7 +1490,7 @@ class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
 
 
 class SummaryFailed(TurnNote, frozen=True, kw_only=True):
-    """agent: no usable summary arrived, so the history stays as it is."""
+    """agent: no usable summary arrived, so the history is not replaced by a summary."""
 
     reason: str
 
@@ -1515,7 +1524,7 @@ class FellBack(TurnNote, frozen=True, kw_only=True):
 # --- The host and the agent
 
 FINAL_REQUEST = "Please provide your final action now without calling any more tools."
-"""The text that asks for the final action of a game. For other turns, `TurnRequest` has a default text."""
+"""Asks for the final action of a game (`grue play`). For other turns, `TurnRequest` has a default text."""
 
 REPAIR_REQUEST = (
     "That reply cannot be used: {reason}\n"
@@ -1561,8 +1570,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never.
         waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
-        binds_arguments: Set in new turns with `tool_search`: a call of `call_tool` with a tool's arguments
-            beside `name`, not in `arguments`, is not made: the tool would run with its defaults.
+        binds_arguments: Set in new turns with `tool_search`. Then a call of `call_tool` is not made if the
+            tool's arguments are beside `name` and not in `arguments`: the tool would run without them.
 
     Old traces lack many of these fields. Their turns are replayed with the defaults.
     """
@@ -1661,7 +1670,8 @@ class TurnParked(Message, frozen=True, kw_only=True):
         calls: All tool calls of the model's last reply. Those that are neither in `settled` nor in
             `Resumption.tasks` have not been sent.
         settled: Calls of this reply that an earlier process has sent, with their results.
-        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+        expires_at: When the questions expire, and their calls are denied, in seconds since the epoch; `None`:
+            never.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
         batches: The number of the last batch of tool calls.
         media_bytes: Decoded size of the attachments so far.
@@ -1786,7 +1796,10 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for `item` of a provider's batch; every session is closed."""
+    """agent -> host: the turn waits for a reply in a provider's batch, and every session is closed.
+
+    `item` is the request's id in the batch.
+    """
 
     turn: int
     request: int

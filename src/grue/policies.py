@@ -42,7 +42,7 @@ NoticeKind: TypeAlias = Literal[
 - `bad_schema`: a tool's results are not checked against its output schema, because that cannot be used.
 - `too_large`: a message was too large, so it was not read or was kept as text only; or there were too many
   notices.
-- `log`, `progress`: a notification of the server of this kind.
+- `log`, `progress`: the server sent a notification of this kind.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed; the
   notice's text is the resource's URI or the name of the list.
 - `updates_ended`: a stream of such updates (`subscriptions/listen`) has ended, and the session goes on; the
@@ -96,7 +96,7 @@ FailureReason: TypeAlias = Literal[
 - `address`: the base URL does not lead to an endpoint.
 - `connection`: no connection, or it broke.
 - `timeout`: a time limit passed.
-- `reply`: the reply cannot be used: not a completion, damaged, or a garbled tool call of the model.
+- `reply`: the reply is not a completion, is damaged, or contains a garbled tool call of the model.
 """
 
 Misses: TypeAlias = Literal["fail", "call", "ask"]
@@ -156,8 +156,8 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         destructive: As `read_only`.
         idempotent: As `read_only`.
         open_world: As `read_only`.
-        boxed: Match only tools whose server runs in a box (`True`), or does not (`False`); `None`: any. A box
-            that this machine enforces only in part does not count.
+        boxed: `True`: match only tools whose server runs in a box (a sandbox). `False`: match only other
+            tools. `None`: any. A box that this machine enforces only in part does not count.
         verdict: What happens to a call of a matching tool.
         max_calls: The most calls of each matching tool in one turn; further calls are denied. A call that a
             person has denied counts too. `None`: no limit.
@@ -405,13 +405,14 @@ class ContextOverflow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- Limits, and what a turn does after a failure
 
 STARTUP_TIMEOUT_S = 10.0
-"""Start-up limit in seconds where none is set, for commands that do not have to download the server."""
+"""The default limit in seconds for starting a server, if its command does not have to download the server."""
 
 
 class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How much may be spent on the model; `None`: no limit.
 
-    A turn that reaches a limit requests the final answer and then ends, without a repair of that answer.
+    A turn that reaches a limit requests the final answer and then ends. If that answer is not acceptable, the
+    model is not asked for another.
 
     Attributes:
         requests: Completions, including the forced final one. Retries are not counted.
@@ -533,7 +534,7 @@ StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
 the first request, if the server's tools are known (from this runner, the trace that is resumed, the user's
 cache or the tool lock), else as `before`. `beside_if_locked`: at the same time as the first request, if the
 listing file of the tool lock has the server's tools, else as `before`. `when_called`: at the first call of
-one of the server's tools, if they are known.
+one of the server's tools, if the tools are known, else at the turn's start.
 """
 
 StartAhead = Literal["after_turn", "beside_turn"]
@@ -574,9 +575,9 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
         retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
             next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15
             minutes. `None`: until the episode ends.
-        after_timeout: What happens after a timeout to the calls of the same reply that have not been sent.
-            `skip`: they are not made. `continue`: they are made. `force`: they are not made, and the model is
-            asked for its final answer.
+        after_timeout: When a call has timed out, what happens to the calls of the same reply that have not
+            been sent. `skip`: they are not made. `continue`: they are made. `force`: they are not made, and
+            the model is asked for its final answer.
         after_death: What follows if a server dies during a turn. `force`: the model is asked for its final
             answer. `reconnect`: grue connects to the server again, once in a turn.
         fallbacks_before_stop: `grue play` ends an episode after this many turns in a row in which the host's

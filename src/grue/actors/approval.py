@@ -14,7 +14,7 @@ from grue.runtime.actor import Actor, Mailbox
 from grue.runtime.trace.recorder import Envelope
 
 Answer: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], Awaitable[m.CallsDecided | m.ApprovalPostponed]]
-"""Answers all questions about the tool calls of one reply."""
+"""Gets the questions about a reply's calls. Returns decisions, or `ApprovalPostponed` to park the turn."""
 
 
 class ApprovalActor(Actor[m.AskApproval]):

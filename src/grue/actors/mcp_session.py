@@ -120,7 +120,7 @@ class SessionActor(Actor[m.SessionCommand]):
             raise
 
     async def receive(self, envelope: Envelope[m.SessionCommand]) -> None:
-        """Carry out a command. After `OpenSession`, return only when the session is closed again."""
+        """Carry out a command. After `OpenSession`, return when the session has closed or failed to open."""
         match envelope.body:
             case m.OpenSession():
                 await self._open(envelope.body, envelope.seq)

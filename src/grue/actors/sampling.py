@@ -2,7 +2,7 @@
 
 Each request has its own conversation. All requests of a turn's servers go to one LLM actor, which answers
 them one at a time. The turn's own requests go to another LLM actor, so a server's slow completion does not
-delay those. Sampling is off if `TurnLimits.max_samplings` is 0.
+delay the turn's requests. Sampling is off if `TurnLimits.max_samplings` is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from grue.tool_sessions.server_requests import Declined, Sample, Sampled, Sampli
 class CurrentSampler:
     """Forwards sampling requests to the turn that is running.
 
-    Servers get this object because a pooled session may outlive its turn, or be opened before it.
+    A session uses this object, and not a turn's `Sampler`, because a pooled session may outlive its turn, or
+    be opened before the turn begins.
 
     Attributes:
         sampler: The running turn's sampler; `None` if no turn runs, or the turn allows no sampling.

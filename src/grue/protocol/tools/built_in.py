@@ -3,9 +3,10 @@
 Calls of these tools go to one server, `SERVER`, which is an actor of the turn (`actors/built_in.py`) and
 needs no session. A built-in tool has no effect outside the turn, so no policy judges it.
 
-With `ToolSearch` the model is offered `find_tools` and `call_tool` in place of the servers' tools. A call of
-`call_tool` becomes a call of the named tool before anything else is decided (`named_call`). Only the
-conversation keeps the call as the model wrote it.
+If there are more tools than `ToolSearch.above` allows, the model is offered `find_tools` and `call_tool` in
+place of the servers' tools, except those in `ToolSearch.always`. A call of `call_tool` becomes a call of the
+named tool before anything else is decided (`named_call`). Only the conversation keeps the call as the model
+wrote it.
 
 To add a tool, put its definition here, the code that answers its calls into `tool_sessions/`, and a row for
 it into `engine/turn_actors.py`.
@@ -77,7 +78,7 @@ CALL_TOOL = _defined(
     },
     required=["name"],
 )
-"""Calls another tool by name, for a model that is offered only a search."""
+"""Calls another tool by name, for a model that is offered `find_tools` in place of the servers' tools."""
 
 _FIND_TOOLS = _defined(
     "find_tools",
@@ -94,9 +95,10 @@ _FIND_TOOLS = _defined(
 
 
 def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
-    """Return the definition of the tool `find_tools`, which names the servers that a turn may call.
+    """Return the definition of the tool `find_tools`. Its description names the servers that a turn may call.
 
-    The names are those of the configuration, so that the definition stays the same whichever servers start.
+    The names come from the configuration, so the definition stays the same whichever servers start. At most
+    100 servers are named.
     """
     names = list(servers)
     named = ", ".join(names[:_MOST_SERVERS])
@@ -115,7 +117,9 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 
 
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
-    """Return the call that a call of `call_tool` asks for, unchecked; return any other call unchanged.
+    """Return the call that a call of `call_tool` asks for, without a check that the named tool exists.
+
+    Any other call is returned unchanged.
 
     Some models write the tool's arguments beside `name`, and not in `arguments`. Such a call is returned
     unchanged: otherwise the tool would run without its arguments. Without `bind`, as in the replay of an old

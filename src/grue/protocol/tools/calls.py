@@ -1,7 +1,8 @@
 """The tool calls of a reply: how they form batches, which calls of a batch are made, how each call ends.
 
-`protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
-one batch within its session. A replay compares the commands of both state machines with the trace. The rules:
+The turn's state machine (`protocol/turn/tools.py`) decides when a batch is sent. `begin_batch` and
+`batch_step` are the state machine of one batch within its session. A replay compares the commands of both
+state machines with the trace. The rules:
 
 - Calls are made one at a time, because a server may handle concurrent requests in any order: the next call is
   made when the one before is settled and its settlement reported.
@@ -10,7 +11,7 @@ one batch within its session. A replay compares the commands of both state machi
 - After the server's death the rest of the batch is skipped, and so is a batch that reaches a session without
   a server.
 - A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server has died or no
-  longer knows the task, the answer to the call says that it may have taken effect.
+  longer knows the task, the answer to the call says that the call may have taken effect.
 - A call that would be refused before it is sent, for instance because its arguments do not match the tool's
   schema, is not recorded as a call. Its settlement says why, and the batch goes on.
 - If the definition of a tool has changed since the policy or a person allowed the call, the call is skipped,
@@ -132,7 +133,8 @@ def is_as_decided(
     """Return whether a call's tool still has the definition that it had when the call was allowed.
 
     `listed` are the tools that the server lists now, without those that the tool lock refuses. If
-    `serves_unlisted`, the server also takes calls of tools that it does not list.
+    `serves_unlisted`, the server also takes calls of tools that it does not list. The result is `True` as
+    well if the call has no digest of the definition (old traces), or is an MCP task already.
     """
     if not call.definition or call.task is not None:
         return True
@@ -231,8 +233,8 @@ def _unknown(name: str) -> str:
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
     """Group consecutive calls to the same server. A call marked as `parallel` is a run of its own.
 
-    `bind` adds to each call the digest of its tool's definition. The session then refuses the call if the
-    server has changed the tool meanwhile.
+    With `bind`, each call that is not an MCP task already gets the digest of its tool's definition. The
+    session then refuses the call if the server has changed the tool meanwhile.
     """
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []

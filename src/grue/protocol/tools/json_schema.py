@@ -6,8 +6,9 @@ computes how much work a check can be: the number of schema parts that can apply
 times the number of nested values. Above a limit the value is not checked. References are resolved only within
 the schema; nothing is fetched. A regular expression that cannot run in linear time is ignored.
 
-Loading the library takes 6 MB and 10 ms, so a value that fits a plain schema is accepted without it. Formats,
-`unevaluatedItems` and `unevaluatedProperties` are not checked.
+Loading the library takes 6 MB and 10 ms. So a value that fits a schema of only the commonest keywords
+(`_is_plain`) is accepted without the library. Formats, `unevaluatedItems` and `unevaluatedProperties` are not
+checked.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""Parts of the schema times number of values (of bytes, if the schema has patterns). With this limit a check
-takes less than a second."""
+"""The most schema parts times nested values (times bytes, if the schema has patterns) of a check. A check
+within this limit takes less than a second."""
 
 _MOST_PARTS = 2_000
 """The most parts of a schema that apply to one place of a value."""
@@ -36,8 +37,8 @@ _DEEPEST = 60
 """Deepest nesting of the parts that apply to one place. The validator's stack grows with it."""
 
 _MOST_TOLD = 2_000
-"""The most values for which the validator says what is wrong, if a schema has branches: it copies all values
-for each branch."""
+"""If a schema has branches (such as `anyOf`), the most nested values for which the validator says what is
+wrong. To say it, the validator copies all values for each branch."""
 
 _MOST_WORK = 200_000
 
@@ -214,7 +215,7 @@ def _linear() -> Any:
 
 
 def fault_text(error: Any) -> str:
-    """Return what an error of the validator says and where in the value, as one line."""
+    """Describe an error of the validator in one line: the place in the value, and what is wrong there."""
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
     said = error.message.replace(_VALUE, _shown(error.instance))
     return printable(f"${steps}: {said}" if steps else said, _FAULT_CHARS)
@@ -300,7 +301,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time. An invalid one passes too: the validator refuses it."""
+    """Return whether a pattern runs in linear time. True for an invalid pattern, which is refused later."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 
@@ -377,7 +378,7 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return the parts in `state`, and the subschemas that check the same value (`allOf`, `$ref`)."""
+    """Return the parts in `state`, and their subschemas for the same value, such as those in `allOf`."""
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]
     while waiting:

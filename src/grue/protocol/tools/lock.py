@@ -57,13 +57,13 @@ class ToolLock(Struct, frozen=True):
         return self.servers.get(server, {})
 
     def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
-        """Return a server's tools as they were approved; `None`: no listing fits the lock's digests."""
+        """Return a server's tools as they were approved; `None`: the lock has no listing that fits it."""
         tools = self.listings.get(server)
         return None if tools is None or drift(self.pins(server), tools) else tools
 
 
 class ToolDrift(Struct, frozen=True):
-    """A tool that was added, removed or changed since the approval; `parts` are those that have changed."""
+    """A tool that was added, removed or changed since the approval; `parts`: its changed parts."""
 
     tool: str
     change: ToolChange
@@ -100,7 +100,8 @@ def screen(
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
     """Return the tools that `on_drift` allows, in order, and a note for each tool that has drifted.
 
-    The annotations of a tool that has not drifted are marked as trusted: the user has approved them.
+    If a tool has not drifted, and the lock has a digest of its annotations, these are marked as trusted: the
+    user has approved them. If `on_drift` is `ignore`, the tools are not compared with the lock.
     """
     if on_drift == "ignore":
         return tools, ()
@@ -128,7 +129,7 @@ def _with_trust(tool: m.ToolDefinition, pins: ServerPins) -> m.ToolDefinition:
 
 
 def drift_text(note: m.ToolDrifted) -> str:
-    """Describe a drifted tool in one sentence for people; the tool's name in it is untrusted."""
+    """Describe a drifted tool in one sentence for people. The sentence contains the tool's untrusted name."""
     name = f"{note.server}.{note.tool}"
     consequence = ", so it is not offered" if note.refused else ""
     match note.change:

@@ -30,7 +30,7 @@ from grue.runtime.safe_text import plain_text
 NameStyle = Literal["canonical", "encoded"]
 
 SERVER = m.ServerName("grue.tools")
-"""The server of the built-in tools. A user's server cannot have this name, because it has a dot."""
+"""The server of the built-in tools. In the name of a user's server, a dot may only follow `mcp`."""
 
 MAX_WIRE_NAME = 64
 _WIRE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -123,7 +123,7 @@ class WireNames:
 
     @property
     def known(self) -> dict[str, str]:
-        """The wire names so far, by canonical name; empty if names are left unchanged."""
+        """The wire names so far, by canonical name; empty with the style `canonical`."""
         return {**self._wire}
 
     def copy(self) -> WireNames:
@@ -191,7 +191,7 @@ class ToolRoutes(Struct, frozen=True):
 
     Attributes:
         listed: Each tool by the name to show it with: its bare name, or its full name if the bare name calls
-            another tool. In the order of the tools.
+            another tool. The order is that of the tools.
         called: Each tool by every name that it can be called by.
         shadowed: Pairs of tools with the same bare name. The first of a pair was listed later, and the bare
             name calls it.

@@ -3,9 +3,9 @@
 A reply is judged as a whole before any of its calls is sent, so that a person decides before any of them has
 had an effect.
 
-Annotations come from the server, which may lie. So each tool is judged twice: with its annotations, and with
-the defaults of the MCP specification. If the annotations are not trusted, the stricter result counts. Whether
-a server runs in a box is known from the host's settings, and not from the server.
+Annotations come from the server, which may lie. So a tool whose annotations are not trusted is judged twice:
+with its annotations, and with the defaults of the MCP specification. The stricter result counts. Whether a
+server runs in a box (a sandbox) is known from the host's settings, and not from the server.
 
 A person's decision is passed on by the host's code, so its values may be anything. All decisions are checked
 here. The rules:
@@ -144,10 +144,10 @@ def question_about(
     *,
     show_schema: bool = True,
 ) -> ApprovalQuestion:
-    """Return the question about a call of `tool`, bound to the arguments and the tool's definition.
+    """Return the question about a call of `tool`, with digests of the arguments and the tool's definition.
 
-    The question has copies of both, so a host that modifies them, for instance to mask a value, does not
-    change the call.
+    The question has copies of the arguments and the input schema. So a host that modifies them, for instance
+    to mask a value, does not change the call.
     """
     return ApprovalQuestion(
         call_id=call_id,

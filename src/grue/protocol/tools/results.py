@@ -210,7 +210,7 @@ _MOST_LEVELS = 40
 _NO_SHAPE = bytes(set(range(256)) - set(b'[]{}"'))
 _STRINGS = re.compile(rb'(?:"[^"]*")+')
 _LONG_LINE = 2000
-"""JSON text whose lines are longer than this, on average, is indented before it is read by lines."""
+"""JSON text with more characters than this in a line, on average, is indented before it is read by lines."""
 
 _SMALL_VALUES = 2000
 _SMALL_CHARS = 100_000
@@ -227,7 +227,7 @@ NAME_SEPARATORS = re.compile(r"[./:]|__")
 NOT_USED = "The server '{server}' could not be used: {reason}"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
 INTERRUPTED = "interrupted; it may have taken effect"
-"""The answer to a call that was sent, in a turn that ended before the result arrived."""
+"""The answer to a call that was sent and has no result, for example because the turn ended before."""
 NOT_CALLED = "not called: the turn ended before"
 
 
@@ -238,7 +238,10 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of an error text about an unknown tool: the missing servers that may have the tool."""
+    """Return the end of an error text about an unknown tool: which servers could not be used, and why.
+
+    Only servers that may have the tool are named. `missing` has the reasons, by server.
+    """
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"
@@ -347,7 +350,11 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return the texts of a result's content blocks, or else its error's message, or else its content."""
+    """Return a result as plain text: the texts of its content blocks, if there are any.
+
+    Otherwise the text is the content of a result that has blocks. For a result without blocks, it is the
+    error's message or, without an error, the content.
+    """
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)
@@ -592,7 +599,11 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Return what the model reads for base64 data: its size, and the decoded text or why it is omitted."""
+    """Attach base64 data to `room`, and return what the model reads for it.
+
+    That is the data's size and, if the data is text, the decoded text instead of an attachment. If other data
+    cannot be attached, the reason is returned too. Without `room` only the size is returned.
+    """
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}
     if room is None:

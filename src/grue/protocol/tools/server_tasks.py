@@ -36,7 +36,7 @@ _UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
 """Error codes of a server that does not know the task: invalid parameters, no such method, not found."""
 
 MAX_POLL_ERRORS = 3
-"""After so many refusals in a row to report on a task, its server is not asked again."""
+"""If a server refuses so many polls of a task in a row, or answers them unreadably, the call fails."""
 
 
 class WaitFor(Struct, frozen=True):
@@ -87,7 +87,8 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
 def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
     """Return the next step after an answer to `tasks/get`.
 
-    `answered` are the questions that the host has answered already. A server may repeat them.
+    `answered` are the names of the questions that the host has answered already. A server may repeat these
+    questions.
 
     Raises:
         ValueError: The answer cannot be used.

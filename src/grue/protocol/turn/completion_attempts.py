@@ -12,7 +12,7 @@ The rules:
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
   again once, with the limit that fits.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported
-  at once. Only if the status is 413 (the body is too large) are the newest images left out first.
+  at once. But if the status is 413 (the body is too large), the newest images and files are left out first.
 - Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind. `max_retries` limits
   all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
@@ -57,7 +57,7 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""The token limit of a reply in the wire formats. `extra_body` may set one of them."""
+"""The names that the wire formats have for a reply's token limit. `extra_body` may set the limit too."""
 
 _MOST_ENDLESS = 2
 """How many replies may run into their time limit. A further reply seldom ends in time."""
@@ -81,7 +81,8 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
             to it at once, without a retry.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
-        cut: The cut reply that the request is made again for; `None`: no reply was cut.
+        cut: The cut reply, after which the request was sent again with a larger limit; `None`: no reply was
+            cut.
         lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 
@@ -113,7 +114,7 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
     """The request gave no completion.
 
     Attributes:
-        failure: The fault, described for a person. The number of attempts is not filled in.
+        failure: The fault, described for a person. `attempt_step` fills in the number of attempts.
         profile: The endpoint's profile for which the request was encoded.
         attachments: Whether the conversation holds images or files. A further attempt may leave them out.
         shown: Whether some text of the reply was streamed.
@@ -317,7 +318,10 @@ def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
 
 
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
-"""For how many seconds a model is not asked after its first failure, and the most after repeated ones."""
+"""The seconds for which a model is paused: after its first failure, and at most after repeated failures.
+
+The pause is longer if the endpoint asks for a longer wait.
+"""
 
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300

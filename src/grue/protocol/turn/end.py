@@ -98,8 +98,8 @@ def with_calls_ended(
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
     """Prepare a turn to end while calls of its last reply are under way.
 
-    Every call gets an answer. The sessions of `starting` servers are closed as soon as they have opened. The
-    notes that were not recorded yet are returned too.
+    In a conversation, every call gets an answer for the next turn. The sessions of `starting` servers are
+    closed as soon as they have opened. Also return the notes that were not recorded yet.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}
@@ -136,7 +136,7 @@ PARKED = (
     *("iterations", "usage", "batches", "media_bytes", "forced", "degraded", "reconnected", "used"),
     *("summaries", "overflowed", "searching"),
 )
-"""The fields that a `Turn` and a `TurnParked` both have."""
+"""The fields of a `Turn` that are copied unchanged to its `TurnParked`, and back when the turn is resumed."""
 
 
 def progress(turn: Turn) -> m.TurnParked:

@@ -60,7 +60,10 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return `usage` with a cost: its own, else `reported` (by an HTTP header), else computed by `price`."""
+    """Return `usage` with a cost: its own, else `reported` (by an HTTP header), else computed from `price`.
+
+    If none of these is known, the cost stays `None`.
+    """
     if usage.cost_usd is not None:
         return usage
     if reported is None and price is not None:
@@ -83,7 +86,7 @@ def most_usage(
 
 
 class Spent(Struct, frozen=True, kw_only=True):
-    """The requests, tokens and cost of the turns of an episode that have ended."""
+    """Requests, tokens and cost: of the ended turns of an episode, or of one turn or a part of one."""
 
     requests: int = 0
     usage: m.Usage = m.Usage()

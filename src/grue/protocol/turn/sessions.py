@@ -101,7 +101,10 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
-    """Send the first request, unless a session is opening or the check for tool support is under way."""
+    """Go on with the turn, unless a session is opening or the check for tool support is under way.
+
+    It sends its next request. If it was resumed at tool calls, it makes these calls instead.
+    """
     if state.pending or state.asking:
         return state, ()
     turn = state.turn
@@ -155,11 +158,11 @@ def _with_all_tools(state: s.AwaitingSessions) -> Transition:
 
 
 _NAMED = 3
-"""How many tools the reason for dropping a reply names."""
+"""The most tools that are named in the reason for which a reply is dropped."""
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
-    """Send the first request with the presumed tools, while the sessions are still opening."""
+    """Remember the presumed tools, and send the first request with them now if it need not wait."""
     match state:
         case s.AwaitingSessions():
             return _ask_early(replace(state, presumed=event))

@@ -34,7 +34,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """The memory of a turn, passed from state to state.
 
     Attributes:
-        tools: The tools of all open sessions, in the order of the servers.
+        tools: The tools of all open sessions and of the `unstarted` servers, in the order of the servers;
+            then `read_result`, if the turn offers it.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
         serving_unlisted: Servers that serve tools which they do not list.
@@ -136,8 +137,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     def offered(self) -> tuple[m.ToolDefinition, ...]:
         """The tools as a request offers them.
 
-        They are sorted, because servers may list them in another order each time, and a prompt cache needs
-        the same bytes.
+        They are sorted (except in the replay of an old trace), because servers may list them in another order
+        each time, and a prompt cache needs the same bytes.
         """
         search = self.run.tool_search if self.searching else None
         shown = self.tools

@@ -179,7 +179,7 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
 def settle(
     state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> Transition:
-    """Record how a call ended. Then send the next calls that may be sent; if none are left, ask the model.
+    """Record how a call ended, and send the next calls that may be sent. After the last, go on with the turn.
 
     After a server's death or a timeout, calls under way at other servers still finish.
     """
@@ -316,7 +316,8 @@ def _noted(
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
     """Return whether the call must not be made: its tool differs from the definition in `definitions`.
 
-    `False` if a person is going to be asked about the call: the person sees the new definition.
+    `False` if a person is going to be asked about the call: the person sees the new definition. Also `False`
+    for a call that is an MCP task: its server has it already.
     """
     if each.terms.verdict == "ask" or each.task is not None:
         return False
