@@ -277,6 +277,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
     Raises:
         MCPConfigError: No server is configured.
         MCPServerStartupError: The server could not be started.
+        MissingDependencyError: The package `mcp` is absent or too old.
 
     Source: L12
     """
