@@ -25,8 +25,9 @@ class Changes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: New values for fields of `FailurePolicy`, by name.
-        limits: New values for fields of `TurnLimits`, by name. The value of `budget` is such a mapping, too.
-        system: The system text of every turn; `None`, here and below: as recorded.
+        limits: New values for fields of `TurnLimits`, by name. The value of `budget` is a mapping from names
+            of its fields to new values.
+        system: The system text of every turn. `None`, for this attribute and the next two: as recorded.
         user: The user message of every turn.
         final_request: The text that asks for the final answer.
 
@@ -61,8 +62,8 @@ class Changes(Struct, frozen=True, kw_only=True):
     def carried(self, command: Any, recorded: Any) -> Any:
         """Return the replayed message `command` with the limits and policies of its `recorded` counterpart.
 
-        Messages such as `OpenSession` repeat the turn's limits. If these were changed, each such message
-        would be reported as a difference.
+        Messages such as `OpenSession` repeat the turn's limits and policies. If they kept the changed values,
+        each such message would be reported as a difference.
         """
         if not self or type(command) is not type(recorded):
             return command

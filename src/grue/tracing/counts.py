@@ -288,7 +288,7 @@ class EpisodeTally:
             case m.ToolCalled():
                 self._tool(envelope).numbers["calls"] += 1
             case m.ToolRejected(name=name) | m.ToolDenied(name=name):
-                # The model may have invented the name: the call is counted under it all the same.
+                # The model may have invented this name. Count the call under the name all the same.
                 self.tools[name].numbers["rejected"] += 1
                 self._names.pop((turn, body.call_id), None)
             case m.ToolSkipped(refused=refused):

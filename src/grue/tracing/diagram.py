@@ -17,7 +17,7 @@ from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, split_turns
 
 WIDTH = 80
-"""Columns of a plain diagram."""
+"""Default width of a plain diagram, in columns of the terminal."""
 
 _TEXT_CHARS = 80
 _ACTORS = ("host", "agent", "llm")
@@ -31,8 +31,8 @@ class Drawn(Struct, frozen=True):
 
     Attributes:
         sender: The actor where the line starts, or over which the note is drawn.
-        receiver: The actor where the line ends; `None`: the message is drawn as a note, because it was
-            recorded but sent to no actor.
+        receiver: The actor where the line ends; `None`: the message is drawn as a note, because it was sent
+            to no actor, or its sender is also its receiver.
         asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
         failed: Whether the message reports that a call, a server or a turn failed.
         text: One printable line, with a sign before it if the message reports a problem.

@@ -50,13 +50,14 @@ IGNORED = frozenset(
         "HistoryReference.file",
     }
 )
-"""Fields that are not compared: they differ from run to run, or a difference is reported among the episode's
-recorded conditions."""
+"""Fields that are not compared. Most of them differ from run to run. If the endpoint differs (`asks`), the
+`conditions` in the host's `EpisodeStarted` show this difference."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 
 _MOST_MATCHED = 400
-"""The most messages with the same cause that are matched by their content, at a quadratic cost."""
+"""More messages than this with the same cause, sender, receiver and kind are paired in order, not by content:
+pairing by content has a quadratic cost."""
 
 _MOST_ANSWERS = 5
 
@@ -258,7 +259,8 @@ class _TurnDiff:
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
         """Pair messages that have the same cause, sender, receiver and kind.
 
-        They are paired in order, or by content if one trace has more of them than the other.
+        They are paired by content if one trace has more of them than the other, and neither trace has more
+        than `_MOST_MATCHED`. Otherwise they are paired in order.
         """
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
@@ -329,7 +331,7 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
 
 
 KEPT_BYTES = 4 * 2**20
-"""The most bytes of a trace whose messages are in memory at a time; further messages are left in the file."""
+"""At most this many bytes of a trace's messages are in memory at a time; other messages stay in the file."""
 
 
 class LeftInFile(Struct, frozen=True):
@@ -381,7 +383,10 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, its stub (with a `LeftInFile` as the message), and the bytes that this saves."""
+    """Yield each envelope, its stub (with a `LeftInFile` as the message), and the bytes that the stub saves.
+
+    If the envelopes do not come from a file, each is yielded in place of its stub, with 0 bytes.
+    """
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return
@@ -395,7 +400,8 @@ def _ended_as_asked(left: object, right: object) -> bool:
 
     Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
     other endings. The ending `none` equals them all: the session had no process, for example in a fork that
-    takes its tool results from a trace.
+    takes its tool results from a trace. If both endings are `died`, the result is `False`: the messages are
+    then compared field by field.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -59,8 +59,8 @@ class LogLine(Struct, frozen=True):
 class Fact(m.Message, frozen=True, kw_only=True):
     """Base of all facts. A host's own facts have tags with a prefix: `tag="maildesk.Assigned"`.
 
-    If a fact has a field `turn`, readers show it with that turn. Override the methods to choose how readers
-    present the fact.
+    If a fact has a field `turn`, readers show the fact with that turn. Override the methods to choose how
+    readers present the fact.
 
     Attributes:
         between_turns: Whether the host records the fact only while none of its turns runs. If so, and if the
@@ -172,8 +172,8 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
         scripted: The model is a script, not an LLM.
         max_turns: Turns after which the host stops; 0: no limit.
         settings: The host's settings that it needs to resume the episode.
-        conditions: The configuration as texts: `model`, `endpoint`, `server`, limits, tool lock. A host that
-            resumes the episode reports which of them have changed.
+        conditions: The parts of the configuration as texts, by name, such as `model` and `endpoint`. A host
+            that resumes the episode reports which of them have changed.
     """
 
     between_turns: ClassVar[bool] = True

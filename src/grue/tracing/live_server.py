@@ -37,7 +37,7 @@ from grue.tracing.reading import EpisodeReader, open_episode
 from grue.tracing.viewer import SCRIPTS, STYLE
 
 _MOST_ANSWER_BYTES = 8_000_000
-"""An answer to a page has whole pieces up to about this size, and at least one."""
+"""The most bytes of new pieces in one answer to a page. A single piece is sent even if it is larger."""
 _POLL_S = 0.2
 
 
@@ -53,7 +53,7 @@ class _LivePiece(Piece, frozen=True, kw_only=True):
 
 
 class LiveFeed:
-    """A context manager that follows a growing trace, a file or a run folder, in a thread of its own.
+    """A context manager that follows a growing trace (a file or a run folder) in a thread of its own.
 
     Raises:
         TraceError: The file is missing, or is not a trace.
@@ -194,7 +194,7 @@ class LiveServer(ThreadingHTTPServer):
         self.page = b"".join((parts[0], embedded(page), *parts[1:]))
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore the errors of broken connections: a browser may break one off at any time."""
+        """Ignore the errors of broken connections: a browser may close a connection at any time."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 

@@ -80,7 +80,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
     Raises:
         ValueError: The name or the version cannot be part of a file's name.
-        TraceError: The file cannot be written, or the run already has as many marks as are allowed.
+        TraceError: The file cannot be written, or the run already has 100 other marks (`_MOST_MARKS`).
     """
     require_name(mark.scorer)
     require_name(mark.version)

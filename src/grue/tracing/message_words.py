@@ -40,7 +40,7 @@ SpanLevel = Literal["default", "warning", "error"]
 
 
 class Verdict(Struct, frozen=True):
-    """A judgement of how a span ended.
+    """A judgement of how a span ended, or of the event in a `SpanNote`.
 
     Attributes:
         error_type: One of a few fixed words, suitable for metrics; empty unless something failed.
@@ -90,7 +90,8 @@ class _Row(Struct, frozen=True):
         severity: The severity of every message of the kind.
         mark: A word for the problem that every message of the kind reports; empty if there is none.
         judge: Returns a message's severity and `mark`, if they differ between messages of the kind.
-        subject: Returns the call's id or the tool's name that `words` is about, to be shown before `words`.
+        subject: Returns what `words` is about, such as a call's id or a request's number. It is shown before
+            `words`.
         live: Returns whether the live view shows `words` of a message as a problem.
     """
 
@@ -142,7 +143,7 @@ def mark_of(body: Struct) -> str:
 
 
 def problem_in(body: Struct) -> str:
-    """Return the problem that the live view shows for a message, or an empty text. It is untrusted."""
+    """Return the untrusted text of the problem that the live view shows for a message; empty if none."""
     row = _row(body)
     return row.words(body) if row.live and row.live(body) else ""
 
@@ -653,7 +654,7 @@ _FACT = _Row(
     lambda fact: clipped(said_by(fact, Fact.summary).replace("\n", " "), _LONGEST_FACT),
     judge=lambda fact: (severity_told(fact), said_by(fact, Fact.mark)),
 )
-"""The row of all facts of hosts, whose methods return the words."""
+"""The row of all facts, grue's own and those of hosts. The methods of a fact return its words."""
 
 _NAMES = {str(kind.__struct_config__.tag): kind.__name__ for kind in (*get_args(m.AnyMessage), ActorFailed)}
 """The names of grue's own messages by tag. The name of a host's fact is its tag."""

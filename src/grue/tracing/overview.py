@@ -14,7 +14,7 @@ _CHARS = 300
 _TITLE_CHARS = 80
 _MOST_MODELS = 20
 _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "reason", "detail", "turns"})
-"""Fields that have their own place on the page."""
+"""Fields that the page shows in a place of their own; they are not repeated in `facts` and `results`."""
 
 
 class Overview(Struct, kw_only=True):
@@ -29,7 +29,8 @@ class Overview(Struct, kw_only=True):
         ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
         detail: Why the episode ended, as a sentence.
         grade: `fail` if the episode failed or was interrupted, otherwise empty.
-        result: The result in a few words, such as a score; empty: none, or the host is not installed.
+        result: The result in a few words, such as a score; empty: there is no result, or the host is not
+            installed.
         results: Further fields of the host's `EpisodeEnded`, by name.
         turns: How many turns were run; a resumed turn counts once. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.

@@ -32,7 +32,7 @@ PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end
 
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3
-"""A fact's text with fewer characters is likely to occur in the prompt by chance."""
+"""A fact's text with fewer characters is not searched for in the prompt: it may occur there by chance."""
 _MOST_SHOWN = 20
 """Of the facts before a prompt, at most this many are remembered, each by its longest text."""
 
@@ -45,7 +45,8 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
             and its reply. `call`: a tool call and its result. `note`: a problem, or an event that changes the
             turn. `end`: the end of the turn.
         seq: Number of the message that begins the passage.
-        place: For a `call`: its position in the reply that asked for it; -1: no reply asked for it.
+        place: For a `call`: its position, counted from 0, among the calls of the reply that asked for it;
+            -1: no reply asked for it.
         also: Numbers of the passage's further messages; 0: there is no message. A `reply` has one: the
             model's reply. A `call` has four: the call was sent, it was settled, a person was asked, the
             person decided. An `end` has one: the reply that contains the answer.
@@ -190,7 +191,10 @@ class StoryTeller:
 
 
 def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
-    """Return the number of the request that a reply answers, or 0 if it is unknown."""
+    """Return the message number of the request that a reply answers; 0 if no request is open.
+
+    If the reply's cause is not an open request, the latest open request is returned.
+    """
     if envelope.cause in state.requests:
         return envelope.cause or 0
     return next(reversed(state.requests), 0)
@@ -344,7 +348,7 @@ class PageTurn(Struct, kw_only=True):
         question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
         answer: The beginning of the model's answer, also to tell the turns apart; printable.
         forked: Whether the turn is a fork. It has the number of the recorded turn that it runs again.
-        phases: Seconds by kind of span.
+        phases: Seconds by kind of span, without the kinds `turn`, `session` and `host`.
         marks: The problems that the turn's messages report, failures before warnings.
     """
 
@@ -402,9 +406,9 @@ class TurnWriter:
                 page.action = printable(headline, _REASON_CHARS)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the problem that a message reports (`row.mark`), unless an earlier message has reported it.
+        """Count the problem that a message reports (`row.mark`), unless it only repeats an earlier report.
 
-        For example, `SessionClosed` repeats a `ServerDied`, and `TurnCompleted` a `FinalForced`.
+        For example, a `SessionClosed` repeats a `ServerDied`, and a `TurnCompleted` repeats a `FinalForced`.
         """
         if row.kind == "TurnCompleted" and row.mark in self._marks:
             return
@@ -440,7 +444,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     """A message in the page; `viewer_page/trace.js` takes the fields in this order.
 
     Attributes:
-        repeats: For a reply, the share of its prompt that repeats an earlier prompt.
+        repeats: For a reply, the share of its prompt that repeats an earlier prompt, such as `85% repeated`.
         broken: For a reply, where and why its prompt differs from that earlier prompt.
         left_out: For a `RewriteHistory` that shortens the history: how many entries it replaces by one.
     """
@@ -499,8 +503,8 @@ class Piece(Struct, frozen=True, kw_only=True):
 class PageFeed:
     """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`.
 
-    Only the current piece and the sums of each turn are in memory. Call `take` when the piece is `due`, and
-    once after `finish`. `images` collects the images of the messages.
+    Only the current piece, the sums of each turn and the latest conversations are in memory. Call `take` when
+    the piece is `due`, and once after `finish`. `images` collects the images of the messages.
     """
 
     def __init__(self, images: ImageTable) -> None:

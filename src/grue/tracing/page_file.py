@@ -3,7 +3,7 @@
 Text from models, tools and games cannot run as code in a page. Each of three measures would suffice: the text
 is data in a script element that browsers do not execute, and cannot end that element; the script shows it
 only as text; and the content security policy allows no other style and script than the page's own. The policy
-also forbids all requests, except those of a page that follows a trace to its own server.
+also forbids all requests. Only a page from `grue trace serve` may send requests, to its own server.
 
 Images are taken out of the messages, so that each is in the page only once. A JSON string counts as an image
 if it is base64 text that begins as a PNG, JPEG, GIF or WebP file does. No other media type is shown, so that
@@ -118,9 +118,9 @@ REFERENCE = "grue-image:"
 """The prefix of a string that replaces an image; the image's id follows."""
 
 MAX_IMAGE_CHARS = 24_000_000
-"""The most characters of base64 of an image that a page shows."""
+"""The most base64 characters of one image. A text with its size replaces an image that is larger."""
 MAX_IMAGES_CHARS = 96_000_000
-"""The most characters of base64 of all images of a page. A text with its size replaces a further image."""
+"""The most base64 characters of all images of a page together. Texts with their sizes replace the others."""
 
 # With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(

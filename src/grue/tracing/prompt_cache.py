@@ -25,7 +25,8 @@ from grue.tracing.message_words import kind_of
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
 
 _MOST_KEPT = 1_000
-"""The most conversations that are remembered after their turn. The longest unused is forgotten first."""
+"""The most conversations that are remembered after their turn. The one that has been unused for the longest
+time is forgotten first."""
 
 _AROUND = 24
 _EXCERPT = 72
@@ -45,7 +46,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         cause_kind: The kind of that message.
         why: What has changed, in words; names in it are untrusted.
         tokens: About how many tokens have to be paid again: those from that byte to the end of the shorter
-            prompt. Computed from the endpoint's token count of this prompt, or else from its bytes.
+            prompt. Computed from the endpoint's token count of this prompt, or, without a count, from
+            `ContextPolicy.bytes_per_token`.
     """
 
     part: PromptPart
@@ -447,7 +449,11 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt that shares the longest beginning with `sent`; of several, the latest."""
+        """Return the earlier prompt that shares the longest beginning with `sent`; of several, the latest.
+
+        For the first prompt of a conversation, return the latest first prompt of another conversation with
+        the same model, or `None`.
+        """
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (_in_common(each, sent), each.seq))
@@ -693,7 +699,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
     """The sums over the prompts of a trace.
 
     Attributes:
-        requests: Requests that an endpoint has answered.
+        requests: Requests that an endpoint has answered, or whose reply was dropped.
         breaks: How many of these requests do not repeat the whole of the earlier prompt (`PrefixBreak`).
         input_tokens: Tokens of all prompts that endpoints have counted.
         repeated_tokens: About how many of the input tokens repeat an earlier prompt.

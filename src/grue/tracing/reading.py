@@ -28,7 +28,7 @@ from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_fac
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
 _MOST_KINDS = 1000
-"""How many generated classes are kept. A damaged or hostile file may need more."""
+"""The most generated classes that are kept in memory: a damaged or hostile file may need any number."""
 
 
 class _Tag(Struct):
@@ -124,7 +124,7 @@ def union_of(kinds: Iterable[type[Struct]]) -> Any:
     return functools.reduce(operator.or_, kinds)
 
 
-# Make a first decoder now: if two threads made it at once later, msgspec would crash the process.
+# Make the first decoder now: if two threads made it at the same time later, msgspec would crash the process.
 msgspec.json.Decoder(union_of(known_kinds().values()))
 
 

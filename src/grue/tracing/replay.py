@@ -447,7 +447,8 @@ def replay_sessions(
     """Replay the sessions of a turn.
 
     `commands` has the messages of the replayed agent, each by the number of the recorded message that it
-    replaces. Return how many messages were compared, and the first difference of each session that has one.
+    replaces. Return how many messages agreed with the recording, and the first difference of each session
+    that differs.
     """
     compared = 0
     found: list[Divergence] = []
@@ -499,7 +500,7 @@ class _Session:
         first = self._sent[0].body if self._sent else None
         at_s = math.inf  # so late that the time for which the server was disabled is over
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # The server was disabled before this turn. If the host did that, only `first` has its reason.
+            # The server was disabled before this turn. If the host disabled it, only `first` has the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
             # A retry means that an earlier turn had connected to this server. The fork's trace does not hold
@@ -522,7 +523,7 @@ class _Session:
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Replay an attempt to connect with its recorded result, or return `None` if the trace lacks that."""
+        """Replay an attempt to connect with its recorded result. Return `None` if the trace has no result."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -616,7 +617,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
     """The result of replaying one turn.
 
     Attributes:
-        compared: How many messages the replay has computed and compared.
+        compared: How many messages the replay has computed that agree with the recording.
         end: How the turn ended; an unfinished turn is replayed up to its last recorded message.
         divergence: The first message that differs from the recording; `None`: none differs.
     """

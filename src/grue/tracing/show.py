@@ -29,7 +29,7 @@ from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import turn_of
 
 UNCUT_LIMIT = 500
-"""Longest text of a message if no width is given, in characters."""
+"""Longest text of a message in the table, in characters. A terminal's width can cut the text further."""
 
 _LONGEST_ROUTE = 40
 _BOLD = "1"

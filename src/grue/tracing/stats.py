@@ -188,13 +188,14 @@ class ToolStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         tool: The tool's name with its server, such as `files.read`.
-        calls: Calls that were sent to the server. Each that has ended is also counted by how it ended.
+        calls: Calls that were sent to the server. A call that has ended is counted again, by how it ended.
         returned: Calls that were answered with a result.
         errors: Calls that were answered with an error.
         timed_out: Calls that were not answered in time.
         lost: Calls that were not answered because the server died.
         skipped: Calls that were never sent, because something before them in the turn went wrong.
-        rejected: Calls that were never sent, because the tool is unknown or the arguments cannot be read.
+        rejected: Calls that were never sent, because the tool is unknown or has changed, the arguments are
+            invalid, or the policy or a person denied the call.
         duration: Durations of the calls that ended, as the session measured them.
     """
 
@@ -222,7 +223,8 @@ class ServerStats(Struct, frozen=True, kw_only=True):
             session without a process counts as `none`.
         startup: How long turns waited for each session that opened, as the session measured it.
         spares: Sessions that were opened in advance, for a later turn.
-        spares_lost: Prewarmed or kept sessions that could not be used when their turn began.
+        spares_lost: Sessions that were opened in advance or kept from an earlier turn, but could not be used
+            when their turn began.
     """
 
     server: str
@@ -258,7 +260,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
         tools: The counts of each tool, sorted by name.
         servers: The counts of each server, in the order of their first message.
         slowest_turns: At most five turns, the slowest first.
-        hosted: Whether a host recorded facts of an episode. Otherwise the trace consists of turns only.
+        hosted: Whether a host recorded an `EpisodeStarted` or an `EpisodeResumed`.
         cut_short: Whether the trace's last line is incomplete, because the host was killed while it wrote it.
     """
 

@@ -169,7 +169,8 @@ def _slow_rows(stats: EpisodeStats) -> list[Row]:
 def _grid(rows: Sequence[Row], room: int) -> Iterator[str]:
     """Align the first and the last column to the left, all others to the right.
 
-    The first column is cut so that a row has at most `room` characters.
+    The first column is cut so that a row fits into `room` columns of the terminal, but not to fewer than
+    `_NARROWEST_NAME` columns.
     """
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     others = sum(widths[1:]) + 2 * len(widths)

@@ -15,7 +15,7 @@ A step is something that takes time. All readers ask a `StepTracker` what is und
 
 A reply ends the request that caused it. A reply without a cause, as from a host's own LLM actor, ends the
 request that has the number in the reply's field `request`. `ReplyDropped` ends a request by this number too.
-When a request or a connect is tried again, the attempt ends, and a new attempt of the same step begins.
+When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins.
 
 No message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
 between turns, or, if it crashed, with the next `RunTurn`. When a turn ends, all its steps that are still

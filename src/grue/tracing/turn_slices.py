@@ -46,7 +46,8 @@ class TurnSlice(Struct):
 
 
 _MOST_AT_ONCE = 1000
-"""The most slices that wait for the end of their turn. A turn that is cancelled as it begins has no end."""
+"""The most slices that wait for the end of their turn. Without this limit, turns that never end could fill
+the memory: a turn that is cancelled as it begins has no end."""
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:

@@ -207,7 +207,7 @@ _MOST_DIVERGENCES = 5000
 """The most differences that a page lists."""
 
 _MOST_IN_FULL = 500
-"""The most differences that a page describes in full; of each further one it has the place and one line."""
+"""The most differences that a page describes in full. Further differences have only a place and one line."""
 
 
 class _Difference(Struct, array_like=True):
@@ -229,7 +229,10 @@ class _Difference(Struct, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """The differences between two traces. `turn` is the first turn that differs, 0 if no turn differs."""
+    """The differences between two traces. `turn` is the first turn that differs, 0 if no turn differs.
+
+    `more`: there are more differences than `differences` lists.
+    """
 
     turn: int
     differences: tuple[_Difference, ...]

@@ -1,8 +1,8 @@
 """`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
 
 A trace holds only the new messages of each request. How they extend the conversation is defined in
-`protocol/context/history.py`. If earlier messages are not in the trace, `AsSent.missing` says how many they
-are; nothing is raised.
+`protocol/context/history.py`. If earlier entries of a conversation are not in the trace, no error is raised:
+`AsSent.missing` counts these entries.
 """
 
 from typing import Any
@@ -14,7 +14,8 @@ from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
 MOST_KEPT = 100
-"""The most conversations that are remembered after their turn. The longest unused is forgotten first."""
+"""The most conversations that are remembered after their turn. The one that has been unused for the longest
+time is forgotten first."""
 
 
 class AsSent(Struct, frozen=True):

@@ -15,6 +15,8 @@ failure event:
 | rejected, never sent      |                   | `mcp_tool_error`   |
 | skipped, never sent       |                   | `mcp_tool_skipped` |
 
+A call that the policy or a person denied counts as rejected here.
+
 A turn that offers tools has one `mcp_session_started` when it makes its first request, and one
 `mcp_session_complete` when it ends. In the latter, `tool_calls_count` and `tools_used` cover only calls that
 were sent.
@@ -272,7 +274,7 @@ class EventFeed:
             self._episode_id = body.episode_id
         turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
         if isinstance(body, m.ToolDrifted):
-            if body in self._drifted:  # another session of the server has recorded the same
+            if body in self._drifted:  # another session of the server has recorded the same difference
                 return []
             self._drifted.add(body)
         if isinstance(body, m.RunTurn):

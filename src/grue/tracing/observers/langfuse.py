@@ -89,7 +89,7 @@ class LangfuseObserver(Outbox):
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
     Attributes:
-        client: The client in use; `None` if none could be created. Nothing is sent then.
+        client: The client in use; `None` if no client could be created. Nothing is sent then.
 
     Source: R7.4-5, P31-32
     """
@@ -304,7 +304,10 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `metadata` and, under the name `part`, `content`, or its size if it must not be sent."""
+        """Return `metadata`, and `content` under the name `part`.
+
+        If content must not be sent, `metadata` gets the length of its JSON in characters instead.
+        """
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}

@@ -80,7 +80,7 @@ class OtelObserver(Outbox):
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
     Attributes:
-        tracer_provider: The provider in use; `None` if none could be created. Nothing is sent then.
+        tracer_provider: The provider in use; `None` if no provider could be created. Nothing is sent then.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class OtelObserver(Outbox):
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
     """Return a tracer provider, and whether the observer has to shut it down.
 
-    The provider is the program's global one. If none is set, it is a new one for the endpoint in the
-    environment. If this cannot be created either, call `warn` and return `None`.
+    The provider is the program's global provider or, if no global provider is set, a new provider for the
+    endpoint in the environment. If there is no provider to return, call `warn` and return `None` for it.
     """
     if not _installed():
         warn(f"{INSTALL}. The episode continues without it.")
@@ -264,7 +264,10 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and the `_Ids` that makes its ids (`None` for a tracer not of the SDK)."""
+    """Return a provider's tracer, and the `_Ids` that makes the ids of its spans.
+
+    The `_Ids` is `None` if the tracer is not one of OpenTelemetry's SDK.
+    """
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:

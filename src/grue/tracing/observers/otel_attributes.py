@@ -43,7 +43,7 @@ from grue.tracing.observers.spans import (
 
 
 def said(items: tuple[m.ConversationItem | m.AssistantReply, ...], *, capture: bool) -> dict[str, Any]:
-    """Return the span attributes for the messages of a request; without `capture`, only their size."""
+    """Return the span attributes for the messages of a request; without `capture`, only their length."""
     if not capture:
         return {"grue.input_chars": len(json_text(chat_messages(items)))}
     instructions = [_text(item.text) for item in items if isinstance(item, m.SystemText)]
@@ -303,7 +303,7 @@ class Conventions:
         }
 
     def _about_subject(self, event: SpanClosed) -> Attributes:
-        """Return the attributes of a completion or a tool call that were not known when its span began."""
+        """Return attributes of a completion or a tool call that are set or changed after its span began."""
         match event.subject:
             case Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}

@@ -159,7 +159,8 @@ class Outbox:
                 goes on in the background.
 
         Returns:
-            Whether everything was sent and the thread has ended.
+            Whether the thread has ended, and so has handled all queued envelopes; `True` also if there is no
+            thread to wait for.
         """
         if self._process != os.getpid():
             return True

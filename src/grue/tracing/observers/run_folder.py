@@ -289,7 +289,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """For a batch's first skipped call, return a line about all of them; for the others, nothing."""
+        """For a batch's first skipped call, return a line for all skipped calls; for others, nothing."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

@@ -187,7 +187,7 @@ def verdict_of(
     | m.CompletionFailed
     | m.ToolCallRecord,
 ) -> Verdict:
-    """Return how a span ended."""
+    """Return the verdict on a span that ended with `outcome`."""
     match outcome:
         case m.CompletionReceived():
             return Verdict()
