@@ -253,10 +253,9 @@ class GameConfiguration(_Table):
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When a server starts, if its entry has no `start`. `before`: before the first request of a
-            turn. `beside`: at the same time as that request, if grue has an earlier listing of the server's
-            tools, else as `before`. `beside_if_locked`: as `beside`, but only the listing file of the tool
-            lock counts. `when_called`: at the first call of one of the server's tools, if grue has an earlier
-            listing, else as `before`.
+            turn. `beside`: together with that request, if grue has an earlier listing of the server's tools,
+            else as `before`. `beside_if_locked`: as `beside`, but only the lock's listing file counts.
+            `when_called`: at the first call of its tools, if grue has an earlier listing, else as `before`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
             registry.
         client_base_url: Base URL of the LLM endpoint; OpenRouter by default.

@@ -98,20 +98,17 @@ class Runner(AsyncToolAccess, Closing):
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
-        recorder: Records all messages; `None`: a new recorder, which also logs problems as warnings to the
-            logger `grue`.
+        recorder: Records all messages; `None`: a new one, which also logs problems to the logger `grue`.
         trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
             folder of its own. `None`: no trace is written.
         process_limits: How server processes are ended.
-        elicit: A coroutine function that asks the user a server's question; `None`: all questions are
-            declined.
+        elicit: A coroutine function that asks the user a server's question; `None`: all are declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
-        approve: The function that answers the policy's questions about tool calls. It gets all questions
-            about one reply at once. It may be a plain function, which runs in a thread, or a coroutine
-            function. The wait counts against the turn's time limit. `None`: nobody can be asked, so the calls
-            are denied unless the policy parks turns.
+        approve: A function, which runs in a thread, or a coroutine function. It gets all of the policy's
+            questions about the calls of one reply. The wait counts against the turn's time limit. `None`:
+            nobody can be asked, so these calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: the history is never shortened.
         tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place.
         budget: What all turns together may spend on the model. For a single turn there is `limits.budget`.
