@@ -148,7 +148,9 @@ def _check_list(file: BufferedReader) -> None:
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
     # ZIP64 is refused, because `zipfile` reads the number of files of such an archive from another place.
-    if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
+    if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK):
+        raise MCPConfigError("It is a ZIP64 file. Pack its files into an ordinary zip file.")
+    if size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:
         raise MCPConfigError(f"It has more than {MOST_FILES:,} files.")
