@@ -20,7 +20,7 @@ waits for its next message, a reply or a timer, so a test needs no sleeps.
 `virtual_time` runs a test in an event loop with a virtual clock. When all tasks wait, the clock jumps to the
 next timer. If there is none, the loop raises `Deadlock`, whose message has the line at which each task waits.
 A process, a socket or a pipe takes real time, so the loop refuses to wait for one. The loop does wait for
-work in threads, for at most 30 s of real time. Meanwhile the virtual clock stands still.
+work in threads, and raises `Deadlock` after 30 s of real time. Meanwhile the virtual clock stands still.
 
 `TraceWatch` has assertions about recorded messages, for one actor or for whole turns.
 
@@ -85,7 +85,7 @@ class FakeChannel(Mailbox[M]):
         return [each.body for each in self.envelopes]
 
     def answers(self, kind: type, *replies: Any) -> None:
-        """Answer each message of the class `kind` at once, with these replies in order.
+        """Answer each later ask of the class `kind` at once, with these replies in order.
 
         The last reply is repeated. A reply may be a function, which gets the message and returns the reply.
         """
@@ -94,7 +94,7 @@ class FakeChannel(Mailbox[M]):
         self._answers[kind] = deque(replies)
 
     def ends_at(self, kind: type) -> None:
-        """Close the mailbox when a message of this kind arrives, as if an actor had crashed on it."""
+        """Abandon the mailbox at a message of this kind, as if the actor had crashed while handling it."""
         self._ends_at = kind
 
     def reply(self, body: Any) -> None:
@@ -123,7 +123,7 @@ class FakeChannel(Mailbox[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in, and answer it if `answers` has set replies for its kind."""
+        """Put a message in, and do what `answers` and `ends_at` have set for its kind."""
         envelope = super().send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
         self.envelopes.append(envelope)
         if reply_to is not None:
@@ -187,7 +187,7 @@ class ActorHarness:
 
     Args:
         turn: Number of the turn that the messages belong to.
-        stop_grace_s: Seconds, in virtual time, that the actor has to end by itself.
+        stop_grace_s: How many seconds of virtual time a stopped actor may take to end before it is cancelled.
 
     Attributes:
         watch: Has every message so far, and methods that assert what happened, in which order, and why.
@@ -354,7 +354,7 @@ _LIBRARIES = ("/asyncio/", "/anyio/")
 
 
 class Deadlock(AssertionError):  # noqa: N818 - a state, named as the field names it
-    """All tasks wait, and nothing is left that could wake one of them."""
+    """All tasks wait, and either nothing is left that could wake them, or a thread has worked for 30 s."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -450,7 +450,7 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine function in a new event loop with a virtual clock, and return its result.
 
     Raises:
-        Deadlock: All tasks wait, and there is no timer.
+        Deadlock: All tasks wait, and either there is no timer or a thread has worked for 30 s of real time.
     """
     return anyio.run(main, backend="asyncio", backend_options={"loop_factory": VirtualTimeLoop})
 
@@ -461,7 +461,7 @@ def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
     A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual.
 
     Raises:
-        Deadlock: All tasks wait, and there is no timer.
+        Deadlock: All tasks wait, and either there is no timer or a thread has worked for 30 s of real time.
     """
 
     @functools.wraps(test)
@@ -540,7 +540,7 @@ class TraceWatch:
 
     @classmethod
     def of(cls, path: str | PathLike[str]) -> Self:
-        """Return the messages of a trace file.
+        """Return a `TraceWatch` with the messages of a trace file.
 
         Raises:
             TraceError: The file cannot be read.
@@ -558,6 +558,7 @@ class TraceWatch:
 
         `kind` is a class of `grue.messages` or `grue.tracing.facts`, or your own. `times` is how many such
         messages there must be; `None`: at least one. `fields` are values that the message's fields must have.
+        With `times=0`, the result is `None`.
 
         Raises:
             AssertionError: The message was recorded too rarely or too often.

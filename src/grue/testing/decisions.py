@@ -17,7 +17,7 @@ class Called(Struct, frozen=True):
 
     Attributes:
         name: Canonical name of the tool, `SERVER.TOOL`.
-        arguments: The arguments that the model wrote: a JSON object, or the text if it is not one.
+        arguments: The arguments that the model wrote, as a dictionary; as text if they are not a JSON object.
         result: The content that the tool returns; not checked if it is left out.
         error: The error message that the model gets instead of a result; not checked if it is left out.
         settlement: How the call ends, such as `returned` or `timed_out`.
@@ -57,7 +57,8 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
     With `fallback`, the host's fallback is expected, because the model gave no acceptable answer.
 
     Raises:
-        AssertionError: The turn gave another answer, or used the fallback although `fallback` is false.
+        AssertionError: The turn gave another answer, used the fallback although `fallback` is false, or did
+            not use the fallback although `fallback` is true.
         TypeError: `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):

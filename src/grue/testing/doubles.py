@@ -174,7 +174,7 @@ class MockLLMClient:
         self._responses.append(error)
 
     def chat_completions_create(self, **kwargs: Any) -> LLMResponse:
-        """Record the request and return the next response.
+        """Record the request, and return the next response or raise the next error.
 
         Raises:
             MCPError: No response is left.

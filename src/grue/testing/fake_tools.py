@@ -109,7 +109,7 @@ class FakeToolServer:
         """Begin a session and return the tools.
 
         Raises:
-            ServerFailed: `fails_to_start` was called.
+            ServerFailed: `fails_to_start` makes this attempt fail.
         """
         del timeout_s
         await anyio.lowlevel.checkpoint()

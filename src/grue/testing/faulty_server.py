@@ -49,7 +49,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 """The choices of `--ask`: requests to the client."""
 
 UNPROMPTED_ACTIONS = ("exit", "kill", "close-stdout", "noise", "change-tools")
-"""The choices of `--after-listing`: actions without a request."""
+"""The choices of `--after-listing`: what the server does without having been asked."""
 
 GARBAGE = (
     b"Server listening...",
@@ -64,7 +64,8 @@ GARBAGE = (
 def argv(*flags: str) -> tuple[str, ...]:
     """Return the command line that runs this server with `flags`, in this interpreter.
 
-    The server is imported, so that Python uses the cached bytecode: compiling takes a fifth of the start-up.
+    Python imports this module instead of running the file, so that it can use the cached bytecode: compiling
+    takes a fifth of the start-up.
     """
     folder = os.path.dirname(__file__)  # noqa: PTH120 - one import less to boot with
     start = f"import sys; sys.path.append({folder!r}); import faulty_server; faulty_server.run()"
@@ -398,7 +399,7 @@ class FaultyServer:
                     sys.stdout.buffer.flush()
                     time.sleep(self._flags.drip or 0)
         except OSError:
-            pass  # stdout was closed by `--close-stdout-at`; `contextlib.suppress` would need a slow import
+            pass  # stdout is closed, by a fault or the client; `contextlib.suppress` would need a slow import
 
 
 def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:

@@ -47,7 +47,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     grue keeps for the next sandbox. If the block raises an exception, nothing is checked.
 
     Args:
-        within_s: How many seconds leftovers have to disappear after the end of the block.
+        within_s: How many seconds to wait, after the end of the block, for leftovers to disappear.
 
     Raises:
         AssertionError: Something is left; the text lists it.
@@ -61,7 +61,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     before = _Present(
         all_process_ids(), frozenset(_descriptors()), frozenset(_threads(running)), _tasks(), running
     )
-    os.environ[_MARK] = f"{mark} {outer}"  # in nested blocks, a process inherits the ids of all blocks
+    os.environ[_MARK] = f"{mark} {outer}"  # in nested blocks, a process inherits the marks of all blocks
     try:
         yield
     finally:

@@ -119,7 +119,7 @@ def refusal_reply(words: str) -> LlmReply:
 def completion(
     message: Mapping[str, object], *, finish_reason: str = "stop", usage: Mapping[str, object] | None = None
 ) -> LlmReply:
-    """Return a completion with this message, which is not checked, so that it can be malformed.
+    """Return a completion with this message, whose fields are not checked, so that they can be malformed.
 
     By default `usage` has 10 prompt tokens and 5 completion tokens.
     """
@@ -140,7 +140,7 @@ def completion(
 def error_reply(
     status: int, message: str, headers: Mapping[str, str] | None = None, **error: object
 ) -> LlmReply:
-    """Return an error in OpenAI's shape; `error` has further fields of it, such as `metadata`."""
+    """Return an error in OpenAI's shape; `error` has the error's further fields, such as `metadata`."""
     _check_form("error_reply", "status", status, int)
     _check_form("error_reply", "message", message, str)
     if headers is not None:

@@ -170,7 +170,10 @@ def _chunked(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events to send for the fraction `after`: at least 1, not all of several."""
+    """Return how many of `count` events to send for the fraction `after`; `None`: all.
+
+    With a fraction, at least 1 event is sent, but fewer than `count` if `count` is above 1.
+    """
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -196,7 +199,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         headers: The headers, with their names in lower case.
         body: The parsed body, with the fields that the path contains, such as `model` in some formats; empty
             if the body is not a JSON object.
-        refused: Why the server's rules refused it; `None` if they accepted it.
+        refused: Why the server refused the request: a rule, a missing header or invalid JSON; `None`: it did
+            not, or only because the request is too long.
         chat: The body translated to chat completions; empty if that is impossible.
     """
 
@@ -227,7 +231,7 @@ Script: TypeAlias = Sequence[LlmReply | str] | Callable[[LlmRequest], LlmReply |
 _SHOWN = 300
 
 _OURS = "grue.testing: "
-"""The prefix of errors in the script, so that advice to the user is about the script, not about a model."""
+"""The prefix of errors in the script. grue's advice on such an error is about the script, not a model."""
 
 
 def _reply(given: object) -> LlmReply | None:
@@ -319,7 +323,7 @@ class ScriptedLlmServer:
         self._connections: set[socket.socket] = set()
         self._http = _HttpServer(("127.0.0.1", port), _Handler)
         self._http.owner = self
-        # A daemon: a server that is never left, as in a notebook, does not keep the program alive.
+        # A daemon thread: if the `with` block is never left, as in a notebook, the program can still end.
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.02,), name="scripted-llm", daemon=True
         )
@@ -474,7 +478,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     if events:
         return _streamed(said, dialect, events), wants_back
     if said.amid:
-        # `after` is the place in a stream at which `amid` is sent, and this reply is not streamed.
+        # With `amid`, `after` is a place in a stream. This reply is not streamed, so send the whole of it.
         said = replace(said, after=None)
     # The bytes of a chat completion are sent as the script has them.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back

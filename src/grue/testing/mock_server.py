@@ -315,7 +315,7 @@ class MockServer(MCPServer[Any]):
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         # Remove the handlers of features that are switched off, because the SDK declares a capability for
-        # each handler. There is no public method that removes one.
+        # each handler. There is no public method that removes a handler.
         for feature in self._without:
             for method in _METHODS[feature]:
                 server._request_handlers.pop(method, None)  # noqa: SLF001
@@ -338,12 +338,12 @@ class MockServer(MCPServer[Any]):
             return await call_next(ctx)
         except (ProtocolError, ValidationError):
             raise
-        except Exception as error:  # the SDK would send the code 0
+        except Exception as error:  # otherwise the SDK would send the error code 0
             _logger.exception("The handler of %s raised an exception", ctx.method)
             raise ProtocolError(types.INTERNAL_ERROR, str(error)) from error
 
     def _client(self, ctx: "ServerRequestContext[Any, Any]") -> "_OfClient":
-        """Return what the client of a request has set. It is kept until the connection ends."""
+        """Return the settings of the client that sent a request. They are kept until the connection ends."""
         connection = ctx.session._connection  # noqa: SLF001 - the SDK makes a new session for each request
         if connection not in self._clients:
             self._clients[connection] = _OfClient()
@@ -351,7 +351,10 @@ class MockServer(MCPServer[Any]):
         return self._clients[connection]
 
     def _require_known(self, method: str, params: Mapping[str, Any]) -> None:
-        """Refuse unknown names by the JSON-RPC error that MCP prescribes, which the SDK does not send."""
+        """Refuse unknown names and missing arguments of prompts with the JSON-RPC error that MCP prescribes.
+
+        The SDK does not send this error.
+        """
         match method, params:
             case "tools/call", {"name": str(name)} if self._tool_manager.get_tool(name) is None:
                 raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")

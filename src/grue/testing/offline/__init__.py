@@ -1,7 +1,7 @@
 """The offline model: a script that replaces the LLM, without network or API key.
 
-Its output shows that it is a script: the model is called `grue-offline-script`, the ids of its completions
-begin with `offline-`, and the thinking in its answers ends with "(scripted)". It plays games
+Its output shows that it is a script: the model is called `grue-offline-script`, the ids of its chat
+completions begin with `offline-`, and the thinking in its answers ends with "(scripted)". It plays games
 (`repertoire.py`), talks for `grue chat --offline` (`chatting.py`), and writes the report of the bundled
 example for `grue run --offline` (`reporting.py`).
 

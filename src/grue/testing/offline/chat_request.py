@@ -110,7 +110,7 @@ def decode_body(body: bytes) -> m.JsonObject:
 def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: bool = False) -> ChatRequest:
     """Check a request as a strict provider would, and decode the fields that the script reads.
 
-    With `strict_names`, function names with dots and the like are refused, as OpenAI does.
+    With `strict_names`, a function's name may have only letters, digits, `_` and `-`, as OpenAI requires.
 
     Raises:
         BadRequestError: A provider would refuse the request, or it asks for something that the script cannot

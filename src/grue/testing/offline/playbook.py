@@ -75,7 +75,7 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
 
     A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
     script's commands just before this turn, the idle commands in `recent` are ignored, and the script is
-    searched backwards for the other ones.
+    searched backwards for the remaining commands of `recent`.
 
     `turn` is the turn to play, from 1. `recent` begins with the oldest command.
     """

@@ -199,7 +199,7 @@ _PICTURES: Final = {
     "Marget": ("baker", "loaves"),
     "Tamsin": ("widow", "candles"),
 }
-"""The people in the house's Bible, and the things to count in their pictures."""
+"""For each name in the Bible of The House: who that is, and what to count in that person's picture."""
 
 _ZORK_REASONS: Final = {
     "take egg": "Jewelled eggs seldom grow on trees, so this one will be missed by nobody but a bird.",

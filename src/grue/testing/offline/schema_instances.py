@@ -14,7 +14,7 @@ from grue.protocol.tools.json_schema import check_of
 _MAX_DEPTH: Final = 16
 _MOST_ATTEMPTS: Final = 5000
 _MAX_SIZE: Final = 1000
-"""Largest `minLength` and `minItems` that are supported."""
+"""Largest `minLength`, `minItems` and `minProperties` that are supported."""
 
 _BEYOND: Final = frozenset(
     [
@@ -47,7 +47,8 @@ def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text:
         schema: A JSON Schema; malformed ones are refused.
         wishes: Preferred scalars for properties, by name, at any depth. They are used where the schema
             accepts them, even for optional properties, and ignored elsewhere.
-        text: The value of each string without a usable wish; must not be empty.
+        text: The value of each string without a usable wish, `const`, `enum` or `format`. It is cut or padded
+            to the allowed length, and must not be empty.
 
     Raises:
         UnsatisfiableError: The schema is malformed, contradictory, or not supported.

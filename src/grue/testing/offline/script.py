@@ -49,6 +49,8 @@ class Reply(Struct, frozen=True):
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     """Answer a request with the playbook's command for the situation, or else with one that `explore` finds.
 
+    A request that is not about a game gets a fixed answer, in the form that the request demands.
+
     Raises:
         BadRequestError: No answer can have the shape that the request demands.
     """
@@ -101,7 +103,7 @@ def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
 
 
 def completion(body: bytes, said: Reply) -> m.JsonObject:
-    """Return the completion for a request, with estimated tokens; its id is a digest of the request."""
+    """Return the completion for a request, with estimated token counts. Its id is made from the request."""
     message: m.JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
     if said.calls:
         message["tool_calls"] = [chat_call(call.id, call.name, call.arguments) for call in said.calls]

@@ -57,9 +57,10 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     Args:
         playbook: The playbook for the game (`playbook_for`); `None`: the model explores the game.
-        strict_names: Refuse function names with dots and the like, as OpenAI does.
+        strict_names: Allow only letters, digits, `_` and `-` in function names, as OpenAI does.
         script: A function that answers the requests, such as `reply_in_chat`; by default, play a game.
-        pause_s: Seconds between two pieces of a streamed reply; `None`: at a terminal 0.03, elsewhere 0.
+        pause_s: Seconds between two pieces of a streamed reply; `None`: at a terminal 0.03, elsewhere 0. An
+            `httpx.Client` gets all pieces without pauses.
     """
 
     def __init__(

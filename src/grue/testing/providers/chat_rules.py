@@ -1,7 +1,7 @@
 """The rules of strict providers for a chat completions request, with error messages like theirs.
 
 No provider has all of these rules, but a request that keeps all of them is accepted by every provider.
-Requests in the other formats are translated to chat completions first. Functions that all formats use are
+Requests in the other formats are translated to chat completions first. Functions that the formats use are
 here as well: they read completions, make reasoning look encrypted, and write the stream of chat completions.
 """
 
@@ -19,7 +19,7 @@ from msgspec import Struct
 Json: TypeAlias = dict[str, Any]
 
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
-"""What code that expects a well-formed body raises when the body is malformed."""
+"""The exceptions that a malformed body causes in code that expects a well-formed one."""
 
 Owed: TypeAlias = Mapping[str, Sequence[Json]]
 """The reasoning that a request must repeat unchanged, by the id of the tool call that followed the reasoning.
@@ -247,11 +247,11 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         cache_markers: How many content parts may have `cache_control`; 0: the field is refused as unknown.
         tools_with_history: A request whose history has tool calls must have `tools`.
         max_description_chars: Longest description of a tool; `None`: no limit.
-        echo_reasoning: Chat completions must repeat the model's reasoning with its tool calls. The other
-            formats always require that.
+        echo_reasoning: A chat completions request must repeat the model's reasoning with its tool calls. The
+            other formats always require that.
         developer_role: A message may have the role `developer`.
         known_fields_only: A field of the request that neither OpenAI nor OpenRouter documents is refused.
-        max_image_base64: Longest base64 text of an image.
+        max_image_base64: Longest base64 text of an image, in characters.
     """
 
     strict_names: bool = False

@@ -198,7 +198,10 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape. `status` decides its type; if that is 200, the code in `said`."""
+    """Return an error in Anthropic's shape.
+
+    `status` decides the error's type; if `status` is 200, a numeric code in `said` does.
+    """
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(

@@ -132,7 +132,10 @@ def _part(part: Json) -> Json:
 
 
 def from_chat(completion: Json, request: Json) -> Json:
-    """Return a chat completion as a Response. The reasoning is encrypted if `request` asks for that."""
+    """Return a chat completion as a Response.
+
+    Its reasoning item has a field `encrypted_content` if `request` asks for that.
+    """
     message, finish = first_choice(completion)
     why = _INCOMPLETE.get(finish)
     status = "incomplete" if why else "completed"
@@ -439,7 +442,8 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
     """Yield an error for each reasoning item that was changed, or left out before a repeated tool call.
 
-    With `kept`, the endpoint stores its replies, so a request may repeat just the id of an item.
+    A reasoning item without a following item of the model is an error too. With `kept`, the endpoint stores
+    its replies, so a request may leave out an item's encrypted content.
     """
     sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
