@@ -133,7 +133,8 @@ class Mailbox(Generic[M]):
 
         Raises:
             AskTimedOut: No reply within `timeout_s`.
-            MailboxClosed: The reader has ended before it replied.
+            MailboxClosed: The mailbox was closed before the question was sent, or the reader ended before it
+                replied.
         """
         reply = self.expect_reply(sender)
         try:
@@ -298,7 +299,8 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         actor: The actor's name.
         error: Type and text of the exception.
-        where: File, line and function of the last frames of the traceback, in the traceback's order.
+        where: File, line and function of each of the traceback's last frames, in the traceback's order. At
+            most five.
     """
 
     actor: str
@@ -366,7 +368,7 @@ class Supervisor:
         self._group.start_soon(self._run, actor, whole, name=actor.name)
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Cancel all actors because `actor` raised `error`. On leaving, the block calls `raise_crash`."""
+        """Cancel all actors because `actor` raised `error`. At the block's end, call `raise_crash`."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

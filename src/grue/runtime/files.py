@@ -20,8 +20,8 @@ from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.field_checks import shown
 
 MAX_LINE_BYTES = 512 * 2**20
-"""Longest trace line and largest payload that is read. The largest recorded message is a reply of 64 MiB,
-which is shorter even with every character escaped."""
+"""Longest trace line and largest payload that is read. A model's reply has at most 64 MiB (in a batch).
+Even with every character escaped, such a reply is below this limit."""
 
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
@@ -147,7 +147,7 @@ def write_whole(
     draft: str | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Replace a file by one with this content. The other arguments are those of `replacing`.
+    """Write a whole file, new or in place of an old one. The other arguments are those of `replacing`.
 
     Raises:
         OSError: The file cannot be written; the old file stays.
@@ -231,7 +231,7 @@ class LineFile:
     what the file is, such as `event log`. Every `TraceError` names the path and the cause.
 
     Raises:
-        TraceError: The file cannot be created.
+        TraceError: The file cannot be created, or opened for writing.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -290,7 +290,7 @@ class LineFile:
         """Return the last line, with its newline if it has one.
 
         Raises:
-            TraceError: The line is longer than a trace line can be.
+            TraceError: The line is longer than `MAX_LINE_BYTES`.
         """
         size = self.size
         start = self._line_start(size - 1)
@@ -301,7 +301,7 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove everything after the last newline. Raises `TraceError`, also for a pipe or a device."""
+        """Remove everything after the last newline; raises `TraceError`, also if the file is a pipe."""
         try:
             require_regular(self._fd)
         except OSError as error:

@@ -56,7 +56,7 @@ def count_of(data: str | bytes, marks: str) -> int:
 
 
 ENDS_BYTES = 4096
-"""How much of each end of a cut line is kept."""
+"""How many bytes of a cut line are kept from its beginning, and how many from its end."""
 
 
 class LineTooLongError(Exception):

@@ -68,7 +68,8 @@ def load(name: str) -> ModuleType:
 
 
 _OURS_WITHIN_S = 60.0
-"""How long a fork waits for imports that grue needs. On a busy machine they take many seconds."""
+"""How long a fork waits for the work that `_work_in` calls "ours". On a busy machine, imports take many
+seconds."""
 
 _OTHERS_WITHIN_S = 5.0
 """How long a fork waits for imports of other code. It is short, because a program may run its main loop
@@ -79,8 +80,8 @@ _outlasted: set[int] = set()
 
 
 _SWITCH_S = 0.2
-"""Python's switch interval while a thread forks: how long it may keep the GIL if other threads wait for it.
-Python's default is 5 ms."""
+"""Python's switch interval while a thread forks: how long a thread may keep the GIL while others wait for the
+GIL. Python's default is 5 ms."""
 
 _usual_switch_s: float | None = None
 """The program's own switch interval while a fork has changed it; `None`: no fork has."""

@@ -54,7 +54,7 @@ _REF = "#/$defs/{name}"
 
 
 _OMITTED = object()
-"""Marks a parameter that pydantic reads and that was given no argument."""
+"""Stands for an argument that a call has left out, if pydantic reads the parameter."""
 
 
 class Parameters:
@@ -243,7 +243,8 @@ def _default(value: object) -> object:
 
 _NOTICE_CHARS = 500
 _MAX_NOTICES = 500
-"""Without a limit, a function that reports in a tight loop would fill the trace."""
+"""How many notices of one call are recorded; the last one says that further notices are left out. Without
+this limit, a function that reports in a tight loop would fill the trace."""
 
 
 class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations
@@ -368,7 +369,8 @@ class Docs(Struct, frozen=True):
 
     Attributes:
         description: The text before the first section.
-        parameters: The description of each parameter that has one, in one line.
+        parameters: Descriptions by parameter name, each in one line. Parameters without a description are
+            left out.
     """
 
     description: str
@@ -732,7 +734,8 @@ class FunctionConnection:
         self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
         converted, self._converted = self._converted, None
-        # Use what `refusal` has converted: to convert it again would run the user's validators twice.
+        # Use what `refusal` has converted: to convert the arguments again would run the user's validators
+        # twice.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:

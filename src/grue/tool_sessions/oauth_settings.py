@@ -132,7 +132,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         return {name: value for name, value in named.items() if value}
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the fields with secrets redacted; rich shows them in tracebacks."""
+        """Return all fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         hidden = dict.fromkeys(self.secrets(), "[redacted]")
         return [(name, hidden.get(name, getattr(self, name))) for name in self.__struct_fields__]
 

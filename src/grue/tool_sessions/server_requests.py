@@ -16,7 +16,10 @@ Notify: TypeAlias = Callable[[NoticeKind, str], None]
 
 
 class SamplingRequest(Struct, frozen=True):
-    """A server asks for a completion by the host's model. `messages` are untrusted, the oldest first."""
+    """A server asks for a completion by the host's model. Both fields are untrusted.
+
+    `messages` begin with the oldest one, each as its role and its text.
+    """
 
     system: str
     messages: tuple[tuple[Literal["user", "assistant"], str], ...]

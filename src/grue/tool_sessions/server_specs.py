@@ -53,7 +53,8 @@ OWN_KEYS = frozenset(
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     )
 )
-"""The variables that grue itself uses, with the key of every provider in the table of endpoints."""
+"""The variables from which grue itself takes keys: for the providers in `protocol/chat_wire/profiles.py`, for
+other endpoints, and for observers."""
 
 _SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
 _SAFE_PREFIX = "LC_"
@@ -63,8 +64,8 @@ _SHELL_FUNCTION = "()"
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
     """Return the part of the host's environment that a server gets.
 
-    `how="no_keys"` leaves out `OWN_KEYS`, and other variables with the same value as one of these. Raises
-    `MCPConfigError` if `how` is unknown.
+    `how="no_keys"` leaves out `OWN_KEYS`, and other variables that repeat the value of one of these, if the
+    value has at least 12 characters. Raises `MCPConfigError` if `how` is unknown.
     """
     match how:
         case "all":
@@ -85,7 +86,10 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the sorted names of the variables that seem to hold a secret, such as an API key."""
+    """Return the sorted names of the variables that seem to hold a secret, such as an API key.
+
+    A variable that repeats the value of one of `OWN_KEYS` in `host` counts as such, whatever its name.
+    """
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
         sorted(
@@ -99,7 +103,8 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
     """Return whether a variable is one of `OWN_KEYS`, or has the same value as one of them.
 
-    `environment` has the variable's value, and `host` the values of `OWN_KEYS`.
+    `environment` has the variable's value, and `host` the values of `OWN_KEYS`. Values of less than 12
+    characters are not compared.
     """
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
@@ -209,7 +214,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
-"""A part of a path that looks like a key and not a word. Some hosts give each user a secret URL."""
+"""A part of a URL's path that looks like a key and not a word. Some services give each user a secret URL."""
 
 
 HttpTransport: TypeAlias = Literal["auto", "http", "sse"]

@@ -315,7 +315,8 @@ class SessionPool:
         """Wait for the end of the processes of turns that are three or more before the turn of `starting`.
 
         Cancelled turns do not wait for older processes. So without this wait, a series of cancelled turns
-        could leave more and more processes alive. A spare that no turn has taken counts for the running turn.
+        could leave more and more processes alive. A prewarmed connection that no turn has taken counts as
+        one of the running turn.
         """
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()

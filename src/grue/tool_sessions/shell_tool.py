@@ -35,7 +35,7 @@ from grue.tool_sessions.redaction import Redactor
 _SHELL = "/bin/sh"
 _NUL_WITHIN = 8192
 _DAMAGED_SHARE = 0.1
-"""Output of which more than this share is not UTF-8 is called binary."""
+"""If more than this share of an output is not UTF-8, the model is told only that the output is binary."""
 
 _CUT_END = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
 _CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")
@@ -66,7 +66,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         env: Variables that are added to the inherited ones.
         timeout_s: Time limit of one command in seconds. A smaller limit of the turn wins.
         max_output_bytes: How much of each output stream the model gets: its beginning and its end.
-        max_written_bytes: How much a command may write to its output streams; one that writes more is ended.
+        max_written_bytes: How much a command may write to both output streams together. A command that writes
+            more is ended.
         limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.
         sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name. The
             preset `files` gives access to `folder`. A path in the model's arguments does not widen the box.
@@ -118,7 +119,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         self.allowed()
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the fields with secrets redacted; rich shows them in tracebacks."""
+        """Return the main fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [("folder", self.folder), ("commands", self.commands), ("shell", self.shell), ("env", hidden)]
 

@@ -55,7 +55,7 @@ _VERBS = (
 
 
 class ToolIndex:
-    """An index of tools."""
+    """An index of the words in tools' names, descriptions and parameters. Built-in tools are left out."""
 
     def __init__(self, tools: Iterable[m.ToolDefinition]) -> None:
         self._tools = sorted((tool for tool in tools if not is_built_in(tool)), key=lambda tool: tool.name)
@@ -65,7 +65,7 @@ class ToolIndex:
         self._among: Counter[str] = Counter(word for counts in self._counts for word in counts)
 
     def find(self, query: str, most: int) -> list[m.ToolDefinition]:
-        """Return the tools that fit a query best, the best one first; none if no word fits any tool."""
+        """Return at most `most` tools that fit a query, the best one first; none if no word fits any tool."""
         wanted = self._wanted(query)
         scored = [
             (self._score(counts, length, wanted), tool)

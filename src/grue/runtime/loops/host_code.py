@@ -10,8 +10,8 @@ import anyio
 class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never reaches a caller
     """Wraps a callback's exception, so that grue's code does not handle it as an exception of its own.
 
-    For example, a `TimeoutError` of a callback during a request must not be taken for a slow model. The
-    supervisor unwraps the exception.
+    For example, a `TimeoutError` of a callback during a request must not be taken for a slow model.
+    `single` unwraps the exception.
     """
 
     def __init__(self, error: BaseException, whose: str = "a callback of the host") -> None:

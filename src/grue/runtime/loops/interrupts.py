@@ -68,7 +68,7 @@ from grue.errors import MCPError
 T = TypeVar("T")
 
 INTERRUPT_GRACE_S = 3.0
-"""How long a Ctrl-C waits for the loop in the other thread to clean up."""
+"""How long a thread waits, after a Ctrl-C, for the clean-up in another thread's loop."""
 
 _NOTICE_S = 0.05
 """How often a waiting thread looks for a Ctrl-C that was deferred, or that an event loop has swallowed."""
@@ -126,7 +126,7 @@ class Interruptible:
         self._ended: Future[None] = Future()
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function`. Raises `WorkInterrupted` if `interrupt` was called."""
+        """Run `function`. Raises `WorkInterrupted` if `interrupt` has cancelled it."""
         loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
         with anyio.CancelScope() as scope:
@@ -161,8 +161,9 @@ class Interruptible:
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
     """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
 
-    The caller raises `WorkInterrupted` itself, after the loop has ended. It is a `KeyboardInterrupt`: if a
-    task raised it, asyncio would stop the loop at once, and under `nest_asyncio` also log a traceback.
+    The caller raises `WorkInterrupted` itself, after the loop has ended. This exception is a
+    `KeyboardInterrupt`: if a task raised it, asyncio would stop the loop at once, and under `nest_asyncio`
+    also log a traceback.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())
@@ -288,8 +289,9 @@ class InterruptWatch:
     """Detects a Ctrl-C that the asyncio loop of this thread has swallowed.
 
     A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
-    inside that loop never sees it, because the task cannot run. The watch sees that the task's count of
-    cancellation requests has grown since the watch was created. So create the watch before the work starts.
+    inside that loop is not interrupted, because the cancellation waits for the task's next `await`. The watch
+    sees that the task's count of cancellation requests has grown since the watch was created. So create the
+    watch before the work starts.
     """
 
     def __init__(self) -> None:
@@ -335,7 +337,7 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 _HOSTS = ("grue.hosts", "grue.cli", "grue.testing")
-"""Packages of grue that count as host code: a handler may interrupt them."""
+"""Packages of grue that count as host code: a signal handler that has interrupted them may call grue."""
 
 
 def refuse_reentry() -> None:

@@ -50,7 +50,8 @@ LoopContext: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextMa
 """Makes the context manager that is open while the loop runs, given the loop's task group."""
 
 CLOSE_GRACE_S = 1.5
-"""How long the clean-up may take when the loop ends. A cancelled session needs at most one second."""
+"""How long the clean-up at the loop's end may take before `force_kill` is called. A cancelled session needs
+at most one second."""
 
 CLOSE_WITHIN_S = 10.0
 """How long `close` waits after `CLOSE_GRACE_S`, when all processes have been killed."""
@@ -104,7 +105,8 @@ class LoopThread(Struct, frozen=True):
 _current_loop_thread: contextvars.ContextVar[threading.Thread | None] = contextvars.ContextVar(
     "current_loop_thread", default=None
 )
-"""The thread of the loop that runs the current `Call`, in its worker threads too; `None`: no `Call` runs."""
+"""The thread of the loop that runs the current `Call`; the call's worker threads have the same value. `None`:
+the current code belongs to no `Call`."""
 
 
 def _refuse_in_shared_loop() -> None:
@@ -221,7 +223,8 @@ class EpisodeLoop:
 
     Raises:
         Exception: The loop could not start, because `context` raised this exception.
-        MCPError: The caller is a signal handler that has interrupted grue or an import.
+        MCPError: The caller is a signal handler that has interrupted grue or an import, or it is in the loop
+            that all greenlets of gevent share. Or the thread cannot be started.
         KeyboardInterrupt: Ctrl-C was pressed. The loop then ends by itself.
     """
 

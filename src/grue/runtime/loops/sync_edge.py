@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 WAITS_FOR_ITSELF = "Under gevent this call would wait for itself: an event loop runs it. Use {instead}."
-"""All greenlets share one event loop: a task that blocks it also stops the work that it waits for."""
+"""All greenlets share one event loop. A task that blocks the loop also stops the work that it waits for."""
 
 
 class BlockingInsideEventLoopWarning(UserWarning):

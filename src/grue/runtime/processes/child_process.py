@@ -32,7 +32,7 @@ CHUNK_BYTES = 65_536
 """How much is read from a pipe at once."""
 
 _GRACE_AT_LEAST_S = 0.05
-"""The shortest grace before SIGTERM, and again before SIGKILL, if the deadline has passed."""
+"""The shortest grace before SIGTERM, and again before SIGKILL, even if the deadline has passed."""
 
 _KILL_GRACE_S = 5.0
 
@@ -85,7 +85,8 @@ class ChildProcess:
 
     Args:
         program: What to start.
-        registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
+        registry: Holds the process until it is reaped. The registry's owner kills leftovers outside the event
+            loop.
         limits: Time limits for closing, and size limits. If the process is started under a deadline, each
             grace is at most half of the time left, so that SIGTERM and SIGKILL still fit in.
         own_words: See `ProcessRegistry.spawn`.

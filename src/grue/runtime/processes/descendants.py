@@ -41,8 +41,8 @@ fewer possible values than this, the host marks nothing."""
 
 _FEW_IDS = 64
 _IDS_PER_S = 20_000
-"""No system assigns more ids than this a second. So the age of a process tells whether ids may have begun
-again with low ones since it started."""
+"""No system assigns more process ids than this a second. So the age of a process tells whether the kernel may
+have reached the highest id since the process started, and begun again with low ids."""
 
 
 class HostMark:

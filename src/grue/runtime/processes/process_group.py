@@ -369,7 +369,7 @@ class ProcessRegistry:
 
 
 _all_groups: dict[int, ProcessGroup] = {}
-"""The groups of all registries: dropped in forked children, killed at exit if their owner has not done it."""
+"""The groups of all registries. A forked child drops them. Those that are left at exit are killed."""
 
 
 def _kill_all() -> None:

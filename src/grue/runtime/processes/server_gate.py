@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class ServerPlace(Protocol):
-    """The permission to run one server process. The gate gives it, and may have only a few."""
+    """The permission to run one server process. The gate may have only a few such permissions to give."""
 
     def leave(self) -> None:
         """Give the place back. Called once; does not block."""

@@ -84,7 +84,7 @@ def _is_escaped(written: bytes, at: int) -> bool:
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
 _LONGEST_WORD = 400
-"""Length of the longest span that can be part of a number. Regular floats have at most 309 digits."""
+"""Bytes of the longest span that can be part of a number. Regular floats have at most 309 digits."""
 
 _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
@@ -210,7 +210,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text may hold a secret, or a beginning of one. Only `False` is certain."""
+        """Return whether a text may hold a secret or the beginning of a secret. Only `False` is certain."""
         for probe in self.probes:
             if probe in written:
                 return True
@@ -609,7 +609,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: dict[_State, int], state: _State, length: int) -> None:
-        """Add to `states` those that can follow `state`. After a secret's last character there are none."""
+        """Add to `states` the states that can follow `state`. No state follows a secret's last character."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

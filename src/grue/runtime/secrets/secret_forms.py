@@ -26,8 +26,8 @@ from urllib.parse import quote, quote_plus, unquote
 import msgspec
 
 SHORTEST_ENCODED = 8
-"""Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. A shorter one's
-encoding may occur by chance."""
+"""Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. The encoding
+of a shorter secret may occur by chance."""
 
 
 class SecretPattern(NamedTuple):
@@ -255,7 +255,7 @@ def _surrogates(char: str) -> str:
 
 MIN_CHARS = 12
 MIN_PASSWORD_CHARS = 8
-"""Shortest password to redact. A shorter one would also match parts of ordinary words."""
+"""Shortest password to redact. A shorter password could also occur as a part of ordinary words."""
 
 _MOST_NAMES = 1024
 """How many results `looks_secret` caches. The cache holds names only, no values."""
@@ -280,8 +280,8 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
     The keys of the result are the names that placeholders show. A value is a secret if it has at least 12
     characters and its variable has a secret's name. Passwords in URLs and in `Basic` credentials are secrets
-    whatever the variable is called, if they have at least 8 characters. The second value of a name is found
-    too, under another name (`add_value`).
+    whatever the variable is called, if they have at least 8 characters. If a name occurs with two values, the
+    second is returned too, under another name (`add_value`).
     """
     found: dict[str, str] = {}
     for environment in environments:
@@ -294,7 +294,7 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
 
 def add_value(named: dict[str, str], name: str, value: str) -> None:
-    """Add a value by its name; if that name has another value, as `NAME 2`, `NAME 3` and so on."""
+    """Add a value by its name. If that name has another value, add it as `NAME 2`, `NAME 3` and so on."""
     free, number = name, 1
     while named.setdefault(free, value) != value:
         number += 1

@@ -1,10 +1,11 @@
 """Write a trace file, new or continued.
 
-A background thread writes the lines, so that a slow disk does not delay a turn. `record()` blocks, in the
-event loop, only for an envelope to or from the host, until the envelope is flushed. Otherwise the process
-could be killed after the host has acted on a turn's answer, but before the answer is written. The resumed
-episode would repeat the turn, and the host would act twice. If the disk does not answer within
-`flush_within_s`, the turn goes on: an incomplete trace is better than a program that hangs.
+A background thread writes the lines, so that a slow disk does not delay a turn. `Recorder.record` waits
+for the disk only if the host sends or receives the envelope. It then blocks even the event loop, until the
+envelope is flushed. Otherwise the process could be killed after the host has acted on a turn's answer, but
+before the answer is written. The resumed episode would repeat the turn, and the host would act twice. If the
+disk does not answer within `flush_within_s`, the turn goes on: an incomplete trace is better than a program
+that hangs.
 
 A file belongs to one episode and one process. Secrets are removed before an envelope gets here.
 """
@@ -48,10 +49,10 @@ from grue.runtime.trace.format import (
 from grue.runtime.trace.recorder import Envelope, Recorder
 
 FLUSH_WITHIN_S = 2.0
-"""How long `flush` waits for a slow disk. The queued lines are still written later."""
+"""How long `flush` waits for a slow disk. After that time the queued lines are still written."""
 
 _LINGER_S = 0.01
-"""How long the thread collects lines before it writes them, unless `flush` is waiting."""
+"""How long the thread collects lines before it writes them, unless `flush` or `close` is waiting."""
 
 
 class LineQueue:
@@ -110,7 +111,7 @@ class LineQueue:
         return in_time
 
     def close(self) -> None:
-        """Write all queued lines, without a time limit, and end. A second call does nothing.
+        """Write all queued lines, without a time limit, and end the thread. A second call does nothing.
 
         Raises:
             TraceError: Writing failed, and no earlier call has raised that.
@@ -220,7 +221,7 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
     """Raise `TraceError` if `grue trace` could not read a line. Add this observer before a `TraceWriter`."""
     usable = b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)
-    # Only a host's facts can be so deep. The line is one level deeper than the body in it.
+    # Only the facts that a host records can be nested so deeply. The line is one level deeper than its body.
     if not usable or (envelope.receiver == "trace" and is_deeper(line, MAX_DEPTH + 1)):
         raise TraceError(
             f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"
@@ -244,13 +245,13 @@ class TraceWriter(Closing):
 
     Raises:
         TraceError: The file cannot be created, or it is not empty. With `resume`: the file is not this
-            episode's trace, or has another format. In both cases: another process is writing the file.
-            When an envelope is recorded, on `flush` and on `close`: writing failed. The lines written before
-            stay readable.
+            episode's trace, or has another format. With or without `resume`: another process is writing the
+            file. When an envelope is recorded, on `flush` and on `close`: writing failed. The lines written
+            before stay readable.
 
     Attributes:
-        last_seq: Number of the last envelope that a resumed file holds; 0: the file is new.
-        last_t: The time of that envelope, in seconds as in `Envelope.t`.
+        last_seq: Number of the last envelope in the file when the writer opened it; 0: there was none.
+        last_t: The time of that envelope, in seconds as in `Envelope.t`; 0.0: there was none.
     """
 
     def __init__(

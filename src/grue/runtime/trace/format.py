@@ -34,7 +34,7 @@ TRACE_FILE = "trace.jsonl"
 def trace_in(path: str | os.PathLike[str]) -> Path:
     """Return the trace file in a run folder; a `path` that is no folder is the trace itself.
 
-    Raises `MCPConfigError` if it is not a path.
+    Raises `MCPConfigError` if `path` is no path, or no file can have this path.
     """
     path = as_path(path, "A trace")
     return path / TRACE_FILE if os.path.isdir(path) else path  # noqa: PTH112 - never raises
@@ -82,7 +82,7 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
     """Replaces a body that is in a payload file.
 
     Attributes:
-        sha256: SHA-256 of the body's JSON, in hexadecimal. It is also the file's name.
+        sha256: SHA-256 of the body's JSON, in hexadecimal. The file's name is this hash and `.json`.
         bytes: Length of the JSON.
         type: The body's tag, so that a reader knows the kind of message without opening the file.
     """
@@ -97,7 +97,8 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
 
     Attributes:
         at: Offset in bytes of the `""` that replaces the string, in the body's JSON.
-        sha256: SHA-256 of the string's JSON with its quotes, in hexadecimal. It is also the file's name.
+        sha256: SHA-256 of the string's JSON with its quotes, in hexadecimal. The file's name is this hash and
+            `.json`.
         bytes: Length of the JSON.
     """
 
@@ -125,10 +126,11 @@ def payload_path(trace: Path, sha256: str) -> Path:
 
 
 MIN_EXTRACT_BYTES = 1024
-"""Length of the shortest string that is cut out of a body."""
+"""Length in bytes of the shortest base64 string that is cut out of a body."""
 
 _BASE64_MEMBERS = (b'"data":"', b'"blob":"')
-"""The members of MCP results that hold base64. Inside a JSON string their quotes would have backslashes."""
+"""The members of MCP results that hold base64. A search for these bytes finds nothing inside a JSON string,
+because there the quotes have backslashes."""
 
 
 def long_strings(written: bytes) -> list[tuple[int, int]]:
@@ -201,7 +203,7 @@ _LATEST_S = 1e11
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _CHUNK = 2**18
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Replaces each bracket by the signed byte 1 or -1, by which it changes the depth."""
+"""Translates each bracket and brace to the signed byte that is added to the depth: 1 or -1."""
 
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 

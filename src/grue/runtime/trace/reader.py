@@ -69,7 +69,10 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the body's type; empty if the body does not begin with a tag, unlike grue's bodies."""
+        """The tag of the body's type, also of a body in a payload file; empty: the body begins with no tag.
+
+        The bodies that grue itself writes begin with a tag.
+        """
         body = self.line.body
         tag = tag_at_start(body)
         if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:

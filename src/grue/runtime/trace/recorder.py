@@ -37,8 +37,9 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread starts with the first call and ends when the queue is empty. The interpreter does not exit
-    before that. A call stays in `calls` until `check` finds it finished.
+    The thread starts with the first call, and ends after `check` has found all calls finished. The
+    interpreter does not exit before all calls are finished. A call stays in `calls` until `check` finds it
+    finished.
     """
 
     def __init__(self) -> None:
@@ -91,8 +92,8 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
 
     Attributes:
         seq: Number in the trace, from 1, in the order in which envelopes entered their mailboxes.
-        t: Seconds since the recorder was made, monotonic. In a resumed trace they go on after the last time
-            in the file (`Recorder.resume`).
+        t: Seconds since the recorder was made, monotonic. In a resumed trace this time goes on from the
+            last time in the file (`Recorder.resume`).
         at: Seconds since the epoch, wall clock.
         turn: One-based number of the turn; 0 outside turns.
         sender: Name of the actor that sent the message.
@@ -103,7 +104,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         copied: Whether a fork repeats this message of another turn. Nothing was sent or paid again, so no
             request, call, token, cost or time is counted for it (`grue.tracing.forks`).
         is_long: Whether the body's JSON is so long that work on it belongs in a thread. Not part of a trace.
-        reply_to: The `ReplyChannel` of an ask; never part of a trace.
+        reply_to: The `ReplyChannel` for the answer to an ask (`Mailbox.ask`); never part of a trace.
     """
 
     seq: int
@@ -121,7 +122,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
 
 
 Observer = Callable[[Envelope[Any], bytes], None]
-"""Called with each envelope, without secrets, and with its line of JSON, without the newline."""
+"""Called with each envelope and its line of JSON. Both contain no secrets, and the line has no newline."""
 
 
 class Recorder:
@@ -130,8 +131,8 @@ class Recorder:
     Args:
         secrets: Values that must not leave the process, by name. In envelopes, `[redacted:NAME]` takes the
             place of a value.
-        clock: Monotonic seconds.
-        wall_clock: Seconds since the epoch.
+        clock: Returns a monotonic time in seconds.
+        wall_clock: Returns the seconds since the epoch.
 
     Attributes:
         around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
@@ -219,7 +220,7 @@ class Recorder:
         self._piece = piece
 
     def forget_texts(self, senders: Iterable[str], turn: int) -> None:
-        """Drop the texts of cancelled senders that `hold_back` has held back."""
+        """Drop the held-back text (`hold_back`) of `senders` in a turn. They have ended or were cancelled."""
         if self._texts:
             with self._lock:
                 for sender in senders:
