@@ -38,7 +38,8 @@ NoticeKind: TypeAlias = Literal[
 """What a server did outside of requests and replies.
 
 - `noise`: the server wrote a line that is not a JSON-RPC message.
-- `bad_tool`: a tool of the server, or a page of its listing, was left out because it cannot be used.
+- `bad_tool`: a tool of the server, or a page of its listing, cannot be used and was left out; or the tools
+  could not be listed again; or a pattern in the settings matches no tool.
 - `bad_schema`: a tool's results are not checked against its output schema, because that cannot be used.
 - `too_large`: a message was too large, so it was not read or was kept as text only; or there were too many
   notices.

@@ -198,7 +198,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""The shortest start of an MCP server, in seconds, that is worth advice about how to avoid it."""
+"""If a server needs at least so many seconds to start, `grue doctor` advises to start it when called."""
 
 
 def examine(

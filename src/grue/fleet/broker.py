@@ -229,9 +229,10 @@ class Broker(Struct):
         return cost
 
     def most(self, wanted: WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost.
+        """Return the most that a request can cost, as far as it is known.
 
-        Refuse the request if money is limited, its cost is unknown, and the number of requests has no limit.
+        Without `max_tokens`, only the prompt's tokens count. If money is limited, and the request's price or
+        `max_tokens` is not known, the request is refused, unless the number of requests is limited too.
         """
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)

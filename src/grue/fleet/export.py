@@ -247,7 +247,8 @@ class _Trajectory(Struct):
     def take(self, envelope: EpisodeEnvelope) -> None:
         match envelope.body:
             case m.RunTurn(resumed=None, turn=turn, system=system, user=user):
-                # Forget the calls of an earlier turn with this number, which may have had the same ids.
+                # Turns of several batches (`Runner.map`) can have the same number, and their calls the same
+                # ids. So forget the calls of the earlier turn.
                 self.calls = {key: step for key, step in self.calls.items() if key[0] != turn}
                 if system != self.system:
                     self.system = system

@@ -25,7 +25,8 @@ ID_LENGTH = 24
 _MOST_BYTES = 8 * 2**20
 
 _DATA = frozenset({"key", "keys", "token", "tokens"})
-"""Names that are no secrets inside a value, because data often has them: `{"key": "a", "value": 1}`."""
+"""Keys that count as no secrets in a dictionary that is a setting's value, although they look like it. Data
+often has them, such as `{"key": "a", "value": 1}`."""
 
 
 class Case(Struct, frozen=True, kw_only=True):

@@ -406,7 +406,7 @@ class Connections:
             self._known = dict(self._recorded)
 
     def learn(self, turn_slice: TurnSlice) -> None:
-        """Set the states of the servers that the turn has connected to."""
+        """Set the state of each server whose connection succeeded or failed in the turn."""
         connecting: set[str] = set()
         learned: dict[m.ServerName, Settled] = {}
         for envelope in turn_slice.envelopes:

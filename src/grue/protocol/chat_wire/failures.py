@@ -603,7 +603,7 @@ def _remedy(
 
 
 def _connection_remedy(fault: Fault, base_url: str) -> str:
-    # In a fault of another kind, the endpoint had been reached, so the base URL is right.
+    # Only an `unreachable` fault can come from a wrong base URL: before any other, the endpoint was reached.
     if fault.kind != "unreachable":
         return "Try again later; if it happens again, check the network and the proxies."
     if "CERTIFICATE_VERIFY_FAILED" in fault.message:

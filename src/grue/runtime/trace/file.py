@@ -2,12 +2,13 @@
 
 A background thread writes the lines, so that a slow disk does not delay a turn. `Recorder.record` waits
 for the disk only if the host sends or receives the envelope. It then blocks even the event loop, until the
-envelope is flushed. Otherwise the process could be killed after the host has acted on a turn's answer, but
-before the answer is written. The resumed episode would repeat the turn, and the host would act twice. If the
-disk does not answer within `flush_within_s`, the turn goes on: an incomplete trace is better than a program
-that hangs.
+envelope is flushed. If it did not wait, the process could be killed after the host has acted on a turn's
+answer, but before the answer is written. The resumed episode would repeat the turn, and the host would act
+twice. If the disk does not answer within `flush_within_s`, the turn goes on: an incomplete trace is better
+than a program that hangs.
 
-A file belongs to one episode and one process. Secrets are removed before an envelope gets here.
+A file belongs to one episode. Only one process at a time can write it. Secrets are removed before an envelope
+gets here.
 """
 
 from __future__ import annotations

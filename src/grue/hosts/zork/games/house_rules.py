@@ -240,10 +240,10 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Split words such as "the cat sardines" into thing and receiver.
+    """Return the thing and the receiver that words such as "cat sardines" name, the receiver first.
 
-    The result is the first way to split the words so that each part names exactly one thing within reach;
-    `None`: there is no such way.
+    The words are split at the first place where each part names exactly one thing within reach; `None`: there
+    is no such place.
     """
     for cut in range(1, len(words)):
         try:
