@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "With `after_turn` or `beside_turn`, the server of the first turn, which no turn precedes, starts as "
-        "the default below says.",
+        "With `after_turn` or `beside_turn`, the server of the first turn starts as if --start were not "
+        "given: the first turn has no previous turn.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -361,10 +361,10 @@ def add(
             "--set",
             metavar="NAME=VALUE",
             help="A value that the server needs, such as folder=./docs; repeatable. The NAMEs are in the "
-            "server's description (in the registry, server.json or the bundle). If a value is missing, the "
-            "command fails and prints its NAME.",
+            "server's description (in the registry, server.json or the bundle). The command fails if a "
+            "required value is missing, and prints its NAME.",
             show_default="at a terminal you are asked for each value; with --yes, the description's default "
-            "value is used",
+            "values are used",
         ),
     ] = None,
     kind: _Use = None,
@@ -399,8 +399,9 @@ def add(
     entry, starts the server and approves its tools, as `grue tools --lock` does.
     If a tool changes later, grue reports it. The server is not started if an
     environment variable that it needs is not set. No tools are approved if there
-    are other servers in mcp_config.json and no mcp_tools.lock yet. In both cases
-    the command prints what to do.
+    are other servers in mcp_config.json and no mcp_tools.lock yet: a lock with
+    the new server alone would report all tools of the others. In both cases the
+    command prints what to do.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. A program that is not your own runs
@@ -490,8 +491,8 @@ def chat(
         str | None,
         typer.Option(
             metavar="SERVER",
-            help="Run this server without a sandbox, watch it, and print at the end a sandbox that would "
-            "have sufficed.",
+            help="Run this server without a sandbox, and watch what it reads, writes and connects to. At the "
+            'end, print the setting "sandbox" that would have allowed this, for mcp_config.json.',
         ),
     ] = None,
 ) -> bool:
@@ -566,7 +567,7 @@ def run(
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Run a task with an agent that plans its actions as JSON and carries them out one by one.
+    """Run a task with an agent whose model replies with lists of actions, in JSON.
 
     AGENT.yaml names the model, the MCP servers, the skills and the limits. To
     see an example without an API key, use grue run --offline: if there is no

@@ -79,8 +79,9 @@ _Batch = Annotated[
     bool,
     typer.Option(
         "--batch",
-        help="Send the requests through the provider's batch API, at half the price. The answers may take a "
-        "day.",
+        help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
+        "may take a day. When answers have arrived, the function is called again from its beginning: it must "
+        "make the same requests, and gets the answers.",
     ),
 ]
 
@@ -136,7 +137,8 @@ def retry(
     """Run a sweep's episodes that have no result, also those that were given up.
 
     `grue fleet run` gives an episode up after three attempts, or if its result is
-    damaged. In all else the two commands do the same.
+    damaged. Otherwise the commands do the same, but only `grue fleet run` has
+    --plan.
     """
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
@@ -290,8 +292,8 @@ def table(
 
     Only episodes of the latest sweep count (the sweep that was run last in this
     folder), and of these only episodes with a score. A line below the table
-    counts the failed episodes, which have none. Each row names one of its
-    episodes, for `grue fleet show`.
+    counts the episodes without a score whose function failed. Each row names one
+    of its episodes, for `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -355,9 +357,9 @@ def compare(
         typer.Option(
             metavar="LOSS",
             help="For CI. LOSS is a number such as 0.05. The exit status is 1 if B's mean score is worse "
-            "than A's by LOSS or more and the interval does not contain 0. It is 0 if every loss in the "
-            "interval is smaller than LOSS. It is 2 in all other cases, and always with fewer than 15 cases. "
-            "Needs numpy and scipy.",
+            "than A's by LOSS or more and the interval does not contain 0; 0 if the interval rules out such "
+            "a loss; 2 if neither can be said, as with fewer than 15 cases (with --cluster: groups), and "
+            "after an error. Needs numpy and scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -394,6 +396,7 @@ def compare(
     passes (pass@N), and that all pass (pass^N). --pass says which scores pass.
     """
     from grue.cli.fleet_view import print_comparison
+    from grue.errors import FleetError, MCPConfigError
     from grue.fleet.compare import Options
 
     take_interrupts()
@@ -407,7 +410,12 @@ def compare(
         cluster=tuple(cluster.split(",")) if cluster else (),
         margin=fail_if_worse,
     )
-    worse = print_comparison(a, b, options, as_json=as_json, show_all=every)
+    try:
+        worse = print_comparison(a, b, options, as_json=as_json, show_all=every)
+    except FleetError as error:
+        if fail_if_worse is None:
+            raise
+        raise MCPConfigError(str(error)) from error  # its exit status is 2: 1 would mean that B is worse
     if worse is not False:
         raise typer.Exit(FAILED if worse else USAGE)
 
@@ -472,11 +480,12 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
-    An episode has failed if its score does not pass, or if it was begun and has
-    no score: the sweep's function raised an error or took too long, a server or
-    the model could not be reached, the budget refused a request, a file is
-    damaged, or the episode was interrupted or still runs. Only episodes of the
-    latest sweep count: the one that was run last in this folder.
+    Failed are episodes whose score does not pass, and episodes that have begun
+    and have no score. In the latter, the sweep's function raised an error or took
+    too long; a server or the model could not be reached; the sweep's budget was
+    used up; the episode's files cannot be read; or the run was interrupted or has
+    not finished. Only episodes of the latest sweep count: the sweep that was run
+    last in this folder.
     """
     from grue.cli.fleet_failures import print_failures
 

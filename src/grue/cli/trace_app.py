@@ -111,9 +111,9 @@ def trace_show(
     """Show the messages of an episode, one line each, and a summary.
 
     The options from --turn to --failures are filters. Only messages that match
-    all given filters are shown, without the summary. A filter can be given
-    several times: --turn 3 --turn 7 shows the messages of both turns. The exit
-    status is 1 if no message matches.
+    all given filters are shown, without the summary. If a filter is given several
+    times, one match is enough: --turn 3 --turn 7 shows the messages of both
+    turns. The exit status is 1 if no message matches.
     """
     from grue.cli.trace import ShowOptions, show
 
@@ -159,10 +159,10 @@ def trace_cache(
     byte. It names the first difference and the message that caused it. In the
     printed table, `repeats` is the percentage of a prompt that is the same as the
     beginning of an earlier prompt. `cached` is the percentage that the provider
-    has read from its cache, according to its reply. `again` estimates how many
-    tokens were charged once more because the prompt differs from the earlier one
-    with which it has most in common: those from the first difference to the end
-    of the shorter of the two.
+    has read from its cache, according to its reply. `again` estimates the tokens
+    that a cache could not serve, although an earlier prompt had them: those from
+    the first difference to the end of the shorter prompt. The compared prompt is
+    the one with the longest common beginning.
     """
     from grue.cli.trace_cache import cache
 
@@ -338,8 +338,8 @@ def trace_replay(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Use the system prompt in this file instead. As no model runs, this shows only which "
-            "requests to the model would differ.",
+            help="Use the system prompt in this file instead. As no model runs, this shows only the first "
+            "request of each turn that would differ. For new answers, use `grue fork --system`.",
             show_default="as recorded",
         ),
     ] = None,
