@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,6 +31,8 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 MOST_LINE_BYTES = 65_536
 
+_BACKLOG = 100
+_ACCEPT_AGAIN_S = 0.1
 _LONGEST_FOLDER = 75
 """The most bytes in the path of the folder for temporary files. A Unix socket's path may have about 100."""
 
@@ -93,21 +96,27 @@ class BrokerServer:
         self._stack.close()
 
     async def _serve(self, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
-        async with anyio.create_task_group() as workers:
-
-            def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                workers.start_soon(self._worker, reader, writer)
-
-            # Use asyncio's streams, not anyio's: if an anyio stream is cancelled just when its peer closes,
-            # anyio sets the result of a cancelled future, and asyncio writes a traceback to standard error.
-            server = await asyncio.start_unix_server(connected, self.address, limit=MOST_LINE_BYTES)
-            try:
+        # Accept connections here: asyncio's server and its `sock_accept` forget connections that they accept
+        # just as they are closed or cancelled.
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.setblocking(False)
+            listener.bind(self.address)
+            listener.listen(_BACKLOG)
+            async with anyio.create_task_group() as workers:
                 task_status.started(workers.cancel_scope)
-                await anyio.sleep_forever()
-            finally:
-                server.close()
+                while True:
+                    await anyio.wait_readable(listener)
+                    try:
+                        connection, _ = listener.accept()
+                    except OSError:  # such as too many open files: the worker waits
+                        await anyio.sleep(_ACCEPT_AGAIN_S)
+                    else:
+                        workers.start_soon(self._worker, connection)
 
-    async def _worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _worker(self, connection: socket.socket) -> None:
+        # Use asyncio's streams, not anyio's: if an anyio stream is cancelled just when its peer closes, anyio
+        # sets the result of a cancelled future, and asyncio writes a traceback to standard error.
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MOST_LINE_BYTES)
         claims = Claims(self.accounts, str(next(self._workers)))
 
         async def answer(ask: Ask, scope: anyio.CancelScope) -> None:

@@ -1,6 +1,8 @@
 """A worker's requests, asked for at the broker over its socket."""
 
+import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -22,6 +24,7 @@ from grue.fleet.broker_link import BrokerLink
 from grue.fleet.broker_server import Ask, BrokerServer, GiveBack
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerCap
+from grue.runtime.processes.guard import guard
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 pytestmark = pytest.mark.anyio
@@ -176,6 +179,27 @@ async def test_workers_that_end_with_the_driver_leave_no_traceback(
             ending.start()
         ending.join()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_workers_that_connect_just_as_the_server_ends_leave_no_open_connection(
+    steps: int, tmp_path: Path
+) -> None:
+    server = BrokerServer(FleetFolder(tmp_path), Limits())
+    async with anyio.create_task_group() as group:
+        scope = await group.start(server._serve)
+        workers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(30)]
+        for worker in workers:
+            worker.connect(server.address)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        scope.cancel()
+    for worker in workers:
+        worker.close()
+    gc.collect()  # reports connections that were not closed
+    server.accounts.close()
+    guard.release(server._folder.name)
+    server._folder.cleanup()
 
 
 KILLED = """
