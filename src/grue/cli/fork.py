@@ -54,7 +54,7 @@ class ForkOptions(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What a fork changes.
+    """The changes with which a recorded turn is run again.
 
     `llm` has new values of fields of `LlmSettings`, for the fork's `Runner`. The other attributes are
     arguments of `Runner.fork`: `changes` has new values of fields of `TurnLimits` and `FailurePolicy`. The

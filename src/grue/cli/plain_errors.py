@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If there is none of this name, the error may suggest one from `_MEANT`.
+        """Find the command. If no command has this name, the error suggests the command in `_MEANT`, if any.
 
         In a group such as `grue trace`, the error suggests only commands of this group.
         """

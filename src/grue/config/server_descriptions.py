@@ -8,8 +8,8 @@ the user before it is written, and a description must not choose anything that t
   podman), with the package's name and version. A URL in place of the name is refused, because npx would
   install from that URL. Options of npx and uvx, such as `--package`, are refused, too. Only docker and podman
   get the description's options, such as mounts.
-- A `${...}` in the entry may name only a folder or a variable that the user is told of. Any other is refused,
-  because it would read the user's environment when the server starts.
+- A `${NAME}` in the entry is refused unless it stands for a folder, or for an environment variable that grue
+  shows to the user. Any other would read the user's environment unseen when the server starts.
 - An entry with characters that a terminal acts on is refused.
 """
 

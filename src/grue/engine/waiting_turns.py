@@ -123,10 +123,10 @@ class _Room(Struct, frozen=True, kw_only=True):
     flush: Callable[[], None]
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request. If there is none, store the request for a batch.
+        """Return the reply to a request, if a batch has brought it.
 
-        Raises `RequestPostponed` if there is no reply. If the budget has no room for the request, the request
-        is not stored.
+        Otherwise store the request for the next batch, and raise `RequestPostponed`. If the budget has no
+        room for the request, the request is not stored.
         """
         del endpoint
         item = self.files.item_of(self.turn, request, body)

@@ -127,8 +127,8 @@ class Wiring(Struct, frozen=True, kw_only=True):
     ) -> Wiring:
         """Return a wiring whose LLM actors continue the conversation `name`.
 
-        `tools`: the tools that the conversation's last request offered. `first`: a recorded request, which
-        the LLM actor handles before any other; `None`: there is none.
+        `tools`: the tools that the conversation's last request offered. `first`: a recorded request that the
+        LLM actor handles before all others; `None`: it handles only new ones.
         """
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)

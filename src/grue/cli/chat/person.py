@@ -117,8 +117,8 @@ class Field(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: The type of the field's value, as JSON Schema names it.
         options: The values to choose from, and how each is shown; empty if any value can be typed.
-        default: The schema's default as text; empty if there is none. A terminal with line editing shows this
-            text, to be edited. Elsewhere an empty input means this default.
+        default: The schema's default value as text; empty: the schema has no default. A terminal with line
+            editing shows the text, and the user can edit it. Elsewhere an empty input means the default.
     """
 
     name: str

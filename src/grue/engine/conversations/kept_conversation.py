@@ -89,7 +89,10 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Prepare for a turn that begins now. Return the new entry of `turns`; `None`: there is none."""
+        """Prepare for a turn that begins now, and add it to `turns` if it is recorded.
+
+        Return the added entry. `None`: nothing was added, because the turn has no trace or is listed already.
+        """
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self._turns[-1:]:

@@ -779,7 +779,7 @@ class _Incoming:
 
     @property
     def _is_object(self) -> bool:
-        """Whether the body begins with `{`, and neither its content type nor an event shows a stream."""
+        """Whether the body seems to be a JSON object: it begins with `{`, and nothing shows a stream."""
         return not self._named and not self._events and self._begins_as_object
 
     @property
