@@ -8,6 +8,8 @@ import pytest
 from commands import DEADLINE_S, start
 from viewer_traces import small_episode
 
+from grue.cli import trace_views
+
 pytestmark = pytest.mark.made_up_trace
 
 
@@ -30,3 +32,19 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert out == ""
     assert err == "Ended.\n"
+
+
+def test_a_ctrl_c_right_after_the_address_is_printed_ends_it_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_episode(tmp_path / "trace.jsonl")
+    said: list[str] = []
+
+    def say(text: str, **_: bool) -> None:
+        said.append(text)
+        if " is at http://127.0.0.1:" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trace_views, "say", say)
+    trace_views.serve(tmp_path / "trace.jsonl", 0, open_browser=False)
+    assert said[1:] == ["Ended."]
