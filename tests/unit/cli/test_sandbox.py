@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from grue import StdioServer
+from grue.cli import project
 from grue.cli.app import app
+from grue.sandbox.learning import Watch
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,22 @@ def test_show_names_the_servers_whose_entries_are_invalid(
     assert done.exit_code == 0, done.output
     assert done.stdout == "near: no box. It can reach all that you can.\n"
     assert done.stderr.startswith("grue: MCP server 'odd': command needs the environment variable GRUE_NO")
+
+
+def test_a_learned_box_comes_with_the_folders_that_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    watch = Watch()
+    watch.read[str(tmp_path)] = None
+    monkeypatch.setattr(project, "Watch", lambda: watch)
+    _, learned = project.watched_server(
+        project.KnownServers(source="", servers={"s": StdioServer(command="x", name="s")}), "s"
+    )
+    box, note = learned()
+    assert json.loads(box) == {"sandbox": {"preset": "pure"}}
+    assert (
+        note == f"The server also used {tmp_path}. The box does not allow that, because it would be too wide."
+    )
+    watch.read.clear()
+    assert learned()[1] == ""
