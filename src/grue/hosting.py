@@ -1,7 +1,7 @@
 """What authors of hosts import besides `grue`: connections, models, settings, tool policies, traces.
 
 To connect an agent to your own kind of tool server, implement `ToolConnection`, and pass a function that
-makes one (`Connect`) to `Runner(servers=...)`. If a call fails, return a result with `is_error`
+makes such connections (`Connect`) to `Runner(servers=...)`. If a call fails, return a result with `is_error`
 and `error_message`, which the model reads. Raise `ServerFailed` if the connection cannot be used or was
 lost, and `ToolTimedOutError` if a call took too long. Any other exception ends the turn as a crash.
 
@@ -11,9 +11,8 @@ To ask a model in your own way, write an LLM actor, and pass a factory for it (`
 To apply a `ToolPolicy` to calls that your host makes itself with a `ToolClient`, use `judge_calls`, and
 `ask_about`, which asks a person.
 
-`Runner.from_toml` reads a project's configuration files; the functions for settings read one file each.
-
-Run folders, observers and readers are for writing and reading traces. `Past` reads how far an episode got.
+`Runner.from_toml` reads all configuration files of a project. `read_servers`, `read_tool_lock` and
+`read_yaml` each read one file. `Past` reads from a trace how far an episode got.
 
 ```python
 with RunFolder("runs/1", runner.recorder, episode_id="1"):

@@ -30,4 +30,3 @@ BUNDLED: Mapping[str, BundledHost] = {
     ),
     "agent_loop": BundledHost(work="grue.fleet.agent_loop_work:converse"),
 }
-"""The hosts by name."""

@@ -18,7 +18,6 @@ class Words(Struct, frozen=True, kw_only=True):
     """A piece of the model's reply.
 
     Attributes:
-        text: The piece.
         reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
         restart: `True`: the request is sent again, and the reply begins anew. Discard the pieces since the
             last tool call, or all pieces if there was no call. `text` is empty in this case.
@@ -47,8 +46,7 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
     """A tool call was answered. A call that was not made, such as a denied one, had no `ToolStarted`.
 
     Attributes:
-        call_id: Unique within one input; the same as in the call's `ToolStarted`.
-        name: The tool's full name.
+        call_id: Unique within one input; the same as in the call's `ToolStarted`, if the call was made.
         result: The result that the model gets, but not yet cut to its size limit; untrusted.
         duration_s: Seconds that the call took; `None` if the call was not made.
     """

@@ -51,7 +51,6 @@ class InjectedTools:
     """A tool server that answers every call with one function.
 
     Args:
-        invoke: The function.
         listed: The tools that the model is offered. Calls of any other name reach `invoke`, too.
 
     Attributes:

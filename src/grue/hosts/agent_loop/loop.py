@@ -14,8 +14,8 @@ print([tool.name for tool in list_mcp_tools()])
 print(invoke_mcp_tool("echo", {"text": "hello"}).content)
 ```
 
-The client is made at the first call and closed when the interpreter exits. For several servers, or to close
-the client earlier, use a `ToolClient`.
+The client is made at the first call and closed when the interpreter exits. For several servers, use a
+`ToolClient`.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ def _prefixed_patterns(tools: tuple[str, ...]) -> tuple[str, ...]:
 VARIABLE = "GRUE_MCP_SERVER"
 
 Server: TypeAlias = ToolServer | str | Sequence[str]
-"""A tool server; or a URL; or a command with its arguments, which is one text or a list of texts."""
+"""A tool server, a URL, or a command with its arguments, as one text or as a list of texts."""
 
 
 class _SharedClient:
@@ -251,7 +251,7 @@ def configure_mcp_client(server: Server) -> None:
 def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
     """Return the server's tools; blocking. Start the client if it is not running.
 
-    Pass the tools to an `AgentLoop` as `mcp_tools=`; their full names are `mcp.TOOL`.
+    The tools' full names are `mcp.TOOL`.
 
     Raises:
         MCPConfigError: No server is configured.
@@ -268,7 +268,6 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
 
     As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long,
     or if the server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
-    You can pass this function to an `AgentLoop` as `invoke_mcp_tool=`.
 
     Args:
         name: The tool's name, with or without `mcp.`.
@@ -331,8 +330,6 @@ class AgentLoop:
     thread may use the loop, but only for one input at a time.
 
     Args:
-        llm: The model: an endpoint or its settings.
-        system: The instructions of the model.
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
             `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
             no server is started, and `mcp` is not imported. If the function raises, the model reads the
@@ -352,8 +349,8 @@ class AgentLoop:
 
     Attributes:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
-        conversation: The conversation so far. Assign another `Conversation` to continue that one, for
-            example `Conversation.load(path, loop.runner)`.
+        conversation: The conversation so far. To continue another conversation, assign it here, for example
+            `Conversation.load(path, loop.runner)`.
         last_outcome: The complete outcome of the last input that gave an answer; `None` before the first
             answer.
 
@@ -479,7 +476,7 @@ class AgentLoop:
         Args:
             text: The input.
             images: Images to send with the text: paths of files, or bytes.
-            turn: The number of this turn in the trace; `None`: one more than that of the last turn.
+            turn: The number of this turn in the trace; `None`: the next number.
 
         Raises:
             MCPServerStartupError: An MCP server did not start at the first input.
@@ -526,9 +523,8 @@ class AgentLoop:
     def report(self, event: object) -> None:
         """Call `on_event` with an event of your own, in the thread that called `run`.
 
-        Any thread may call `report`. So an `approve` or `elicit` callback can pass its question to the thread
-        that called `run`, for example because only that thread uses the terminal. If no input is running, or
-        the loop has no `on_event`, the event is dropped.
+        Any thread may call `report`, such as that of an `approve` or `elicit` callback. If no input is
+        running, or the loop has no `on_event`, the event is dropped.
         """
         with contextlib.suppress(RuntimeError):  # raised if the loop of an earlier `run_async` is closed
             self._put(event)
@@ -538,9 +534,9 @@ class AgentLoop:
     ) -> TurnOutcome[str]:
         """Run a turn in a thread of its own, and call `on_event` in the caller's thread.
 
-        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
-        exceptions would not reach the caller. If `on_event` added an entry to the trace there, it would
-        deadlock: the recorder holds its lock while it calls observers.
+        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, its exceptions
+        would not reach the caller, and adding an entry to the trace would deadlock: the recorder holds its
+        lock while it calls observers.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put

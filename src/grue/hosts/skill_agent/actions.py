@@ -1,7 +1,6 @@
 """The actions of the skill agent: their parameters, and the functions that carry them out.
 
-To add an action to grue, add a row to `_BUILT_IN`. `mcp_call` has no function: the `StepRunner` carries it
-out.
+To add an action, add a row to `_BUILT_IN`. `mcp_call` has no function: the `StepRunner` carries it out.
 """
 
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ OTHER_AGENTS = {
     "Skill": "agent.use_skill",
     "Write": "agent.write_file",
 }
-"""For each tool of other agents, by its name in a skill's `allowed-tools`: the action that does the same."""
+"""Names of other agents' tools in a skill's `allowed-tools`, each with the action that does the same."""
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ class Judge(Struct, kw_only=True):
     warned: set[str] = field(default_factory=set)
 
     def definitions(self, actions: Iterable[PlannedAction]) -> dict[str, str]:
-        """Return, by name, the digest of the present definition of each MCP tool that the actions call."""
+        """Return the digests of the present definitions of the MCP tools that the actions call, by name."""
         tools = [self._tool(action) for action in actions if action.type == MCP_CALL]
         return {tool.name: definition_digest(tool) for tool in tools if tool is not None}
 
@@ -145,7 +145,7 @@ class Judge(Struct, kw_only=True):
     def _skill_in_use(self) -> tuple[str, Grant]:
         """Return the name of the skill that the model read last, and the tools that the skill allows.
 
-        The name is empty if there is no such skill, or if it has no `allowed-tools`.
+        The name is empty if there is no such skill, or if the skill has no `allowed-tools`.
         """
         run = self.run
         read = [

@@ -69,27 +69,23 @@ class AgentConfig(Struct, kw_only=True):
     """The settings of a skill agent.
 
     Attributes:
-        llm: The model: an endpoint, or its settings.
-        task: The task, for a run that is started without one.
+        task: The task of each run that is given no other task.
         servers: MCP servers by name. If two servers have a tool of the same name, the bare tool name calls
             the tool of the later server. No server can be called `agent`.
-        optional_servers: Names of servers that may be absent: if one cannot be connected, the run goes on as
-            if it were not configured.
+        optional_servers: Names of servers that may be absent. If such a server cannot be connected, the run
+            goes on without it.
         mcp_enabled: Whether to connect the servers.
-        tool_call_timeout_s: Time limit of a tool call, in seconds.
         on_connect_failure: What happens if a server cannot be connected. `skip`: the run goes on without this
             server. `raise`: the other servers are closed too, and the run goes on without MCP tools.
         reconnect: Whether a server that has died is connected again, at most once.
-        limits: The limits of a run.
         on_step_failure: What happens after a step has failed. `continue`: the model reads the error. `stop`:
             the run ends. `retry`: a read-only or idempotent step is tried again, up to `retries` times; if
             it still fails, the model reads the error.
-        retries: How often a failed step is tried again at most, if `on_step_failure` is `retry`.
-        policy: Which actions are carried out, which need approval, and which are denied. The agent's own
-            actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
-        skills: The folder of skills; `None` if the agent has no skills.
-        skill_servers: The servers that may offer skills of their own. Of these skills, only those are used
-            that a person has approved (`mcp_skills.lock`).
+        policy: Which actions are carried out, which need approval, and which are denied. In a policy,
+            an action of the agent is named like `agent.write_file`, and an MCP tool like `files.read`.
+        skills: The folder of skills; `None`: there is no folder.
+        skill_servers: The servers that may offer skills. A skill of a server is used only if a person has
+            approved it (`mcp_skills.lock`).
         restrict_tools: While a skill is in use, deny every tool that the skill's `allowed-tools` do not name,
             except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
         workspace: The folder in which files are read and written.

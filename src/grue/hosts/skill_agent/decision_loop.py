@@ -55,7 +55,7 @@ class StepRunner:
         return self.end(replace(result, attempts=attempt, duration_s=_since(began)))
 
     def end(self, result: StepExecutionResult) -> StepExecutionResult:
-        """Record an action's result in the current turn, and return it."""
+        """Record an action's result in the current turn, and return the result."""
         run = self._run
         result = replace(result, turn=run.turn)
         run.note(facts.StepEnded(turn=run.turn, result=result), run.turn)
@@ -120,7 +120,7 @@ class StepRunner:
         return tool_results.without_middle(text, self._run.config.limits.result_chars)
 
     def _keep(self, action: PlannedAction, kind: str, content: bytes) -> str:
-        """Write a whole result to a file of the run folder; return its name, or "" if it was not kept."""
+        """Write a result to a file, and return the file's name; "" if there is no run folder."""
         folder = self._run.folder
         name = f"{action.step:04}-{(action.target or action.type)[:60]}.{kind}"
         return "" if folder is None else folder.keep(f"artifacts/{name.replace('/', '_')}", content)
@@ -143,7 +143,7 @@ _UNUSABLE = "reply"
 
 
 class RunEnd(Struct, frozen=True):
-    """Why a run ended, and the model's answer if it has given one."""
+    """Why a run ended, and the model's answer; the answer is empty if the model gave none."""
 
     reason: facts.EndReason
     detail: str
@@ -236,10 +236,7 @@ class DecisionLoop:
         return next_text(text, changed, resumed=resumed)
 
     def _keep(self, reply: ActionReply, *, outdated: bool = False) -> None:
-        """Number the actions of a reply, and record them before the first of them is carried out.
-
-        `outdated`: whether the tools have changed since an earlier process got this reply.
-        """
+        """Number and record a reply's actions. `outdated`: the tools have changed since the reply came."""
         run = self._run
         run.turn = self._last_turn
         actions = tuple(
@@ -314,13 +311,10 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return why the run ends after a step that failed; `None`: the run goes on.
-
-        A failed step ends the run only if `on_step_failure` is `stop`. If the run's time is over as well, the
-        time limit is the reason.
-        """
+        """Return why the run ends after this step; `None`: the run goes on."""
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
+        # If the run's time is over as well, the time limit is the reason.
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")
         return self._time_over() or failed
 

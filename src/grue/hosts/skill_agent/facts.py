@@ -68,8 +68,8 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
     """The actions of a reply. Recorded before the first of them is carried out.
 
     Attributes:
-        definitions: By name, the digest of the definition of each MCP tool that the actions call; an empty
-            text, which fits no definition, if the tools have changed since the reply came.
+        definitions: The digest of the definition of each MCP tool that the actions call, by the tool's name.
+            The digest is empty, and fits no definition, if the tools have changed since the reply came.
     """
 
     thought: str
@@ -152,7 +152,7 @@ class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Appro
 
 
 class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersConnected"):
-    """The run's servers have started. Servers that could not be connected are left out."""
+    """The servers of the run that could be connected, and their tools."""
 
     event: ClassVar[str] = "mcp_servers_connected"
 
@@ -231,8 +231,7 @@ class _CallFact(EventFact, frozen=True, kw_only=True):
     Attributes:
         number: The number of the step, from 1; 0 in old traces. Its JSON key is `step`.
         tool_name: The tool's name as the model wrote it.
-        server_name: The server of the tool; empty if no server has such a tool.
-        arguments: The arguments of the call.
+        server_name: The server of the tool; empty if no connected server has such a tool.
     """
 
     turn: int

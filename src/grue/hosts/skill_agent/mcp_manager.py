@@ -1,7 +1,7 @@
 """`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
 
-A program that never closes its manager leaves no server process: the sessions end when the interpreter ends
-or the manager is garbage-collected.
+If a program never closes its manager, the sessions end when the interpreter ends or the manager is
+garbage-collected, so no server process is left.
 
 A tool is called by its bare name or by `server.tool`. If two servers have a tool of the same name, the bare
 name calls the tool of the later server.
@@ -55,7 +55,7 @@ class McpCallResult(Struct, frozen=True):
 
 
 class _Connected(Struct, frozen=True):
-    """A connected manager. It is replaced, never changed, so reading it needs no lock."""
+    """The state of a connected manager. This object is never changed, so reading it needs no lock."""
 
     client: ToolClient
     servers: tuple[str, ...]
@@ -81,7 +81,7 @@ class McpManager:
             is.
         reconnect: Whether a server that has died is connected again, at most once, before the next call to
             it. The call during which it died is never repeated.
-        recorder: Records the sessions' messages and this manager's facts; `None` to record nothing.
+        recorder: Records the sessions' messages and this manager's facts; `None`: nothing is recorded.
     """
 
     def __init__(

@@ -87,8 +87,7 @@ class Orchestrator:
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
         scripted: Whether a script gives the replies, and not an LLM. This value is recorded in the trace.
-        settings: JSON values to record at the start of a run, so that a program that resumes the run can
-            read them.
+        settings: JSON values that are recorded at a run's start, for a program that resumes the run.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Orchestrator:
             self._recorder.add(facts.FactEvents(on_event, facts.FACTS))
 
     def run(self, task: str) -> RunResult:
-        """Run a task until it is done or something else ends it, and return the result.
+        """Run a task until the run ends, and return the result.
 
         Raises:
             MCPConfigError: The configuration cannot be used; nothing was started.

@@ -18,10 +18,9 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     Attributes:
         plan: The planned actions of the last reply.
         plans: Number of replies, including unusable ones.
-        results: The results of the steps, in order.
-        begun: The step that was under way when the process ended; 0: no step was.
+        begun: Number of the step that was under way when the process ended; 0: none.
         last_turn: Number of the last turn, which may not have ended.
-        asked: The approvals that the run waits for; `None`: the run waits for none.
+        asked: The approvals that the run waits for; `None`: it does not wait.
     """
 
     plan: ActionsPlanned | None = None

@@ -10,7 +10,7 @@ from grue.hosts.skill_agent.skills import Skill
 
 _INTERRUPTED = "The run was interrupted, and goes on now. If you have replied since, that reply is lost."
 SILENT = frozenset({"respond", "note", "finish"})
-"""Actions whose outputs the model is not shown, because it has written them itself."""
+"""Actions whose outputs the model is not shown, because the model wrote these texts."""
 
 _RULES = """\
 You carry out a task for a user, step by step. Answer with one JSON object and nothing else:
@@ -66,7 +66,7 @@ def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
 
 
 def next_text(text: str, changed: str, *, resumed: bool) -> str:
-    """Return `changed` and `text` as one text; if `resumed`, it begins with a note about the interruption."""
+    """Return `changed` and `text` as one text, after a note about the interruption if `resumed`."""
     return "\n\n".join(part for part in (_INTERRUPTED if resumed else "", changed, text) if part)
 
 

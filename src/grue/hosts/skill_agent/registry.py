@@ -57,7 +57,7 @@ class ActionReply(Struct, frozen=True):
 
 
 class PlannedAction(Struct, frozen=True, kw_only=True):
-    """An action that is about to be carried out; `step` is the number of its step in the run, from 1."""
+    """An action that is about to be carried out; `step` is its number in the run, from 1."""
 
     step: int
     type: str
@@ -94,10 +94,9 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
         status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
             `interrupted`: the process was killed during the action, which may have had an effect.
         output: The action's result as the model is shown it, perhaps shortened. For `respond`, `note` and
-            `finish`: the model's own text, which it is not shown again.
+            `finish`: the model's own text, which the model is not shown again.
         error: Why the action was not completed; empty if it was.
         artifact: The file with the whole result, relative to the run folder; empty if there is no such file.
-        attempts: How often the action was tried.
     """
 
     step: int
@@ -113,14 +112,10 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
 
 
 class ActionType(Struct, frozen=True):
-    """A type of action.
+    """A type of action; the fields are the arguments of `ActionTypes.add`.
 
     Attributes:
-        params: The Struct of the action's parameters.
-        run: Called with the parameters and the host's context. Returns the result for the model; raises
-            `ValueError` or `OSError` if it fails. `None`: the host carries the action out itself.
-        description: One sentence for the model.
-        annotations: Whether the action changes something, and whether it may be repeated after a failure.
+        run: `None`: the host carries out the action itself.
     """
 
     name: str
@@ -196,9 +191,9 @@ class ActionTypes:
         self.types[name] = kind
 
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
-        """Return the schema of a valid reply, and its parser. A reply has one or more actions.
+        """Return the schema of a valid reply, and the parser of replies.
 
-        The schema names only the types in `offered`; `None`: all. The parser accepts every type.
+        The schema names only the types in `offered`; `None`: all types. The parser accepts every type.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
@@ -265,14 +260,14 @@ class ActionTypes:
     def carry_out(self, name: str, params: dict[str, Any], context: object, *, timeout_s: float) -> str:
         """Carry out an action and return its result for the model; blocking.
 
-        The function runs in a daemon thread. At the time limit and after Ctrl-C it goes on there, because
-        Python cannot stop a thread; its result is dropped.
+        The function runs in a daemon thread. At the time limit and after Ctrl-C, its result is dropped, but
+        the function runs on, because Python cannot stop a thread.
 
         Args:
             name: The action's type.
             params: Its parameters as the model wrote them.
             context: The second argument of the function.
-            timeout_s: Time limit in seconds; infinite: none.
+            timeout_s: Time limit in seconds; infinite: no limit.
 
         Raises:
             ValueError: There is no such action, it has no function, the parameters are wrong, or the function

@@ -20,14 +20,12 @@ class Run(Struct, kw_only=True):
     """One run.
 
     Attributes:
-        began: When the run began, on the clock `time.monotonic`. For a resumed run, the time that the run
+        began: When the run began, as a value of `time.monotonic`. In a resumed run, the time that the run
             lasted before is subtracted, so that the time limit covers both parts.
         folder: The run folder; `None`: no file is written.
         manager: The connected servers; `None`: no servers are connected.
-        stream: Whether replies are streamed.
         turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
         turns: Number of the model's replies so far, including those that could not be used.
-        results: The results of the steps so far, in order.
         asked: The approvals for which the run is parked; `None`: the run is not parked.
     """
 

@@ -1,10 +1,10 @@
 """Skills that MCP servers deliver: the extension `io.modelcontextprotocol/skills` (SEP-2640).
 
-A server lists its skills with their front matter, and the digest and size of each file. The files are read
-only when the model asks for them. A file whose digest or size differs from the listed one is not used.
+A server lists its skills with their front matter, and the digest and size of each file. A file is read only
+when the model asks for it, and is not used if its digest or size differs from the list.
 
-A model will follow the text of a skill, and the server has written it. So a person approves each skill, by
-a digest that covers all its files: if one byte of a file changes, the skill has to be approved again. The
+A model follows the text of a skill, and servers write these texts. So a person approves each skill, by a
+digest that covers all its files: if one byte of a file changes, the skill has to be approved again. The
 `allowed-tools` of such a skill grant nothing.
 """
 
@@ -65,7 +65,6 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
     Attributes:
         uri: The URI of the skill's `SKILL.md`.
-        front: The skill's front matter.
         files: All files of the skill, `SKILL.md` included, by their paths in the skill.
     """
 
@@ -88,7 +87,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
 
 def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list[str]]:
-    """Return the skills that a server lists, and a sentence for each entry that is not usable. Reads no file.
+    """Return the skills that a server lists, and a sentence for each problem. No file is read.
 
     Raises:
         MCPError: The server does not list skills, or does not answer.
@@ -118,7 +117,7 @@ def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> 
 
     Raises:
         ValueError: The skill has no such file, or the file cannot be used. The error's text is for the model.
-        MCPError: The server does not answer.
+        MCPError: The request to the server failed.
     """
     listed = skill.files.get(path)
     if listed is None:
@@ -145,12 +144,9 @@ class ServedSkills:
     """The approved skills of some servers.
 
     Args:
-        asks: Sends requests to the servers.
-        servers: The servers to ask for skills.
         folder: The folder with `mcp_skills.lock`, which has the approved digests.
 
     Attributes:
-        by_name: The approved skills, by name.
         waiting: The listed skills that are not approved, or have changed since they were approved.
         problems: A sentence for each skill or server that cannot be used.
 
@@ -181,7 +177,7 @@ class ServedSkills:
                 self.problems.append(f"The skill {skill.name} {state}: grue skills --approve")
 
     def approve(self) -> None:
-        """Write the digests of the `waiting` skills into `mcp_skills.lock`. Reads no file of a skill.
+        """Write the listed digests of the `waiting` skills into `mcp_skills.lock`.
 
         Raises:
             MCPConfigError: `mcp_skills.lock` cannot be used or written.
@@ -207,8 +203,8 @@ class ServedSkills:
         """Read a skill's `file`; without `file`, read `SKILL.md`, and add the files' names.
 
         Raises:
-            ValueError: There is no such file, it differs from the approved one, or the server does not
-                answer. The error's text is for the model.
+            ValueError: There is no such file, the file differs from the approved one, or the request to the
+                server failed. The error's text is for the model.
         """
         skill = self.by_name[name]
         try:

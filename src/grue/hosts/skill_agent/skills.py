@@ -3,11 +3,11 @@
 A host shows the model the names and descriptions of its `Skills`. When the model asks for a skill or a file
 in its folder, the host returns the text.
 
-The tools that a skill's `allowed-tools` name are approved in advance: call `granted`, and pass `approved` of
-its result to `grue.hosting.judge_calls`, so that a policy's `ask` does not apply to these tools. A `deny`
-still applies. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules of a
-policy do not look at arguments. A bare name, such as `Read`, means only an action of the host, because a
-server could name its tool `Read`, too.
+The tools that a skill's `allowed-tools` name are approved in advance, so that a policy's `ask` does not apply
+to them: pass `approved` of the result of `granted` to `grue.hosting.judge_calls`. A policy's `deny` still
+applies. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules of a policy do
+not look at arguments. A bare name, such as `Read`, means only an action of the host, because a server could
+name its tool `Read`, too.
 """
 
 import json
@@ -223,10 +223,9 @@ class Skills:
     """The skills of a folder, and those that `add` adds.
 
     Args:
-        folder: Its subfolders with a `SKILL.md` are the skills; `None`: there are no skills.
+        folder: Its subfolders with a `SKILL.md` are the skills; `None`: there is no folder.
 
     Attributes:
-        by_name: The skills, by name.
         problems: A sentence for each skill that was left out, with file and line.
     """
 

@@ -1,9 +1,8 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
-The agent's client is any object with `chat.completions.create(**kwargs)`, blocking or not. Its manager is any
-object with the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. A turn
-calls these methods in place of an endpoint and an MCP server. It calls the methods of grue's own `LLMClient`
-and `MCPManager` only if a program has overridden them; otherwise it uses only their settings.
+A turn calls the methods of the agent's client and manager, in place of an endpoint and an MCP server. The
+turn calls the methods of grue's own `LLMClient` and `MCPManager` only if a program has overridden them;
+otherwise it uses only their settings.
 
 Source: R10.4, R15.4
 """
@@ -190,9 +189,9 @@ class ZorkAgent:
     Args:
         config: Limits and policies of the turn.
         model: The model; `None` for the configuration's.
-        client: An `LLMClient`, or any object with `chat.completions.create`; `None` creates an `LLMClient`.
-            If the client has a method `_supports_tool_calling`, the method decides whether the model is
-            offered tools.
+        client: An `LLMClient`, or any object with `chat.completions.create`, blocking or not; `None` creates
+            an `LLMClient`. If the client has a method `_supports_tool_calling`, the method decides whether
+            the model is offered tools.
         max_tokens: Longest completion, in tokens.
         logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
             the turns too.
@@ -317,7 +316,7 @@ class ZorkAgent:
         """Return the decision of a turn that an earlier run of the program finished. No request is sent.
 
         Raises:
-            MCPError: The turn failed; the error is the one with which the turn ended.
+            MCPError: The turn ended with this error.
         """
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):
@@ -439,7 +438,6 @@ class ZorkAgent:
         before.close()
 
     def _tell_langfuse(self, recorder: Recorder, client: Any) -> None:
-        """Add an observer for a Langfuse client, unless there is no client, or it has an observer already."""
         observed = [each for each in recorder.observers if isinstance(each, LangfuseObserver)]
         if client is None or any(each.client is client and not each.closed for each in observed):
             return
@@ -452,7 +450,7 @@ class ZorkAgent:
     def _wait_for_langfuse(self) -> None:
         """Wait until the Langfuse client has the turn's events, so that a call of its `flush` sends them all.
 
-        A slow client is not waited for again, because it would delay every turn.
+        If the wait times out, no later turn waits, because a slow client would delay every turn.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)

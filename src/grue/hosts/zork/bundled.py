@@ -13,8 +13,8 @@ BUNDLED_NAME = "mind"
 def bundled_server() -> StdioServer:
     """Return the server, which runs without site packages, so that it starts fast.
 
-    The server needs neither network nor further files. So it runs in a sandbox without them, if this machine
-    can enforce a sandbox.
+    The server needs neither network nor further files, so it runs in a sandbox that has neither, if this
+    machine can enforce a sandbox.
     """
     # The path is made from this file's path, because packages in `grue.hosts` may not import each other.
     file = Path(__file__).parents[1] / "servers" / "think.py"

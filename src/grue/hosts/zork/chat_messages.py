@@ -45,9 +45,8 @@ class LLMResponse:
 
     Attributes:
         content: The text; `None` if there are tool calls.
-        usage: Numbers of tokens, by OpenAI's names.
-        tool_calls: The calls; `None` if there are none.
-        finish_reason: The reason that the endpoint gives.
+        usage: Numbers of tokens, by OpenAI's names; `None` if the endpoint reports none.
+        tool_calls: `None` if there are none.
 
     Source: R4.3, P12
     """

@@ -214,8 +214,8 @@ class LLMClient:
         extra = {key: value for key, value in kwargs.items() if value is not None}
         if not calling and mode == m.RequireAnswer() and response_format:
             extra["response_format"] = response_format
-        # The constructor of `LlmEndpoint` would refuse fields such as `response_format`, which a turn sets
-        # itself. So add them only now.
+        # Add these fields only now: the constructor of `LlmEndpoint` would refuse those that a turn sets
+        # itself, such as `response_format`.
         endpoint.settings = replace(settings, extra_body={**settings.extra_body, **extra})
         choice = _choice(tool_choice, conversation)
         outcome = run_blocking(
@@ -267,8 +267,6 @@ _COMPLETIONS_METHOD = own_methods(_Completions, ("create",))
 
 
 class _AskedByClient(LlmEndpoint):
-    """An endpoint whose `LLMClient` says whether the model can call tools."""
-
     def __init__(
         self, client: LLMClient, settings: LlmSettings, *, transport: httpx.AsyncBaseTransport | None
     ) -> None:
@@ -276,7 +274,6 @@ class _AskedByClient(LlmEndpoint):
         self._client = client
 
     def support_check(self) -> SupportCheck:
-        """Return `skip` if tool support is forced, else `before`: ask the client before a server starts."""
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> m.ToolSupportChecked:
@@ -303,7 +300,6 @@ def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguratio
 
 
 def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
-    """Return the schema of a `json_schema`; `None` for any other format."""
     shape = (response_format or {}).get("json_schema")
     if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
         return None

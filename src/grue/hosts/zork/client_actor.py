@@ -50,8 +50,8 @@ class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
     If the client's `chat.completions.create` takes an argument `name`, it is called as in `LLMClient`: with
-    all arguments, `None` for those that are not set, and tool names such as `files.read`. Otherwise it is
-    called as in an SDK: only with the arguments that are set, and tool names that every endpoint accepts.
+    all arguments, which are `None` if not set, and tool names such as `files.read`. Otherwise it is called as
+    in an SDK: only with the arguments that are set, and tool names that every endpoint accepts.
 
     A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
     is dropped. grue does not retry a client's requests.
@@ -156,11 +156,10 @@ class ClientModel:
 
     Attributes:
         client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
-            method decides whether the model can call tools; it is called before a server is started.
-        settings: The model and its sampling.
+            method, called before a server is started, decides whether the model can call tools.
         config: Passed to `_supports_tool_calling`. If its `mcp_force_tool_support` is true, tool support is
             not checked.
-        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
+        lent: The conversation that the turn continues; `None`: the turn begins a conversation.
     """
 
     client: Any
@@ -202,7 +201,7 @@ def client_actor(
 ) -> ClientModel:
     """Make any object with `chat.completions.create` usable as the model of a `Runner`.
 
-    The client chooses the sampling settings that are left out. Raises `MCPError` for any other object.
+    The client chooses the sampling settings that are left out. Raises `MCPError` if the method is missing.
     """
     try:
         client.chat.completions.create  # noqa: B018 - checked here, so that the error comes at once

@@ -23,7 +23,6 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
     """An episode of a game begins.
 
     Attributes:
-        game: Title of the game.
         game_hash: SHA-256 of the story file, or the version of the embedded game "The House".
     """
 

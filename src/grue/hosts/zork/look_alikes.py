@@ -47,7 +47,7 @@ def completion_body(response: object) -> m.JsonObject:
 
 
 def completion_failure(error: Exception, client: object, model: str) -> m.LlmFailure:
-    """Return an `LlmFailure` for an exception of a client. The client's `api_key` is redacted."""
+    """Return an `LlmFailure` for an exception of a client."""
     told = getattr(error, "failure", None)
     if isinstance(told, m.LlmFailure):
         return told

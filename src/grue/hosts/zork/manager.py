@@ -42,7 +42,6 @@ class TurnUse(Struct, frozen=True):
     """A turn that uses a manager.
 
     Attributes:
-        note: Puts a note into the turn's trace.
         startup_timeout_s: Time limit for `connect_session`.
     """
 
@@ -60,7 +59,6 @@ class SessionNews:
     object, would keep the manager alive.
 
     Attributes:
-        observers: The manager's observers.
         turn: The turn that uses the manager now; `None`: no turn does.
     """
 
@@ -85,22 +83,22 @@ class MCPManager:
     interpreter ends. Needs asyncio.
 
     Args:
-        config: Has the limits, and the path of the file that configures the servers. The file is read even
-            if `mcp_enabled` is false, because a program that creates a manager wants MCP.
+        config: Has the limits, and the path of the file with the servers. The file is read even if
+            `mcp_enabled` is false.
         logger: Gets log records of the coroutines, and of the turns of an agent that uses this manager.
-        langfuse_client: Gets the events of the coroutines and of these turns. They are sent when the client
+        langfuse_client: Gets the events of the coroutines and of these turns. The client sends them when it
             is flushed, at the latest at the program's end. The manager never shuts the client down.
 
     Attributes:
         server_name: Name of the first server.
-        server_config: Its configuration, with variables expanded.
+        server_config: The server's configuration, with variables expanded.
         ignored_servers: Names of the other servers in the file, which are not used.
         config_warnings: A sentence for each other part of the file that has no effect.
         tool_server: How to start or reach the server.
         tool_lock: The approved definitions of the server's tools, from `mcp_tools.lock` in the folder of the
             file; `None`: any definition is accepted.
-        connection: The state of the connection in this episode: untried, proven or disabled. It is plain data
-            that may be read, stored and set.
+        connection: The state of the connection in this episode: untried, proven or disabled. A program may
+            store and set it.
         recorder: Records the messages of the sessions that the coroutines open.
 
     Raises:
@@ -160,12 +158,12 @@ class MCPManager:
 
     @property
     def session(self) -> OwnedSession | None:
-        """The open session, or else the last one."""
+        """The open session; if none is open, the last one; `None` before the first."""
         return self._session or self._last_session
 
     @property
     def failure(self) -> m.ServerFailure | None:
-        """Why the last session could not be opened, or how its server died."""
+        """Why the last session could not be opened, or how its server died; `None`: neither happened."""
         return self._startup_failure or (self.session.died if self.session else None)
 
     async def connect_session(self) -> None:
@@ -219,7 +217,7 @@ class MCPManager:
                 ) from session.fault
 
     async def disconnect_session(self) -> None:
-        """Close the session, if one is open; afterwards none of its processes is alive.
+        """Close the open session, if any; afterwards none of its processes is alive.
 
         Source: R3.5, R3.7, P9
         """
@@ -280,8 +278,7 @@ class MCPManager:
     def lend(self, turn: TurnUse) -> None:
         """Let a turn use this manager until `give_back`.
 
-        Until then `connect_session` tries only once, with the turn's time limit. The manager's observers get
-        nothing from the sessions; notes and changed tools go into the turn's trace.
+        Until then `connect_session` tries only once, with the turn's time limit.
         """
         self._news.turn = turn
 

@@ -30,9 +30,9 @@ DISCONNECT_TIMEOUT_S = 4.0
 
 
 class SessionManager(Protocol):
-    """The coroutines of a manager object. It may have an attribute `is_disabled`, too.
+    """The coroutines of a manager object.
 
-    The argument `timeout_seconds` of `call_tool` is optional.
+    The object may have an attribute `is_disabled`, and its `call_tool` may lack `timeout_seconds`.
     """
 
     async def connect_session(self) -> None:
@@ -59,8 +59,8 @@ class ManagerConnection:
     enter a task group in the first and leave it in the second, as the clients of the MCP SDK do. anyio raises
     an error if a task group is left in another task, or in other cancel scopes.
 
-    `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not
-    after one that raised. A cancellation of the turn does not cancel `disconnect_session`.
+    `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
+    `connect_session` raised. A cancellation of the turn does not cancel `disconnect_session`.
 
     Args:
         server: The server's name in the session. It is removed from tool names of the form `SERVER.TOOL`;
@@ -82,7 +82,7 @@ class ManagerConnection:
         self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
-        # The deadline is -inf if the scope is cancelled already. Then the time that is left is not known.
+        # In a scope that is cancelled already, the deadline is -inf, and the time that is left is unknown.
         deadline = anyio.current_effective_deadline()
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self
@@ -244,10 +244,7 @@ why the start failed."""
 
 
 class OverriddenManagerConnection(ManagerConnection):
-    """One session with a manager whose methods are overridden.
-
-    The manager's logger and Langfuse client get each event once, from the turn.
-    """
+    """One session with a manager whose methods are overridden."""
 
     report_s = _REPORT_S
 
@@ -295,7 +292,7 @@ class OverriddenManagerConnection(ManagerConnection):
 
     @property
     def _session(self) -> OwnedSession | None:
-        """The session that `MCPManager`'s own methods have opened in this turn."""
+        """The session that `MCPManager`'s own methods have opened in this turn; `None`: none was opened."""
         session = self._lent.session
         return None if session is self._before else session
 

@@ -253,7 +253,6 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reason: Why the episode ended; `detail` says it in a sentence for people.
-        commands: The commands that were played, in order.
         scripted: Whether a script gave the replies, and not an LLM.
     """
 
@@ -284,27 +283,19 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 class EpisodeSetup(Struct, kw_only=True):
     """The parts of an episode that are not in its configuration; all have a default.
 
+    `client`, `approve`, `turn_timeout_s`, `start` and `stream` mean the same as in a `ZorkAgent`.
+
     Attributes:
         game: The game; `None`: the embedded game "The House".
-        seed: The seed of the game.
-        max_turns: The most turns of the episode.
-        client: The model's client, as for `ZorkAgent`.
         mcp_manager: Used in place of a manager made from the configuration.
         recorder: Records every message; its observers write the logs.
         logger: Gets the log records.
         langfuse_client: Gets the events of the episode. The orchestrator's `close` flushes this client, and
             does not shut it down.
-        policy: What happens after a failure.
-        approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
-        turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
         scripted: Whether a script gives the replies, and not an LLM. This value is recorded in the trace and
             the result. If it is true, npx downloads nothing to start the configured server.
-        start: When each turn's server starts; `None`: as the configuration says. `after_turn` and
-            `beside_turn` start the server for the following turn, in one event loop for the episode.
-        stream: Whether replies are streamed, so that the trace has the text as it arrives.
-        settings: JSON values to record at the episode's start, so that a program that resumes it can read
-            them.
-        past: The episode to resume; `None` for a new one.
+        settings: JSON values that are recorded at the episode's start, for a program that resumes it.
+        past: The episode to resume; `None`: a new episode is played.
     """
 
     game: Any = None
@@ -331,7 +322,6 @@ class ZorkOrchestratorV2:
     Args:
         episode_id: The name of the episode in every record.
         config: Settings; `None` for those of `pyproject.toml` in the working directory, or the defaults.
-        setup: The other parts of the episode.
 
     Raises:
         MCPError: The MCP configuration cannot be used.
@@ -340,7 +330,6 @@ class ZorkOrchestratorV2:
             or was off and is on now. Nothing is recorded.
 
     Attributes:
-        game_state: The current state of the episode.
         mcp_manager: The manager; `None` if MCP is off.
         changes: The settings (`conditions_of`) that have changed since a resumed episode was last played.
     """
@@ -481,10 +470,10 @@ class ZorkOrchestratorV2:
         )
 
     def _come_back(self, past: GamePast) -> list[facts.Remembered]:
-        """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
+        """Replay an episode's commands in the game, and restore the rest of the state from the trace.
 
-        Return the `Remembered` facts that the killed program had not recorded. This method does not record
-        them: the constructor may still refuse to resume, and then the trace must stay unchanged.
+        Return the `Remembered` facts that the trace lacks. They are recorded later, because the constructor
+        may still refuse to resume, and then the trace must stay unchanged.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
@@ -537,8 +526,7 @@ class ZorkOrchestratorV2:
     def _process_turn(self) -> bool:
         """Play one turn and return `True`; `False`: the episode is over.
 
-        If an error occurs that another turn cannot mend, the end of the episode is recorded. Raises the
-        errors of `play_episode`.
+        If an error occurs that another turn cannot mend, the end of the episode is recorded.
 
         Source: R6.1, R10.2
         """
@@ -604,7 +592,6 @@ class ZorkOrchestratorV2:
         )
 
     def _play(self, decided: facts.Decided) -> facts.Remembered | None:
-        """Play a command and update the state. Return the new note about the place, if any."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score

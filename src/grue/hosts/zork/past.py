@@ -20,7 +20,6 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
     """The recorded part of an episode.
 
     Attributes:
-        decided: The decisions, in the order of the turns.
         shown: The state of the game before each turn, by the turn's number. A state that was not recorded, or
             from which a secret was redacted, is missing.
         remembered: Numbers of the turns for which a note on a place (`Remembered`) is recorded.

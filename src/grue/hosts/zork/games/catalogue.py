@@ -20,7 +20,7 @@ def open_game(name: str, *, interpreter: str | None = None) -> Game:
 
     Raises:
         GameError: There is no such game or interpreter, or the file is not a playable story.
-        MissingDependencyError: A story file needs an interpreter, and it is not installed.
+        MissingDependencyError: The interpreter for the story file is not installed.
     """
     if name == "house":
         return HouseGame()

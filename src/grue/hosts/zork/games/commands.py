@@ -14,7 +14,7 @@ _FOLDED: Final = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2013\u2014\u2212"), "-"),
 }
 _FENCE: Final = re.compile(r"\s*(?:```|~~~)\w*\s*")
-# Backslashes are removed too, because `dfrotz` takes a line with one as a command to the interpreter.
+# Backslashes are removed too, because `dfrotz` takes a line with a backslash as a command to itself.
 _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")

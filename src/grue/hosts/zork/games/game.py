@@ -1,7 +1,6 @@
 """The interface between a host and a game.
 
-A command that makes no sense raises no exception: the game's text says that the command failed. A field whose
-value the game does not show is `None`, not zero and not an empty tuple.
+A command that makes no sense raises no exception: the game's text says that the command failed.
 """
 
 from typing import Protocol
@@ -15,12 +14,9 @@ class Observation(Struct, frozen=True, kw_only=True):
     Attributes:
         text: The game's own words, without prompt or status line.
         location: Name of the room the player is in.
-        score: Points so far.
-        max_score: Highest possible score.
         moves: Game turns taken so far.
         inventory: What the player carries, in the game's words.
         died: Whether the player died in this step. Many games go on after a death; only `done` means the end.
-        won: Whether the game has been won.
         done: Whether the game has ended and takes no further commands.
     """
 

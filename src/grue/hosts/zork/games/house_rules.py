@@ -27,7 +27,7 @@ class State(Struct, kw_only=True):
         awarded: Achievements that have given points. This set only grows, so the score never falls.
         moves: Turns taken; some commands take none.
         dark_turns: Consecutive turns spent in the dark.
-        wrong_numbers: Wrong numbers dialled since they last killed the player.
+        wrong_numbers: Wrong numbers dialled; set to 0 when the third kills the player.
         deaths: Deaths so far; the second one ends the game.
         asked: The verb of a question that the next command may answer ("take", after "Take what?").
         it: The thing that "it" refers to.
@@ -81,7 +81,7 @@ def things_at(state: State, place: str) -> list[str]:
 
 
 def within_reach(state: State) -> list[str]:
-    """List the things that a command may refer to now; in the dark, those that can be felt."""
+    """List the things that a command may refer to now; in the dark, only what is carried and a few others."""
     carried = things_at(state, PLAYER)
     if is_dark(state):
         by_feel = [name for name in ("lantern", "musicbox") if state.places[name] == state.room]

@@ -16,8 +16,7 @@ class Room(Struct, frozen=True):
         name: The heading of its description.
         text: The part of its description that never changes.
         exits: The room in each direction.
-        feature: The name of a flag, and two sentences: the description has the first one until the flag is
-            set, and the second one from then on.
+        feature: A flag, a sentence of the description until the flag is set, and a sentence from then on.
         dark: Whether the player sees nothing here without the lit lantern.
     """
 
@@ -272,7 +271,6 @@ class Thing(Struct, frozen=True, kw_only=True):
         reading: The writing on it, if any: both "read" and "examine" print `text`, then `reading`.
         holds: Whether it is a container.
         small: Whether it fits into a teapot.
-        article: The article before its name in lists.
     """
 
     name: str

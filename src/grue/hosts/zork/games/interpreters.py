@@ -1,18 +1,18 @@
-r"""The interpreters for Z-machine stories: which there are, which one plays a story, and how to talk to it.
+r"""The interpreters for Z-machine stories, the choice of an interpreter for a story, and its process.
 
 An interpreter must read commands from a pipe and print answers to a pipe as `dfrotz` does. To add one, write
 a function that returns its `Interpreter`, and put it into `INTERPRETERS`.
 
 `dfrotz` 2.54, which Debian 12 has, prints neither bold nor underlined words: a story of version 4 or later
-loses its room names. Other releases may print them, so a tiny story is played to find out. Offsets and
+loses its room names. Other releases may print these words, so a tiny story is played to find out. Offsets and
 opcodes are those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter does not mark the end of an answer. So each command is sent together with a second line
 `\sf-N`, with a new random number N. This line sets the speed of the interpreter's clock to -N, and never
 reaches the game. The interpreter prints "Speed Factor -N" when it reads the line, also if the game has asked
 a question. A game cannot print these words with the same number by chance. The speed is negative because a
-clock that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail if a text
-contains a ">", and would wait forever after a question, because no prompt follows it.
+clock that runs backwards never interrupts a command. The prompt ">" does not mark the end: a text may contain
+">", and after a question no prompt is printed.
 """
 
 import os
@@ -51,7 +51,6 @@ class Interpreter(Struct, frozen=True, kw_only=True):
     """An installed interpreter, and how it is started.
 
     Attributes:
-        name: What users call it.
         command: The program, and its first arguments; `InterpreterProcess` adds further ones.
         breaks_lines: Whether it breaks long lines at `WIDTH` columns.
         answer_within_s: The default time limit for one answer, in seconds.
@@ -302,8 +301,8 @@ class Choice(Struct, frozen=True):
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
     """Choose the interpreter for a story of this version.
 
-    With a `name`, choose the interpreter of that name. Without, choose the first installed interpreter that
-    prints all text of such a story; if none does, the first installed. Raises what `find_interpreter` raises.
+    Without a `name`, choose the first installed interpreter that prints all text of such a story; if none
+    does, the first that is installed. Raises what `find_interpreter` raises.
     """
     first = find_interpreter(name)
     if version < FIRST_VERSION_WITH_STYLES or _prints_all(first):

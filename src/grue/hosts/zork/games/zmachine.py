@@ -73,7 +73,7 @@ def _fault(story: bytes) -> str | None:
 
 
 def object_names(story: bytes) -> frozenset[str]:
-    """Decode the short names of all objects, printable ones only."""
+    """Return the printable short names of all objects; none for versions 1 and 2, or a damaged table."""
     if story[0] < 3:
         return frozenset()
     try:
@@ -143,21 +143,18 @@ class ZMachineGame:
 
     The room is known once the game has printed the room's heading. Score and moves come from the status line
     if the game prints one. Otherwise the command SCORE, which takes no game time, is sent after each command,
-    until an answer to SCORE names no score. SCORE is not sent after a question of the game, which
-    would take SCORE for the answer, nor after an unknown word, which the next command may correct ("oops").
-    The inventory is always `None`, because asking for it takes a turn. A game that waits for a single key
-    gets the first character of the next command.
+    until an answer to SCORE names no score. SCORE is not sent after a question of the game, which would take
+    SCORE for the answer, nor after an unknown word, which the next command may correct ("oops"). The
+    inventory is always `None`, because asking for it takes a turn. A game that waits for a single key gets
+    the first character of the next command.
 
     Args:
         story: The story file.
-        interpreter: "dfrotz" or "fernz"; `None`: the first of them that is installed, and for a story of
-            version 4 or later the first that also prints bold and underlined words, if there is one.
-        answer_within_s: Time limit of the interpreter for one answer, in seconds; `None`: 5 for dfrotz, about
-            a thousand times what it needs, and 60 for fernz.
+        interpreter: "dfrotz" or "fernz"; `None`: as `choose_interpreter` chooses.
+        answer_within_s: Time limit for an answer, in seconds; `None`: 5 for dfrotz, 60 for fernz.
 
     Attributes:
         name: The story file's name, without its suffix.
-        fingerprint: The SHA-256 of the story file.
         notice: Why the first installed interpreter is not used, or which words of the story are lost, as a
             sentence for people; empty if there is nothing to say.
 
