@@ -98,7 +98,7 @@ class Bundle:
 
 @contextmanager
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
-    """Open a bundle, and check its list of files before any of them is written.
+    """Open a bundle, and check its list of files.
 
     `sha256` is the digest that the file must have, in hexadecimal; `None`: the digest is not checked.
 

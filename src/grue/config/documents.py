@@ -1,8 +1,8 @@
 """Read the files that users write: TOML, YAML, strict JSON. A `Document` knows the lines of its values.
 
-Of YAML, only what JSON can express is read. `yes`, dates and times are texts, as in YAML 1.2. Aliases and
-duplicate keys are refused: with aliases a short file can describe an endless value. So are tags other than
-those of JSON's types. In JSON, comments, duplicate keys and NaN are refused.
+Of YAML, only what JSON can express is read. `yes`, dates and times are texts, as in YAML 1.2. Duplicate keys
+and aliases are refused: with aliases, a short file can describe an endless value. In JSON, comments,
+duplicate keys and NaN are refused.
 
 Source: R2.3, P5
 """
@@ -50,10 +50,9 @@ class Document:
     """A parsed file.
 
     Args:
-        path: The file.
         value: The parsed content. Dates in TOML become objects of the module `datetime`.
-        find_lines: Returns the one-based lines of the values, by their paths. A value in a dictionary has the
-            line of its key. The function is called only once, when a line is first needed.
+        find_lines: Returns `lines`, in which a value of a dictionary has the line of its key. The function is
+            called only once, when a line is first needed.
     """
 
     def __init__(self, path: Path, value: Any, find_lines: Callable[[], Mapping[KeyPath, int]]) -> None:
@@ -140,8 +139,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
     `if_missing` is the complete error message for a file that does not exist.
 
     Raises:
-        MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8 (the error names
-            line and column).
+        MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -220,10 +218,7 @@ _TOML = re.compile(
 
 
 def _toml_lines(text: str) -> dict[KeyPath, int]:
-    """Return the lines of the table headers and keys of a valid document, but not of keys in inline tables.
-
-    `tomllib` does not report lines, so each `[header]` and each key is parsed alone.
-    """
+    # `tomllib` reports no lines, so parse each `[header]` and key alone. Keys of inline tables are left out.
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
     table: KeyPath = ()
@@ -367,7 +362,7 @@ def _advice(text: str, position: int) -> str:
         return " Comments are not part of JSON: remove them."
     if rest[:1] in ("}", "]", ",") and text[:position].rstrip().endswith(","):
         return " There is a superfluous comma before it."
-    if _TRAILING_COMMA.match(rest):  # since Python 3.13 an error's position is the comma's
+    if _TRAILING_COMMA.match(rest):  # since Python 3.13, `position` is that of the comma
         return " There is a superfluous comma."
     return ""
 
@@ -379,9 +374,8 @@ def read_yaml(path: str | PathLike[str]) -> YamlDocument:
     """Read a YAML file.
 
     Raises:
-        MCPConfigError: The file is missing, unreadable or too long, or it is not the subset of YAML that this
-            module reads. The error names the line.
-        MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
+        MCPConfigError: The file is missing, unreadable, too long, or not in the subset of YAML that is read.
+        MissingDependencyError: The package `pyyaml` is absent.
     """
     path = as_path(path, "read_yaml()")
     missing = (
@@ -436,10 +430,10 @@ def _declared(kind: Any, keys: KeyPath) -> Any:
 
 
 def choices(problem: str, kind: Any, keys: KeyPath) -> str:
-    """Return words that name the allowed values, to be appended to msgspec's error text about a wrong value.
+    """Return words that name the allowed values, for the end of msgspec's error text `problem`.
 
-    `problem` is that error text. If it does not begin with "Invalid enum value", return an empty text. `keys`
-    is the path to the value in a Struct of the type `kind`.
+    Return an empty text unless `problem` begins with "Invalid enum value". `keys` is the path to the value in
+    a Struct of the type `kind`.
     """
     if not problem.startswith("Invalid enum value"):
         return ""

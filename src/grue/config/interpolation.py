@@ -32,8 +32,6 @@ class Scope(Struct, frozen=True, kw_only=True):
     """The values for `${...}`.
 
     Attributes:
-        environ: The environment variables.
-        workspace_folder: The value of `${workspaceFolder}`.
         source: The file that contains the expressions, for errors; `None`: they come from no file.
     """
 

@@ -187,10 +187,7 @@ class ToolsConfig(BaseModel):
 
 
 def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Replace another host's `oauth` or `auth` in a server's entry by grue's `auth`.
-
-    Returns the entry, and the keys of the other host's table that grue does not use.
-    """
+    """Replace another host's `oauth` or `auth` by grue's `auth`; return also the keys that grue ignores."""
     key = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
     if key not in entry or "url" not in entry:
         return entry, ()
@@ -223,38 +220,30 @@ class MCPServerConfig(BaseModel):
 
     Attributes:
         command: Program to start; `None` for a server reached by URL.
-        args: The arguments of the program.
         env: Environment variables, added to those inherited from the host.
         inherit_env: Which of the host's environment variables the server inherits: `all` (the default),
             `no_keys` (all but API keys that grue uses), `safe` (what programs commonly need) or `none`.
-        envFile: File with further variables in the dotenv format, relative to the configuration file; `env`
-            takes precedence.
+        envFile: Dotenv file with further variables, relative to the configuration file; `env` has precedence.
         cwd: Working directory, relative to the workspace folder; `None`: the host's.
         url: Address of a server that is already running.
-        headers: HTTP headers for that address.
         type: The transport; without it, `command` means stdio and `url` means Streamable HTTP, or SSE if the
             address refuses Streamable HTTP.
         transport: Another name for `type`, which some hosts use.
-        disabled: Whether the server is left out.
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
         timeout_seconds: The same limit as `timeout`, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
-        exit_grace_seconds: How many seconds the process has to exit after its stdin was closed; `None`: the
-            runner's limit.
-        tools: Which of the server's tools are offered. `allow_tools` and similar keys of other hosts are
-            accepted, too.
+        exit_grace_seconds: Time to exit after stdin was closed; `None`: the runner's limit.
+        tools: Which tools are offered. The keys in `INCLUDING` and `EXCLUDING` are accepted instead.
         auth: How grue authenticates to the server at `url` (OAuth); `False`: grue sends only `headers`. The
             key `oauth` of other hosts is accepted, too.
-        required: Whether the first connect of an episode has to succeed; `None`: the runner's
-            `FailurePolicy.first_connect` decides.
+        required: Whether an episode's first connect must succeed; `None`: see `FailurePolicy.first_connect`.
         check_arguments: Whether grue checks a call's arguments against the tool's input schema. If they do
             not fit, grue does not send the call to the server, and answers it with an error.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
         sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: the
             `sandbox` beside `servers` applies; if there is none, the program may write only to a scratch
             folder, and has no network.
-        start: When the server starts: `before`, `beside`, `beside_if_locked` or `when_called`; `None`: as
-            `mcp_start` of the runner's settings says.
+        start: When the server starts (see `GameConfiguration.mcp_start`); `None`: the runner's `start`.
 
     Source: R3.2
     """
@@ -289,7 +278,7 @@ class MCPServerConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each key in the entry that has no effect, or perhaps not the intended one."""
+        """A sentence for each key of the entry that has no effect, or perhaps an unintended effect."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
         found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
         found += [
@@ -346,7 +335,7 @@ class MCPServerConfig(BaseModel):
 
 
 class _NoServersError(MCPConfigError, ValueError):
-    """No server is configured. It is also a `ValueError`, which existing host programs catch."""
+    """No server is configured. Existing host programs catch this error as a `ValueError`."""
 
 
 class MCPConfig(BaseModel):
@@ -388,8 +377,7 @@ class MCPConfig(BaseModel):
 
         Variables for `${VAR}` are looked up in `environ` when a server is used; default: `os.environ`.
         `workspace_folder` is `${workspaceFolder}` and the base of a relative `cwd`; default: the file's
-        folder. `named`: the user has given the file's name, so if the file is missing, the error says to
-        correct the name, and not the settings.
+        folder. `named`: the user has named the file; if it is missing, the error says to correct the name.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
@@ -483,7 +471,7 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each key of the file that has no effect, or perhaps an unintended one."""
+        """A sentence for each key of the file that has no effect, or perhaps an unintended effect."""
         found = [
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()
@@ -676,7 +664,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return the one of `ROOT_KEYS` that the file has, or an empty text."""
+    """Return which of `ROOT_KEYS` the file has; empty: none."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")

@@ -247,7 +247,7 @@ def _places(home: Path, project: Path) -> Iterator[tuple[str, Path]]:
 
 
 def find_hosts(home: Path, project: Path) -> list[FoundServers]:
-    """Return the servers of every host whose file exists and has servers, those of the project first."""
+    """Return the servers of each host whose file exists and has servers; the project's files come first."""
     found = []
     for host, path in _places(home, project):
         with suppress(MCPConfigError, OSError):  # OSError: the folder of the file cannot be searched

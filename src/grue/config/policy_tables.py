@@ -16,7 +16,7 @@ reply_tokens = 4_000
 above = 40
 ```
 
-The paths in an error's `problems` start at the table. The caller puts the path to the table before them.
+The paths in an error's `problems` start at the table.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,6 @@ def _rule(rule: Any, number: int) -> Any:
 
 
 def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table. A text under `key` becomes a list with this text."""
     return {**table, key: [table[key]]} if isinstance(table.get(key), str) else table
 
 

@@ -51,9 +51,8 @@ def read_project_tables(path: Path) -> ProjectTables:
     """Return the settings of a TOML file.
 
     Raises:
-        MCPConfigError: The file is missing or not TOML (the error names line and column), a value stands
-            where a table should, `[tool.grue]` has an unknown table, or a setting is both below `[tool.grue]`
-            and below `[tool.zorkgpt]`.
+        MCPConfigError: The file is missing or not TOML, a value stands where a table should, `[tool.grue]`
+            has an unknown table, or a setting is both below `[tool.grue]` and below `[tool.zorkgpt]`.
     """
     found, problems = gather_project_tables(path)
     if problems:

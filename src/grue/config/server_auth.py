@@ -14,8 +14,8 @@ from grue.tool_sessions.oauth_settings import Grant, OAuth, SecretMethod, TokenP
 class AuthConfig(BaseModel):
     """How grue authenticates to a server at a URL, by OAuth. The texts may contain `${VAR}`.
 
-    The fields are those of `OAuth`, and `private_key_file`: a file with the private key. Its path and that of
-    `identity_token_file` are relative to the configuration file.
+    The fields are those of `OAuth`, and `private_key_file`, a file with the private key. The paths of files
+    are relative to the configuration file.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
@@ -69,7 +69,7 @@ def is_of_another_host(auth: object) -> bool:
 def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
     """Return grue's `auth` for another host's `oauth`, and the keys of `oauth` that grue does not use.
 
-    grue does not use URLs of the authorization server, for example: it asks the MCP server for them.
+    For example, grue ignores the URLs of the authorization server, which it gets from the MCP server.
 
     Raises:
         ValueError: `oauth` is not understood. The error's text continues a sentence that begins with the name

@@ -47,7 +47,6 @@ class Wanted(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The value's name in `--set NAME=VALUE`.
         default: The values that are used if the user gives none; `None`: there is no default.
-        required: Whether the server needs the value.
         choices: The only values that are allowed; empty: any value is.
         repeated: Whether the user may give several values.
         is_path: Whether the value is the path of a file or folder on this machine.
@@ -63,9 +62,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 Ask = Callable[[Wanted], tuple[str, ...]]
-"""A function that returns the user's values, or the default values; an empty tuple: there are none.
-
-It raises `MCPConfigError` if a required value is missing."""
+"""A function that returns the user's values, or the default values; an empty tuple: there are none. It raises
+`MCPConfigError` if a required value is missing."""
 
 
 _PACKAGE = "package/"
@@ -73,12 +71,11 @@ _PACKAGE = "package/"
 
 
 class Described(Struct, frozen=True, kw_only=True):
-    """The entry for a server, and what the user is told before it is written.
+    """The entry for a server, and what grue shows the user before it writes the entry.
 
     Attributes:
         name: The server's name in `mcp_config.json`.
-        title: The description's text about the server.
-        entry: The server's entry for that file.
+        title: Name, version and text from the description, such as `io.example/files 1.0: Reads files.`
         variables: Variables that have to be set in the environment.
         optional: Environment variables that the server could use too. They are not set.
         paths: Files and folders that the user gave to the server.
@@ -214,10 +211,9 @@ def read_server(
 def _chosen(
     description: object, kind: str | None
 ) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
-    """Choose the first of a description's packages and URLs that grue can use and that is of `kind`.
+    """Choose the first package or URL of a description that grue can use and that is of `kind`.
 
-    Returns the parsed description, the kind of the chosen package or URL, this package or URL, and the kinds
-    of the others.
+    Return the parsed description, the chosen kind, the package or URL, and the other kinds.
     """
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
@@ -270,7 +266,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
 
 
 def package_description(kind: str, identifier: str, arguments: Iterable[str]) -> dict[str, Any]:
-    """Return a `server.json` for a package; `identifier` is its name, with a version or without one."""
+    """Return a `server.json` for a package; `identifier` is the package's name, with or without a version."""
     at = identifier.rfind("@") if kind == "npm" else -1
     version = ""
     if at > 0:
@@ -303,7 +299,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Check the entry against the rules in the module's docstring, and return it."""
+        """Check the entry against the rules in the module's docstring."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         for text in _texts(self.entry):
             if not text.isprintable():
@@ -413,7 +409,7 @@ class _Entry:
             self.entry["env"] = env
 
     def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
-        """Return `${VARIABLE}` for a secret; nothing if it is optional and the variable is not set."""
+        """Return `${VARIABLE}`; an empty tuple if the secret is optional and the variable is not set."""
         if required or variable in self._env:
             self.variables.append(variable)
             return (f"${{{variable}}}",)
@@ -547,7 +543,7 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the bundle's own program; empty: an installed one, such as `node`, runs instead."""
+    """Return the path of the bundle's own program; empty: an installed program, such as `node`, runs."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

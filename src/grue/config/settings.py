@@ -152,8 +152,7 @@ class RetrySettings(_Table):
     The delay starts at `initial_delay`, and is multiplied by `exponential_base` after each attempt, up to
     `max_delay`. A delay that the endpoint asks for replaces this delay; if the endpoint asks for more than
     `max_asked_delay`, the request is not sent again. Each delay is lengthened at random by up to the fraction
-    `jitter_factor`. In `[tool.zorkgpt.retry]`, the circuit-breaker keys of ZorkGPT, another project, are
-    ignored.
+    `jitter_factor`.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5
@@ -188,10 +187,10 @@ class BudgetSettings(_Table):
 class NextModel(_Table):
     """A model that is asked if the models before it fail: one table of `[[tool.grue.llm.then]]`.
 
-    The keys are those of `[tool.grue.llm]`. The API key comes from the environment, from the variable of the
-    provider to which the model's URL belongs. Sampling parameters, retries and prices are those of the first
-    model. Without `client_base_url`, the URL of the first model is used, and also its wire format and headers
-    if the table does not set them.
+    The keys mean the same as in `[tool.grue.llm]`. The API key comes from the environment: `GRUE_API_KEY`, or
+    the variable of the URL's provider. Sampling parameters, retries and prices are those of the first model.
+    Without `client_base_url`, the URL of the first model is used, and also its wire format and headers if the
+    table does not set them.
     """
 
     agent_model: _Text
@@ -239,14 +238,12 @@ _NESTED: Mapping[str, type[_Table]] = {
 class GameConfiguration(_Table):
     """The settings of one host.
 
-    Construct it with keywords, assign its attributes, or load it with `from_toml`; each value is checked.
-
     Attributes:
         mcp_enabled: Offer MCP tools to the agent; off by default. If the TOML file does not set it,
             `Runner.from_toml` and the commands offer tools if `mcp_config_file` exists.
         mcp_config_file: File that names the MCP servers, relative to `project_dir`.
         mcp_max_tool_iterations: The most replies with tool calls in one turn, at least 1.
-        mcp_tool_call_timeout_seconds: Time limit of one tool call in seconds, above 0; may be a fraction.
+        mcp_tool_call_timeout_seconds: Time limit of one tool call, above 0; may be a fraction.
         mcp_server_startup_timeout_seconds: Time limit from spawning a server to its list of tools, in
             seconds. If it is not set, commands such as `npx` that may have to download the server have 60 s.
         mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
@@ -256,21 +253,16 @@ class GameConfiguration(_Table):
             turn. `beside`: together with that request, if grue has an earlier listing of the server's tools,
             else as `before`. `beside_if_locked`: as `beside`, but only the lock's listing file counts.
             `when_called`: at the first call of its tools, if grue has an earlier listing, else as `before`.
-        mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
-            registry.
+        mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`: no registry.
         client_base_url: Base URL of the LLM endpoint; OpenRouter by default.
-        agent_model: The agent's model, by the endpoint's name for it.
-        wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: the base
-            URL decides.
+        agent_model: The endpoint's name for the agent's model.
+        wire_format: Request format: `chat_completions`, `responses` or `messages`; `None`: the URL decides.
         turn_timeout_seconds: Time limit of a whole turn, half an hour by default; `None`: no limit.
         extra_headers: HTTP headers of each LLM request; `${VAR}` is replaced by an environment variable.
         extra_body: Fields added to the body of each LLM request unchanged.
         text_tool_calls: What happens if the model writes a tool call as text: `ask` the model for a real
             call, `run` the call, or `keep` the text.
         then: Fallback models, which are asked in this order if `agent_model` fails.
-        agent_sampling: Sampling parameters, all left out by default.
-        retry: Retries and time limit of LLM requests.
-        budget: Limits on requests, tokens and cost; none by default.
         tool_policy: Which tool calls are made, asked about or denied; by default all are made.
         context: How turns stay within the model's context window; `None`: the history is not shortened.
         tool_search: When `find_tools` and `call_tool` replace the servers' tools; `None`: never.
@@ -344,9 +336,8 @@ class GameConfiguration(_Table):
             config_path: The file, relative to the working directory; its folder becomes `project_dir`.
 
         Raises:
-            MCPConfigError: The file is missing or not TOML (the error names line and column), a value is
-                invalid (the error names the table, the key, the value's kind and what it should be), a key is
-                unknown, or a setting is in both `[tool.grue]` and `[tool.zorkgpt]`.
+            MCPConfigError: The file is missing or not TOML, a value is invalid, a key is unknown, or a
+                setting is in both `[tool.grue]` and `[tool.zorkgpt]`.
 
         Source: R2.4, P4, P45
         """

@@ -53,8 +53,7 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
     """Return the tool lock in a file, with the listings of the file beside it; `None`: there is no lock.
 
     Raises:
-        MCPConfigError: A file cannot be read, or is not a tool lock, or a listing file, of a version that
-            grue knows.
+        MCPConfigError: One of the files cannot be read, is invalid, or has a version that grue does not know.
     """
     path = as_path(path, "read_tool_lock()")
     try:
@@ -82,7 +81,7 @@ def write(
 ) -> tuple[m.ToolDrifted, ...]:
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
-    `shown` has the same tools without secrets, for the texts in the file; `None`: they have no secrets.
+    `shown` has the same tools without secrets, for the texts in the file; `None`: the tools have no secrets.
     `keep` names servers whose digests stay although they are not in `tools_by_server`, such as a server that
     could not be started. All other servers are removed from the file.
 
@@ -106,7 +105,7 @@ def read_listings(path: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
     """Return the tools of each server in a listing file; empty if there is no file.
 
     Raises:
-        MCPConfigError: The file cannot be read, or is not a listing file of a version that grue knows.
+        MCPConfigError: The file cannot be read, is invalid, or has a version that grue does not know.
     """
     return {
         name: tuple(read_tools({"tools": tools}, m.ServerName(name), lambda _kind, _text: None))

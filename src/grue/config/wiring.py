@@ -56,7 +56,7 @@ class Configured(Struct, frozen=True):
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
-    """Load a TOML file and, if `takes_servers` returns true, the file of MCP servers that it names.
+    """Load a TOML file and, if `takes_servers` returns true, the file of MCP servers named in it.
 
     With `servers=False`, neither the file of servers nor the tool lock is read.
 
@@ -125,7 +125,7 @@ def tool_lock(config: GameConfiguration) -> ToolLock | None:
 
 
 def on_tool_drift(config: GameConfiguration) -> OnToolDrift:
-    """Return the policy for tools that differ from the lock."""
+    """Return the policy for tools that differ from the tool lock."""
     return "ignore" if config.mcp_tool_lock == "off" else config.mcp_tool_lock
 
 
@@ -159,7 +159,7 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
 
 
 def _differing(model: NextModel) -> dict[str, Any]:
-    """Return the settings in which a fallback model differs from the first model."""
+    # A model without its own URL uses the first model's URL, and its wire format and headers if it sets none.
     found = dataclasses.asdict(model)
     if model.client_base_url is not None:
         return found
@@ -184,7 +184,7 @@ def model_for(
     """Return the settings of the model that a trace records, with the given changes.
 
     If `asked` is `None`, the settings of `pyproject.toml` are changed instead. `changed` has the new values
-    by name. `None` for `model` or `base_url`: it is not changed.
+    by name. A `model` or a `base_url` of `None` changes nothing.
 
     Raises:
         MCPConfigError: A setting cannot be used, or there is no API key for the endpoint.

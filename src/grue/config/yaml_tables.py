@@ -1,8 +1,4 @@
-"""Tables that the YAML files of several hosts contain: the model, the MCP servers, the policy for tools.
-
-A host declares these tables as fields of its own Struct, converts its file with `YamlDocument.convert`, and
-passes each table to a function of this module.
-"""
+"""Tables that the YAML files of several hosts contain: the model, the MCP servers, the policy for tools."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

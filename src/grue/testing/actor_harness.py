@@ -19,8 +19,8 @@ waits for its next message, a reply or a timer, so a test needs no sleeps.
 
 `virtual_time` runs a test in an event loop with a virtual clock. When all tasks wait, the clock jumps to the
 next timer. If there is none, the loop raises `Deadlock`, whose message has the line at which each task waits.
-A process, a socket or a pipe takes real time, so the loop refuses to wait for one. The loop does wait for
-work in threads, and raises `Deadlock` after 30 s of real time. Meanwhile the virtual clock stands still.
+The loop refuses processes, sockets and pipes, which take real time. The loop does wait for work in threads,
+and raises `Deadlock` after 30 s of real time. Meanwhile the virtual clock stands still.
 
 `TraceWatch` has assertions about recorded messages, for one actor or for whole turns.
 
@@ -186,11 +186,10 @@ class ActorHarness:
     the actor instead.
 
     Args:
-        turn: Number of the turn that the messages belong to.
         stop_grace_s: How many seconds of virtual time a stopped actor may take to end before it is cancelled.
 
     Attributes:
-        watch: Has every message so far, and methods that assert what happened, in which order, and why.
+        watch: Has every message so far, and assertions about them.
         note: Records a message without a receiver, for actors whose constructor takes a `Note`.
 
     Raises:
@@ -255,7 +254,7 @@ class ActorHarness:
         """Run the actor in a new task.
 
         Raises:
-            RuntimeError: Another actor was started. A harness drives one actor.
+            RuntimeError: An actor was started before.
         """
         if self._actor is not None:
             raise RuntimeError(f"This harness drives {self._actor.name}: use another one for {actor.name}.")
@@ -527,8 +526,7 @@ class TraceWatch:
         clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
 
     Attributes:
-        recorder: Pass it to a `Runner`. All messages that it records are watched. It writes no file.
-        envelopes: The messages so far, in order.
+        recorder: A recorder for a `Runner`, whose messages are then kept here. It writes no file.
 
     Source: L18
     """
@@ -600,9 +598,7 @@ class TraceWatch:
             position += 1
 
     def caused_by(self, kind: type, cause: type) -> None:
-        """Assert that each message of class `kind` has a message of class `cause` among its causes.
-
-        The cause may be indirect.
+        """Assert that each message of class `kind` has a direct or indirect cause of class `cause`.
 
         Raises:
             AssertionError: A message of `kind` has no such cause, or there is no message of `kind`.

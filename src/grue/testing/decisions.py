@@ -57,8 +57,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
     With `fallback`, the host's fallback is expected, because the model gave no acceptable answer.
 
     Raises:
-        AssertionError: The turn gave another answer, used the fallback although `fallback` is false, or did
-            not use the fallback although `fallback` is true.
+        AssertionError: The turn gave another answer, or its use of the fallback is not as `fallback` says.
         TypeError: `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):

@@ -80,7 +80,6 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
-    """Return this program's processes, descriptors and threads that were not there before."""
     helpers = _helpers_of_python()
     return (
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)} - helpers[0],
@@ -137,13 +136,11 @@ def _descriptors() -> Iterator[int]:
 
 
 def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
-    """Yield the threads that run, or are about to.
-
-    `threading.enumerate` may also return threads that have ended: Python adds an entry for a foreign thread
-    that calls `current_thread()`, and never removes it. If a later thread gets the same `ident`, the old
-    entry seems to run. `known` has the `ident`s of the threads that ran before the block. On Linux, an entry
-    with one of these `ident`s is yielded only if the kernel lists its `native_id`.
-    """
+    """Yield the threads that run, or are about to. `known` has the `ident`s of threads before the block."""
+    # `threading.enumerate` may also return threads that have ended: Python adds an entry for a foreign thread
+    # that calls `current_thread()`, and never removes it. If a later thread gets the same `ident`, the old
+    # entry seems to run. So on Linux, an entry with an `ident` in `known` needs a `native_id` that the kernel
+    # lists.
     tasks = _tasks()
     running = _running()
     for thread in threading.enumerate():

@@ -7,9 +7,9 @@ from grue.testing.llm_replies import text_reply
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-Each fault works with whole replies and with streams, in every format. Only `error_in_stream` and
-`garbage_in_stream` need a stream: without one, the reply is sent as it is. Two more faults are `silence` and
-`hang_up` in `llm_replies.py`.
+Each fault works with whole replies and with streams, in every format, except `error_in_stream` and
+`garbage_in_stream`, which change only streams. Two more faults, `silence` and `hang_up`, are in
+`llm_replies.py`.
 """
 
 import gzip
@@ -38,7 +38,7 @@ def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0
 def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmReply:
     """Reset the connection (RST) after the fraction `after` of the body, or of the stream's events.
 
-    `None`: reset it before anything is sent.
+    `None`: reset the connection before anything is sent.
     """
     return replace(reply, then="reset", after=after, body=b"" if after is None else reply.body)
 

@@ -1,7 +1,6 @@
 """Replies for the script of a `ScriptedLlmServer`.
 
 Completions are written as chat completions, and the server translates them to the format of each request.
-More faulty replies are in `llm_faults.py`.
 """
 
 import itertools
@@ -58,8 +57,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
 def text_reply(content: str | None, *, finish_reason: str = "stop", **message: object) -> LlmReply:
     """Return a completion with text.
 
-    `content` may be `None`. `message` has further fields of the assistant's message, such as
-    `reasoning_content`.
+    `message` has further fields of the assistant's message, such as `reasoning_content`.
 
     Raises:
         TypeError: The content is neither a `str` nor `None`.

@@ -88,7 +88,7 @@ class ContextWindow(Struct, frozen=True):
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
     def refusal(self, prompt: int, chat: dict[str, Any]) -> LlmReply | None:
-        """Return the refusal of a request whose prompt is too long, in OpenAI's words; `None`: it fits."""
+        """Return the refusal of a request that is too long, in OpenAI's words; `None`: the request fits."""
         reply = chat.get("max_completion_tokens") or chat.get("max_tokens") or 0
         if prompt + reply <= self.tokens:
             return None
@@ -197,11 +197,9 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     Attributes:
         path: The URL's path and query, such as `/v1/chat/completions`.
         headers: The headers, with their names in lower case.
-        body: The parsed body, with the fields that the path contains, such as `model` in some formats; empty
-            if the body is not a JSON object.
-        refused: Why the server refused the request: a rule, a missing header or invalid JSON; `None`: it did
-            not, or only because the request is too long.
-        chat: The body translated to chat completions; empty if that is impossible.
+        body: The parsed body and fields from the path; empty if the body is not a JSON object.
+        refused: Why the server refused the request; `None`: it did not, or only for its length.
+        chat: The body translated to chat completions; empty if body or headers are malformed.
     """
 
     path: str
@@ -244,7 +242,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return sentences for an error text: the request's last message, and whether that refuses a reply."""
+    """Return the end of an error text: the last message, and whether that message refuses a reply."""
     from grue.messages import REPAIR_REQUEST  # imported here, because only a test that fails needs it
     from grue.runtime.safe_text import printable
 
@@ -278,8 +276,7 @@ class ScriptedLlmServer:
     Args:
         script: Replies in order, or a function from request to reply, called from several threads at once. A
             text is short for `text_reply`.
-        rules: The rules by which it refuses requests; default: `ProviderRules()`, in which most rules that
-            only some providers have are switched off. For example, tool names may have dots.
+        rules: The rules by which it refuses requests; default: `ProviderRules()`.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
         window: The most tokens that a request may have. The server then counts the tokens of each request and
@@ -290,8 +287,7 @@ class ScriptedLlmServer:
     Attributes:
         requests: Every request so far, refused ones included.
         listings: Every GET request so far that was not about batches.
-        batches: The batches of this endpoint, in OpenAI's and Anthropic's form; `batches.faults` makes them
-            fail.
+        batches: The batches of this endpoint; `batches.faults` makes them fail.
         accepted: Number of connections so far.
         overflows: Number of requests that were too long for the window. They do not use up a reply.
     """

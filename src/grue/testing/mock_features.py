@@ -179,10 +179,7 @@ def _add_tools_that_notify(server: MockServer) -> None:
 
 
 async def _log(server: MockServer, ctx: Context[Any, Any], level: types.LoggingLevel, text: str) -> None:
-    """Send a log message if the client wants messages of this level.
-
-    The SDK's own method is not used, because each call of it warns that logging is deprecated.
-    """
+    # The SDK's own method is not used: each call of that method warns that logging is deprecated.
     request = ctx.request_context
     if server.logs(level, request) and level in allowed_log_levels(request.protocol_version, request.meta):
         params = types.LoggingMessageNotificationParams(level=level, data=text)
@@ -281,11 +278,8 @@ def _add_tools_that_ask(server: MockServer) -> None:
 async def _answer(
     ctx: Context[Any, Any], params: types.ElicitRequestFormParams | types.ElicitRequestURLParams
 ) -> types.ElicitResult | types.InputRequiredResult:
-    """Ask the user, for kinds of questions that the SDK does not handle itself.
-
-    Since revision 2026-07-28 a server sends no requests: the question is returned as the result of the tool
-    call, and the client calls the tool again with the answer.
-    """
+    # Since revision 2026-07-28, a server sends no requests: the question is the result of the tool call, and
+    # the client calls the tool again with the answer.
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         answer = (ctx.input_responses or {}).get(_QUESTION)
         if isinstance(answer, types.ElicitResult):

@@ -1,7 +1,6 @@
 """An MCP server that follows the specification, for tests of MCP clients and agents.
 
-This one is the official SDK's server with additions for tests. For a server with faults, use
-`faulty_server`.
+It is the official SDK's server with additions for tests. For a server with faults, use `faulty_server`.
 
 ```python
 server = MockServer("shop")
@@ -120,10 +119,7 @@ class MemoryEventStore(EventStore):
         return str(self._last)
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        """Send the events that came after `last_event_id` in the same stream, and return the stream's id.
-
-        `None`: there is no event with this id.
-        """
+        """Send the later events of the same stream, and return the stream's id; `None`: no such event."""
         if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) not in self._events:
             return None
         stream, _ = self._events[int(last_event_id)]
@@ -166,8 +162,6 @@ _logger = logging.getLogger(__name__)
 
 
 class _OfClient:
-    """The subscriptions and the log level of one client."""
-
     def __init__(self) -> None:
         self.subscribed: set[str] = set()
         self.log_level = "debug"
@@ -260,8 +254,7 @@ class MockServer(MCPServer[Any]):
     def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
         """Serve over HTTP on loopback, in a thread, and yield the URL. Leaving the block stops the server.
 
-        `port` 0 chooses a free one. The transport `http` is streamable HTTP, and `sse` the older one,
-        with server-sent events.
+        `port` 0 chooses a free port. The transport `http` is Streamable HTTP; `sse` is the older HTTP+SSE.
 
         Raises:
             OSError: The port is in use.
@@ -343,7 +336,6 @@ class MockServer(MCPServer[Any]):
             raise ProtocolError(types.INTERNAL_ERROR, str(error)) from error
 
     def _client(self, ctx: "ServerRequestContext[Any, Any]") -> "_OfClient":
-        """Return the settings of the client that sent a request. They are kept until the connection ends."""
         connection = ctx.session._connection  # noqa: SLF001 - the SDK makes a new session for each request
         if connection not in self._clients:
             self._clients[connection] = _OfClient()
@@ -351,10 +343,7 @@ class MockServer(MCPServer[Any]):
         return self._clients[connection]
 
     def _require_known(self, method: str, params: Mapping[str, Any]) -> None:
-        """Refuse unknown names and missing arguments of prompts with the JSON-RPC error that MCP prescribes.
-
-        The SDK does not send this error.
-        """
+        # MCP prescribes these JSON-RPC errors, but the SDK does not send them.
         match method, params:
             case "tools/call", {"name": str(name)} if self._tool_manager.get_tool(name) is None:
                 raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")
@@ -375,7 +364,6 @@ class MockServer(MCPServer[Any]):
                 pass
 
     def _required_of(self, prompt: str) -> list[str]:
-        """Return the names of the arguments that a prompt requires."""
         known = self._prompt_manager.get_prompt(prompt)
         if known is None:
             raise ProtocolError(types.INVALID_PARAMS, f"Unknown prompt: {prompt}")
@@ -384,11 +372,7 @@ class MockServer(MCPServer[Any]):
     def _pages(
         self, listed: Callable[[], Awaitable[Sequence[Any]]], result: Callable[..., Any], field: str
     ) -> Callable[[Any, types.PaginatedRequestParams | None], Awaitable[Any]]:
-        """Return a handler that answers with one page of a list.
-
-        The cursor of a page is the position of its first item. Other cursors are refused.
-        """
-
+        # The cursor of a page is the position of its first item. Other cursors are refused.
         async def list_page(_: Any, params: types.PaginatedRequestParams | None) -> Any:
             items = await listed()
             cursor = params.cursor if params is not None else None

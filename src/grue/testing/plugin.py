@@ -69,8 +69,7 @@ def nothing_left() -> Iterator[None]:
 def faulty_mcp_server() -> "MakesFaultyServer":
     """Configure MCP servers with faults: `faulty_mcp_server("--exit-at", "call", name="files")`.
 
-    Such a call returns a `StdioServer`. The flags are those of
-    `python -m grue.testing.faulty_server --help`.
+    Such a call returns a `StdioServer`. The flags are those of `python -m grue.testing.faulty_server --help`.
     """
     from grue.testing import faulty_server
     from grue.tool_sessions.server_specs import StdioServer
@@ -156,10 +155,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
 
 @pytest.fixture
 def fake_tool_session() -> "Callable[[str], FakeToolServer]":
-    """Make tool servers without a process, with scripted results: `fake_tool_session("cave")`.
-
-    See `grue.testing.fake_tools`.
-    """
+    """Make tool servers without a process, with scripted results: `fake_tool_session("cave")`."""
     from grue.testing.fake_tools import FakeToolServer
 
     return FakeToolServer
@@ -167,10 +163,7 @@ def fake_tool_session() -> "Callable[[str], FakeToolServer]":
 
 @pytest.fixture
 def function_tools() -> "Callable[[Mapping[str, Callable[..., Any]]], FunctionTools]":
-    """Return a function that makes a tool server from functions: `function_tools({"add": add})`.
-
-    The keys are the names of the tools.
-    """
+    """Return a function that makes a tool server from functions: `function_tools({"add": add})`."""
     from grue.tool_sessions.function_tools import FunctionTools
 
     return FunctionTools

@@ -1,7 +1,4 @@
-"""The part of a chat completions request that the scripted model reads.
-
-`grue.testing.providers` decides whether the request is valid.
-"""
+"""The part of a chat completions request that the scripted model reads."""
 
 from typing import Any, Final, Literal, TypeAlias
 

@@ -1,12 +1,10 @@
 """The scripted model of `grue chat --offline`: it makes the tool calls that the user spells out.
 
-It understands three kinds of text, and answers any other text with a list of them:
+It understands three kinds of text, and answers any other text with this list:
 
 - `call TOOL {JSON}`, one call a line: it calls the tools. Then it repeats the results.
 - `think about TEXT`: it calls a thinking tool with the text, if the request offers one.
 - `what did I say`: it repeats what the user has said in this conversation.
-
-So a user can try tools, approvals, interrupts and resumes without a model.
 """
 
 import hashlib
@@ -34,7 +32,7 @@ _INTRODUCTION: Final = (
 
 
 def reply_in_chat(request: ChatRequest) -> Reply:
-    """Return the reply to a request. The module's docstring lists the texts that it understands."""
+    """Return the reply to a request, as the module's docstring says."""
     said = [index for index, each in enumerate(request.messages) if each.role == "user"]
     if not said:
         return Reply(content=_INTRODUCTION)

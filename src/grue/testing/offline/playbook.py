@@ -59,10 +59,7 @@ class Playbook(Struct, frozen=True):
         return re.search(self.title, game, re.IGNORECASE) is not None
 
     def step_for(self, situation: Situation) -> Step | None:
-        """Return the next step of the script.
-
-        `None`: the script has ended, is for another game, or does not match the last commands.
-        """
+        """Return the next step; `None`: the script has ended, or does not fit the game or last commands."""
         if not self.is_for(situation.game):
             return None
         commands = [step.command for step in self.steps]

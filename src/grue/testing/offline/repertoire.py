@@ -170,7 +170,6 @@ _HOUSE_OBJECTIVES: Final = {
     "take music box": "Play the whole tune to whoever hums in the cellar, then bring Mr Pym the deed.",
 }
 _HOUSE_ROUNDS: Final = {
-    # Before the command "open teapot", the model sends one reply with two thoughts.
     "open teapot": (
         _round(
             "Everything in this pantry stands where one wants it, except the teapot on the top shelf.",
@@ -183,8 +182,6 @@ _HOUSE_ROUNDS: Final = {
             "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
         ),
     ),
-    # Before the command "light lantern", the model sends two replies, each with one call of the thinking
-    # tool. The second thought branches from the first.
     "light lantern": (
         _round("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),
         _round(
@@ -219,15 +216,12 @@ _ZORK_OBJECTIVES: Final = {
     "turn on lamp": "Find a treasure under the house, and a way back up.",
 }
 _ZORK_ROUNDS: Final = {
-    # Before the command "open window", the model sends one reply with two tool calls.
     "open window": (
         _round(
             "The doors of the white house are boarded up, which leaves whatever the carpenter forgot.",
             "Behind the house one window is slightly ajar. It is small, but so is my luggage: an egg.",
         ),
     ),
-    # Before the command "move rug", the model sends three replies with one thought each. The third thought
-    # corrects the second.
     "move rug": (
         _round("The living room has a door to the west that is nailed shut, a case, a lamp and a large rug."),
         _round("The lamp must be for some dark place. The only way on seems to be the nailed door, then."),
@@ -237,8 +231,6 @@ _ZORK_ROUNDS: Final = {
             revises=2,
         ),
     ),
-    # Before the command "turn on lamp", the model sends two replies, each with one call of the thinking tool.
-    # The second thought branches from the first.
     "turn on lamp": (
         _round("A rickety staircase leads down into darkness. I could feel my way."),
         _round(

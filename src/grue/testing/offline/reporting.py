@@ -39,7 +39,6 @@ class _Results(Struct, frozen=True):
     all: list[m.JsonObject]
 
     def output(self, action: str, target: str = "") -> str | None:
-        """Return the output of the last completed action of this kind and target; `None`: there is none."""
         for each in reversed(self.all):
             if each.get("status") == "completed" and self._is(each, action, target):
                 return str(each.get("output", ""))

@@ -1,7 +1,6 @@
 """The scripted model: a function from request to reply, without state.
 
-If no playbook has a command for the situation, `explore` chooses one. If the request offers a thinking tool,
-the playbook's thoughts become calls of that tool. The same request always gets the same reply.
+If the request offers a thinking tool, the playbook's thoughts become calls of that tool.
 """
 
 import hashlib

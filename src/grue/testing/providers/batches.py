@@ -45,13 +45,11 @@ class BatchFaults(Struct, kw_only=True):
         why: The provider's reason for a batch that has `failed`.
         unanswered: Called with the id of each request; returns the outcome of the request in place of a
             reply, or `None` to let it be answered. `lost`: the request is missing from the results.
-        in_place: Called with method, path, and how often this path was requested with this method (1: the
-            first time). If it returns a reply, such as a 429, that is sent, and the request is not carried
-            out.
-        after: Called like `in_place`, but after the request was carried out. If it returns a reply, that is
-            sent instead of the request's own reply.
-        results: Called with the lines of a results file, and how often the file was read (1: the first
-            time); returns the lines to send.
+        in_place: Called with method, path, and how often this path was requested with this method, from 1. If
+            it returns a reply, such as a 429, that reply is sent and the request is not carried out.
+        after: Called like `in_place`, but after the request was carried out. If it returns a reply, that
+            reply is sent instead of the request's own.
+        results: Called with a results file's lines, and how often it was read, from 1; returns what to send.
     """
 
     looks: int = 0

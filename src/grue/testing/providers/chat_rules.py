@@ -19,13 +19,11 @@ from msgspec import Struct
 Json: TypeAlias = dict[str, Any]
 
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
-"""The exceptions that a malformed body causes in code that expects a well-formed one."""
+"""The exceptions that code for well-formed bodies raises if a body is malformed."""
 
 Owed: TypeAlias = Mapping[str, Sequence[Json]]
-"""The reasoning that a request must repeat unchanged, by the id of the tool call that followed the reasoning.
-
-Reasoning without a tool call is listed by the id of its reply.
-"""
+"""The reasoning that a request must repeat unchanged, by the id of the tool call that followed the reasoning,
+or by the id of the reply if there was no call."""
 
 _SIGNED = "scripted-"
 _SEALED = "gAAAA"
@@ -61,7 +59,7 @@ def details(usage: Json, which: str) -> Json:
 
 
 def given(body: Json, *names: str) -> Json:
-    """Return those of the named fields of `body` that are present and not null."""
+    """Return the named fields of `body` that are present and not null."""
     return {name: body[name] for name in names if body.get(name) is not None}
 
 
@@ -73,7 +71,7 @@ def one_or_parts(parts: list[Json]) -> str | list[Json]:
 
 
 def assistant_message(texts: list[str], thoughts: list[str], calls: list[Json]) -> Json:
-    """Return a message of the model that has these texts, reasoning and tool calls."""
+    """Return the assistant's message with these texts, reasoning and tool calls."""
     message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
@@ -249,7 +247,6 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         max_description_chars: Longest description of a tool; `None`: no limit.
         echo_reasoning: A chat completions request must repeat the model's reasoning with its tool calls. The
             other formats always require that.
-        developer_role: A message may have the role `developer`.
         known_fields_only: A field of the request that neither OpenAI nor OpenRouter documents is refused.
         max_image_base64: Longest base64 text of an image, in characters.
     """

@@ -1,7 +1,4 @@
-"""Translate Anthropic's `/v1/messages` to chat completions and back.
-
-If a request breaks a rule that only this format has, the error message is like Anthropic's.
-"""
+"""Translate Anthropic's `/v1/messages` to chat completions and back, and check this format's own rules."""
 
 import json
 import re
