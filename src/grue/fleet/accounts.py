@@ -26,9 +26,7 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 GONE = "the fleet's broker is gone, so nothing may start"
 
 _TOO_MANY_S = 30.0
-"""How long an episode that holds `ServerCap.an_episode` places waits for a further place.
-
-After this time, the server process is refused."""
+"""How long an episode with `ServerCap.an_episode` server processes waits for one more before a refusal."""
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
@@ -55,9 +53,6 @@ class Reservation(Struct, frozen=True):
 class Accounts:
     """Decides when requests and server processes may start, and charges the requests. Not thread-safe.
 
-    `broker` has the limits and the amounts reserved and spent. `places` has the server processes that run, by
-    machine.
-
     Raises:
         FleetError: The ledger cannot be read or written.
     """
@@ -76,7 +71,7 @@ class Accounts:
         self._changed: anyio.Event | None = None
         self._failed = ""
         self._servers = limits.servers
-        self.places: dict[str, ServerPlaces] = {}
+        self.places: dict[str, ServerPlaces] = {}  # by machine
         self._left: anyio.Event | None = None
 
     def close(self) -> None:
@@ -195,12 +190,12 @@ class Claims:
         if isinstance(given, str):
             return given
         self._given[id_] = given
-        if withdrawn:  # the worker withdrew its question just when it was granted
+        if withdrawn:
             self.give_back(id_, RequestOutcome(sent=False))
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw a question. If it was granted already, charge the request or free the server's place."""
+        """Withdraw a question; if it was granted already, charge the request or free the server's place."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()
@@ -221,10 +216,7 @@ class Claims:
 
 
 def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
-    """Add an attempt's cost to the ledger, in a run without limits: there, `Accounts` counts no requests.
-
-    If the ledger cannot be written, nothing is raised.
-    """
+    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests."""
     line = _Line("settled", attempt, spent.requests, spent.tokens, round(spent.money_usd, 9))
     with (
         contextlib.suppress(TraceError),
@@ -251,11 +243,7 @@ def read_ledger(folder: FleetFolder) -> Amount:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Yield the lines of a ledger, without a last line that was cut short by a kill.
-
-    If that line is `reserved`, its request was never sent: a request starts only after its line is written.
-    If that line is `settled`, the reservation before it still counts.
-    """
+    """Yield a ledger's lines, except a last line cut short: its request was not sent, or stays reserved."""
     if not path.exists():
         return
     with os_errors_as(FleetError, f"read {path}"):

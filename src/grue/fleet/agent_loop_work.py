@@ -33,8 +33,7 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
     `completed` adds `project`, a hash of grue's tables in `pyproject.toml`, and `tool_lock`, a hash of the
-    tool lock of `mcp_config`. `seed` has no effect on how the episode is played:
-    another seed only makes another case.
+    tool lock of `mcp_config`. `seed` does not change how the episode is played.
     """
 
     inputs: list[str]
@@ -97,7 +96,7 @@ def _llm(case: TalkCase) -> LlmEndpoint:
 
 
 def _options(case: TalkCase) -> RunnerOptions:
-    """Return the options that the project sets; raises `MCPConfigError` if a required lock is missing."""
+    """Return the project's options; raises `MCPConfigError` if a required tool lock is missing."""
     config = GameConfiguration.of_project()
     own = case.mcp and case.mcp_config is not None
     if own:

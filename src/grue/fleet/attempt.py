@@ -40,7 +40,7 @@ _NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
 """Kinds of failed completions after which the episode is tried again, because another try may succeed."""
 
 _ACCOUNT = frozenset({"key", "credit"})
-"""Reasons of refusals that say nothing about the model: with another key, or more credit, it would answer."""
+"""Reasons of refusals that say nothing about the model: the key or the account is at fault."""
 
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
 _OUTPUT = "output.txt"
@@ -61,8 +61,8 @@ class Task(Struct, frozen=True, kw_only=True):
     def prepare(self) -> None:
         """Import the modules that the task needs, before the worker calls `make`.
 
-        If `make` changes the state of the process (working directory, signal handlers, ...), the worker is
-        replaced. Some imports change that state. Such a change in `prepare` does not replace the worker.
+        Some imports change the state of the process, such as its signal handlers. The worker is replaced if
+        that state changes in `make`, but not if it changes in `prepare`.
         """
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class Job(Task, frozen=True, kw_only=True):
 
 
 class Attempted(Struct, frozen=True, kw_only=True):
-    """How an attempt ended, as a worker reports it to the driver.
+    """A worker's report to the driver on the end of an attempt.
 
     Attributes:
         committed: Whether this attempt became the episode's result. `False`: the attempt failed because of
@@ -189,7 +189,6 @@ def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Pr
 
 
 def _require_same_files(job: Job, known: KnownWork) -> None:
-    """Check that the case's files have not changed since the episode's id was computed from them."""
     if not job.files:
         return
     now = FileDigests().of(Case(settings=job.settings), known.files)
@@ -256,8 +255,6 @@ def _unchanged_umask() -> Iterator[None]:
 
 
 class _Bounded(io.FileIO):
-    """A file that stores bytes up to a limit and discards the rest."""
-
     def write(self, data: Any, /) -> int:
         left = _MOST_OUTPUT - self.tell()
         return super().write(memoryview(data)[:left]) if left > 0 else len(memoryview(data))
@@ -278,7 +275,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
 
 
 def _answering_model(trace: Path) -> str:
-    """Return the model that answered last; empty if the trace does not show it."""
+    """Return the model that answered last; empty if the last MiB of the trace does not name it."""
     try:
         if not trace.is_file():  # a named pipe, which the work may have made, would block `open`
             return ""

@@ -74,13 +74,10 @@ class _Replied(Struct, frozen=True, kw_only=True):
 
 
 class EpisodeRoom:
-    """Answers the requests of one attempt with stored replies, and stores the requests that have no reply.
-
-    `waits`: the attempt has made a request that has no reply yet.
-    """
+    """Answers the requests of one attempt with stored replies, and stores the requests that have no reply."""
 
     def __init__(self, folder: Path, count: RequestCount) -> None:
-        self.waits = False
+        self.waits = False  # whether the attempt has made a request that has no reply yet
         self._folder = folder
         self._count = count
         self._seen: Counter[str] = Counter()
@@ -104,7 +101,7 @@ class EpisodeRoom:
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request, or store the request and raise `RequestPostponed`."""
+        """Return the stored reply or a refusal; else store the request and raise `RequestPostponed`."""
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
         with self._lock:
@@ -135,8 +132,8 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # The cost is known only hours later. Report none: then the broker charges the most that the
-                # request can cost.
+                # The cost is known only hours later. Without it, the broker charges the most that the request
+                # can cost.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)
@@ -148,7 +145,7 @@ class EpisodeRoom:
 
 @contextlib.contextmanager
 def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
-    """Within the `with` block, store this process's requests in an `EpisodeRoom` instead of sending them."""
+    """Let an `EpisodeRoom` answer or store this process's requests within the block, and send none."""
     room = EpisodeRoom(folder, count)
     set_process_room(room)
     try:
@@ -170,10 +167,7 @@ def ask_failed_again(episode: Path) -> None:
 
 
 class FleetBatches:
-    """Sends the waiting requests of all episodes in batches, and writes the replies into episodes' folders.
-
-    Not thread-safe.
-    """
+    """Sends the waiting requests of all episodes in batches, and stores the replies. Not thread-safe."""
 
     def __init__(self, folder: Path, batching: Batching) -> None:
         self._folder = folder
@@ -191,10 +185,7 @@ class FleetBatches:
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Put the unanswered requests of an episode into the folder `DIR/batches/MODEL`.
-
-        Raises `FleetError` or `BatchFolderError`.
-        """
+        """Store an episode's unanswered requests for a batch; raises `FleetError` or `BatchFolderError`."""
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
         )
@@ -250,10 +241,7 @@ class FleetBatches:
             each.files.close()
 
     def drop(self) -> None:
-        """Delete each folder `DIR/batches/MODEL` if all episodes with requests in it have results.
-
-        Call `drop` after `close`. The other folders stay, because their replies may still be needed.
-        """
+        """Delete each folder `DIR/batches/MODEL` whose episodes all have results; call this after `close`."""
         fleet = FleetFolder(self._folder)
         for each in self._models.values():
             if all(_has_result(fleet.episode(id_)) for id_ in each.files.turns()):
@@ -318,7 +306,6 @@ class _Model:
     def begin_poll_if_due(
         self, loop: asyncio.AbstractEventLoop, ended: Callable[[asyncio.Task[list[str]]], None], *, send: bool
     ) -> None:
-        """Begin a poll in `loop` if none is under way and the next one is due; call `ended` at its end."""
         if self.poll is None and time.monotonic() >= self._look_at:
             self._work = Interruptible()
             self.poll = loop.create_task(self._until_cancelled(send))

@@ -50,7 +50,6 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted
             if the endpoint reports it.
         tokens: The most tokens of all prompts and replies.
-        requests: The most requests.
         prices: Prices by model's name or pattern (`gpt-*`).
 
     Raises:
@@ -79,8 +78,8 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them.
 
     Attributes:
-        requests_per_minute: The most requests that start within a minute.
-        tokens_per_minute: The most tokens of the requests that start within a minute.
+        tokens_per_minute: Tokens of prompts and replies per minute, on average. At the start and after a
+            pause, up to a minute's tokens may be used at once.
         concurrency: The most requests under way at one time.
 
     Raises:
@@ -135,9 +134,9 @@ class Amount(Struct, frozen=True):
 
 
 class Costs(Struct, frozen=True):
-    """The cost of a fleet's requests so far. `overloads` counts the answers that reported an overload.
+    """The cost of a fleet's requests so far.
 
-    `refused` says which limit of the budget is used up; empty: no request was refused for this.
+    `overloads` counts the answers with a status 429, 503 or 529. `refused` is as in `Broker`.
     """
 
     spent: Amount = Amount()
@@ -167,7 +166,7 @@ Answer: TypeAlias = Granted | NotYet | Refused
 
 
 class Broker(Struct):
-    """The state of the broker: the limits, and what has been reserved and spent.
+    """The state of the broker.
 
     Attributes:
         spent: The cost of the settled requests, including the requests of earlier runs.

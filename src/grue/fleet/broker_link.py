@@ -113,5 +113,5 @@ class Claim(Struct, frozen=True):
         self.give_back(outcome)
 
     def leave(self) -> None:
-        """Report that the server process has ended, or that the process or the request was never started."""
+        """Report that the server process has ended, or that nothing was started."""
         self.give_back(RequestOutcome(sent=False))

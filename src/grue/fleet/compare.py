@@ -158,7 +158,6 @@ class Options(Struct, frozen=True, kw_only=True):
 
     Attributes:
         score: Name of the score; `None`: the score named `score`, or the only score that the episodes have.
-        lower_is_better: Whether a smaller score is better than a larger one.
         failed_as: The score that a failed episode counts with; `None`: 0. It must be set if
             `lower_is_better` is set and an episode has failed.
         passing: The worst score with which an episode passes. `None`: if all scores are from 0 to 1, it is 1
@@ -248,8 +247,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         cases: Number of cases that both sides have played.
         groups: Number of groups of cases; see `Options.cluster`.
         verdict: Which of the two is better, if any: by the interval, or if there is none, by the sign test.
-        better: Number of groups in which B is better.
-        worse: Number of groups in which B is worse.
+        better: Number of groups in which B is better than A.
         chance: The p-value of the sign test: how often a fair coin falls at least as unevenly as `better` and
             `worse`.
         why: Why there is no interval, as a sentence; empty if there is an interval.
@@ -261,7 +259,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
         more_episodes: About how many episodes the `more_cases` have, on both sides together.
         target: The difference that `more_cases` is about: the margin, or the difference that was measured.
         changes: All cases, sorted by B minus A, the smallest first.
-        lower_is_better: Whether a smaller score is better than a larger one, as in `Options`.
     """
 
     a: Side
@@ -389,7 +386,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings that differ between cases, or all if none does; those with most values first."""
+    """Return the settings that differ between cases (all if none differs), those with most values first."""
     values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))
@@ -400,7 +397,6 @@ def _words(case: CaseChange, names: Sequence[str]) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return `x` for a list with one entry, `[x]`; return any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -568,7 +564,6 @@ _Sides: TypeAlias = tuple[_Cases, ...]
 
 
 def _no_interval(count: int, options: Options) -> str:
-    """Return why no interval can be computed, as a sentence; empty if one can be computed."""
     if count < LEAST_CASES:
         what = f"groups of {', '.join(options.cluster)}" if options.cluster else "cases"
         return (
@@ -585,7 +580,6 @@ def _no_interval(count: int, options: Options) -> str:
 
 
 def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options) -> tuple[int, int]:
-    """Return the number of groups in which B is better, and the number of groups in which B is worse."""
     gains: defaultdict[int, float] = defaultdict(float)
     means = (side.means(keys, side.score) or [] for side in sides)
     for number, (a, b) in enumerate(zip(*means, strict=True)):

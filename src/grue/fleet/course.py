@@ -1,7 +1,6 @@
 """Sum up an attempt from its trace: its counts, how its last turn ended, and what went wrong last.
 
-The summary is made once, when the attempt has ended, and becomes part of the result, so that thousands of
-episodes can be compared and grouped without their traces.
+The summary becomes part of the result, so that episodes can be compared and grouped without their traces.
 """
 
 from collections.abc import Mapping
@@ -58,7 +57,7 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LastExchange(Struct, frozen=True):
-    """What was said last in an episode: the user's text of the last turn, and the answer to it."""
+    """The user's text of an episode's last turn, and the answer to it; empty if there is none."""
 
     question: str = ""
     answer: str = ""

@@ -60,7 +60,6 @@ class Tally(Struct):
     """The counts of a fleet.
 
     Attributes:
-        total: Number of episodes of the sweep.
         done: Number of episodes with a commit, which is a final result on disk.
         before: Number of episodes that had a commit before this run.
         failed: Number of episodes with a commit that have failed.
@@ -68,7 +67,6 @@ class Tally(Struct):
             or whose result cannot be read.
         unpaid: Number of episodes that ended early because the budget refused a request.
         running: Number of episodes that a worker plays now.
-        waiting: Number of episodes that wait for a batch.
         others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
             run with the reason `finished`; otherwise 0.
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
@@ -92,7 +90,7 @@ class Tally(Struct):
     spent: Amount = Amount()
 
     def give_up(self, id_: str, why: str) -> None:
-        """Count an episode that has failed and is not tried again; `why` says what went wrong."""
+        """Count an episode that is not tried again; `why` says what went wrong."""
         self.given_up += 1
         if len(self.troubles) < _MOST_TROUBLES:
             self.troubles.append(f"{id_}: {why}")
@@ -114,7 +112,6 @@ class Finished(Struct, frozen=True, kw_only=True):
         reason: `finished`: the driver went through all cases; `tally` says whether episodes were given up or
             not paid for. `paused`: the last 20 attempts all failed in the same way. `budget`: the budget is
             used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
-        tally: The counts at the end of the run.
         why: A sentence that explains `paused` or `budget`; otherwise empty.
     """
 
@@ -130,10 +127,10 @@ class Plan(Struct, frozen=True, kw_only=True):
         cases: Returns the cases; each call returns the same ones.
         limited: Whether the broker writes the cost of each request into the ledger, because requests have
             limits. `False`: the driver writes the cost of each attempt.
-        batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
-        whole: Whether `cases` returns exactly the cases of a `Sweep`.
-            `True`: `latest.txt` lists their episodes, and reports treat all other episodes of the folder as
-            earlier sweeps. `False`: `latest.txt` is removed, and reports use all episodes of the version.
+        batching: How requests go through the providers' batch APIs; `None`: each request is sent at once.
+        whole: Whether `cases` returns exactly the cases of a `Sweep`. `True`: `latest.txt` lists their
+            episodes, and reports treat all other episodes of the folder as earlier sweeps. `False`:
+            `latest.txt` is removed, and reports use all episodes of the version.
     """
 
     work: KnownWork
@@ -288,10 +285,7 @@ class Driver:
             )
 
     def _ids(self, digests: FileDigests) -> bytes:
-        """Return the ids of all episodes; raises `FleetError` if two cases make the same episode.
-
-        Otherwise two workers would play that episode at the same time, but only one result would be kept.
-        """
+        """Return the ids of all episodes; raises `FleetError` if two cases make the same episode."""
         ids: dict[bytes, None] = {}
         for planned in self._plan.cases():
             case, _, id_ = self._plan.work.identified(planned, self._plan.version, digests)
@@ -315,7 +309,6 @@ class Driver:
             return None
 
     def _look(self) -> None:
-        """Wait a moment for an attempt to end, and count all attempts that have ended."""
         try:
             self._ended(*self._engine.ended.get(timeout=_LOOK_S))
             while True:
@@ -337,8 +330,7 @@ class Driver:
     def _playing(self) -> dict[str, float]:
         """Return the id and the time of submission of each episode that is being played.
 
-        The engine plays submitted episodes in order. If there are more than it has slots, the last ones still
-        wait, so they are left out.
+        The engine plays submitted episodes in order, so the episodes beyond its slots still wait.
         """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 

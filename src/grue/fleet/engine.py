@@ -22,8 +22,8 @@ class Lost(Struct, frozen=True):
         kind: `died`: the attempt's worker process was killed or crashed. `timed_out`: the attempt took longer
             than allowed. `cancelled`: by the driver. `error`: the attempt could not be made or recorded.
             `unable`: no worker can be started.
-        why: The reason, as a sentence; empty for `cancelled`.
-        after_s: The time limit that a timed-out attempt exceeded.
+        why: The reason; empty for `cancelled`.
+        after_s: The time limit that a timed-out attempt exceeded; 0 for other kinds.
     """
 
     kind: LossKind

@@ -57,9 +57,8 @@ class Sample(Struct, frozen=True, kw_only=True):
         messages: The messages that the model got, in the form of chat completions; tools are called
             `SERVER.TOOL`. The key `by` of a message says who wrote it: `host`, `model`, `tool`, or `grue`.
             grue writes, for example, the request for a final answer, and the result of a call that was not
-            made. Images and files are named, but their data is left out.
+            made. Of images and files, only the kind, the MIME type and the size are listed.
         tools: The tools on offer, in the form of chat completions.
-        reply: The reply, as a message.
         loss_mask: One number for each of `messages`, then one for the reply: 1 if the model wrote the message
             in this conversation and it is unchanged, else 0.
         token_ids: The ids of the reply's tokens; `None`: the endpoint does not report them.
@@ -105,9 +104,9 @@ class _Request(Struct):
 
 
 class Samples:
-    """The samples of an episode, in order. Iterate only once; this raises `TraceError` for a damaged trace.
+    """The samples of an episode, in order. Iterate only once.
 
-    `left_out`: how many replies gave no sample so far, because the trace lacks what was sent or answered.
+    The iteration raises `TraceError` for a damaged trace. `left_out`: how many replies gave no sample so far.
     """
 
     def __init__(self, trace: Path, origin: Origin) -> None:
@@ -346,7 +345,7 @@ class EpisodeRow(Struct, kw_only=True):
         requests: Number of requests to the model, as the fleet has counted them; without a fleet's count, as
             the trace shows.
         grue: The version of grue that played the episode.
-        trace: Path of the episode's trace; empty: the episode has no trace.
+        trace: Path of the episode's trace; null: the episode has no trace.
     """
 
     episode: str
@@ -397,7 +396,6 @@ class Exported(Struct, kw_only=True):
 
     Attributes:
         rows: How many rows each table has; for training, how many samples or trajectories.
-        without_trace: Number of episodes that have no trace, or whose trace was not kept.
         left_out: Number of replies without a sample, because the trace lacks what was sent or answered.
         troubles: For each of the first few damaged traces, what is wrong with it.
     """
@@ -410,7 +408,7 @@ class Exported(Struct, kw_only=True):
 
     @contextlib.contextmanager
     def counted_damage(self) -> Iterator[None]:
-        """If the block raises a `TraceError`, count a damaged trace, and suppress the error."""
+        """Count a damaged trace if the block raises a `TraceError`, and suppress the error."""
         try:
             yield
         except TraceError as error:
@@ -528,7 +526,7 @@ def _told_apart(columns: Iterable[str]) -> list[str]:
 
 
 class _Tables:
-    """A DuckDB database in memory with the wanted tables. It is discarded at the end of the `with` block."""
+    """A DuckDB database in memory with the wanted tables."""
 
     def __init__(self, wanted: dict[str, type[Struct]]) -> None:
         try:
@@ -542,7 +540,7 @@ class _Tables:
         self._database = duckdb.connect()
 
     def __enter__(self) -> Self:
-        # Without this, DuckDB would write data that does not fit into memory into the working directory.
+        # By default, DuckDB writes data that does not fit into memory into the working directory.
         self.run(f"SET temp_directory = {_quoted(self._place.name)}")
         return self
 

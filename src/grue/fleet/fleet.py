@@ -61,8 +61,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         episode_timeout_s: Time limit of an episode. An episode that takes longer fails. `None`: no limit.
-        keep: What stays on disk: everything, the files of failed episodes, or results only.
-        servers: The cap on server processes of each machine.
+        keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
         batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
             `None`: send each request at once. `Batching.folder` is ignored: the waiting requests are in the
             fleet's folder.
@@ -101,7 +100,6 @@ class Fleet:
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
         budget: Limits on the cost of all requests to models together; `None`: no limit.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
-        options: Further options.
 
     Raises:
         FleetError: A value is wrong.
@@ -204,12 +202,10 @@ class Fleet:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
     def results(self) -> list[Result]:
-        """Return the episodes that are on disk, sorted by id.
+        """Return the episodes that are on disk, sorted by id. No episode is played.
 
-        No episode is played. Another program may play episodes of the fleet meanwhile. A result's
-        attributes `settings`, `repetition` and `outcome` describe the episode. `scores` are its scores by
-        name, with those that `grue fleet score` has added. `end` says what the attempt cost and how long it
-        took. The method `run(directory)` returns the folder with the trace; `directory` is the fleet's.
+        Another program may play episodes of the fleet meanwhile. A result's method `run(directory)` returns
+        the folder with the trace; `directory` is the fleet's folder.
 
         Raises:
             FleetError: The folder holds no fleet.
@@ -221,12 +217,12 @@ class Fleet:
     ) -> Comparison:
         """Compare the episodes with the settings `a` and the episodes with the settings `b`, case by case.
 
-        `print` shows the result: the mean scores, their difference with its 95 % interval, whether B is
-        better, and the cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or
-        without numpy and scipy, there is no interval, and the sign test decides whether B is better. Nothing
-        is played. If the latest `sweep` has episodes with these settings, episodes of earlier sweeps are left
-        out, and their number is shown. If `map` was called last, episodes of other versions of the work are
-        left out, and so are old episodes whose case was played again after one of its files had changed.
+        `print` shows the mean scores, their difference with its 95 % interval, whether B is better, and the
+        cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without numpy
+        and scipy, there is no interval, and the sign test decides whether B is better. If the latest `sweep`
+        has episodes with these settings, episodes of earlier sweeps are left out. If `map` was called last,
+        episodes of other versions of the work are left out, and so are old episodes whose case was played
+        again after one of its files had changed.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
@@ -302,7 +298,6 @@ class Fleet:
                 engine.close()
 
     def _work_before(self) -> str:
-        """Return the name of the work that the folder was made for; empty: unknown."""
         try:
             return self.folder.read_manifest().work
         except FleetError:  # the manifest is damaged, and will be written again
@@ -321,7 +316,6 @@ class Fleet:
 
 
 def _checked(cases: object) -> list[dict[str, Any]]:
-    """Return each case's settings; raises `FleetError` if a case is wrong or repeated."""
     if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
         raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")
     found: list[dict[str, Any]] = []

@@ -55,7 +55,7 @@ _DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_IDS = 64 * 2**20
 _MOST_BYTES_OF_CASE = 64 * 2**20
-"""`episode_id` admits 8 MiB of settings. The file may have them twice, and with indentation."""
+"""`episode_id` admits 8 MiB of settings; `case.json` may have the settings twice, and with indentation."""
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Errors of file systems without hard links: vfat, exfat, and many FUSE and SMB file systems."""
@@ -85,7 +85,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(Struct, frozen=True, kw_only=True):
-    """How an attempt ended; `attempt.json`.
+    """The end of an attempt; the content of `attempt.json`.
 
     Attributes:
         outcome: `scored`; `failed`: the model, the game or the work failed, which is a result too;
@@ -93,10 +93,8 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
             `unpaid`: the fleet's budget refused a request, so a later run plays the episode;
             `waiting`: the episode is played again when a batch has ended; never written to the file.
         kind: The kind of failure, for example the error's class; empty if the attempt was scored.
-        error: The failure, as a sentence.
-        endpoint: The LLM endpoint that was asked; empty if unknown.
-        model: The model that answered; empty if unknown.
-        duration_s: How long the attempt took.
+        endpoint: The endpoint of the `LLMError` that ended the attempt; empty: it ended in another way.
+        model: The model that answered last; empty if unknown.
         spent: The cost of the attempt's requests, as far as it is known.
         course: A summary of the attempt, read from its trace; `None`: the attempt has no trace or one of more
             than 512 MiB, or an older version of grue made the attempt.
@@ -114,11 +112,11 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """The result of an episode; `commit.json`.
+    """The result of an episode; the content of `commit.json`.
 
     Attributes:
-        attempt: Number of the committed attempt.
         trace_bytes: Size of the attempt's trace; `None`: the attempt has no trace.
+        version: The version of grue that played the episode.
     """
 
     attempt: int
@@ -284,8 +282,8 @@ class FleetFolder:
     def write_named(self, ids: bytes) -> None:
         """Move the ids of these episodes, given as in `write_latest`, to the end of `named.txt`.
 
-        Reports take the order of runs from this file, because modification times differ in a copy of the
-        folder. Nothing is raised if the file cannot be written.
+        The file keeps the order of runs, because modification times differ in a copy of the folder.
+        Nothing is raised if the file cannot be written.
         """
         ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
         before = [each for each in self.named() if each not in ours]
@@ -371,7 +369,6 @@ def is_driven(folder: FleetFolder) -> bool:
 
 @contextlib.contextmanager
 def _writing(place: Path, doing: str = "write") -> Iterator[None]:
-    """Turn an `OSError` into a `FleetError` that names the place and the cause."""
     try:
         yield
     except OSError as error:
@@ -428,10 +425,7 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Put the commit `draft` into a new folder, and rename the folder to `held`.
-
-    Return `False` if `held` has a commit already.
-    """
+    """Rename a new folder with the commit `draft` to `held`; return `False` if `held` has a commit."""
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

@@ -219,10 +219,7 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 
 
 def _is_of_a_fork(trace: Path) -> bool:
-    """Return whether a fleet that forks turns has written the trace, so that none of its turns is original.
-
-    Such a fleet may be inside the folder that is searched for turns.
-    """
+    """Return whether `fork_again` has written a trace: the searched folder may contain its fleet."""
     try:
         case = EpisodeFolder(trace.absolute().parent.parent).case
     except FleetError:

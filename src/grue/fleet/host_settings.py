@@ -1,4 +1,4 @@
-"""What `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
+"""Functions that `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
 
 An episode with another model or base URL is another episode. So both are put into the case's settings before
 the episode's id is computed. `with_endpoint`, which `skill_agent_work.py` does not use, also puts a hash of
@@ -48,11 +48,11 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Complete a case's settings by the project's model and base URL, and by up to two hashes.
+    """Complete a case's settings with the project's model and base URL, and with up to two hashes.
 
     One hash is of the tables `[tool.grue]` and `[tool.zorkgpt]`, if they exist. The other is of the tool lock
-    beside the case's `mcp_config`, if the case uses that lock. An offline case gets the scripted model,
-    and no base URL.
+    beside the case's `mcp_config`, if the case uses that lock. An offline case gets the scripted model, and
+    no base URL.
 
     Raises:
         MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
@@ -101,7 +101,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy the files of an interrupted attempt into the new one; return `False` if none was interrupted."""
+    """Copy an interrupted attempt's files into the new one; return `False` if no attempt was interrupted."""
     if episode.interrupted is None:
         return False
     ignored = shutil.ignore_patterns(*LEFT_OUT)
@@ -173,10 +173,7 @@ def _is_left_out(path: Path) -> bool:
 
 @cached_in_a_run
 def _project(folder: Path, changed_ns: int) -> tuple[GameConfiguration, str]:
-    """Return the settings in `pyproject.toml`, and a hash of grue's tables in it, or "" if it has none.
-
-    Both are cached until the file changes.
-    """
+    """Return the settings in `pyproject.toml`, and a hash of grue's tables in it, or "" if it has none."""
     del folder
     config = GameConfiguration.of_project()
     tool = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("tool", {}) if changed_ns else {}

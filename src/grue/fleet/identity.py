@@ -25,8 +25,7 @@ ID_LENGTH = 24
 _MOST_BYTES = 8 * 2**20
 
 _DATA = frozenset({"key", "keys", "token", "tokens"})
-"""Keys that count as no secrets in a dictionary that is a setting's value, although they look like it. Data
-often has them, such as `{"key": "a", "value": 1}`."""
+"""Keys that count as no secrets inside a setting's value: data often has them, as in `{"key": "a"}`."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -67,10 +66,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def _secret_name(name: str, value: object, *, inside: bool = False) -> str:
-    """Return the first name in a setting that suggests a secret, if its value is a text; "": there is none.
-
-    A number is no secret: `max_tokens=100` is allowed.
-    """
+    """Return the first name in a setting that suggests a secret and has a text as its value; "": none."""
     found: Iterable[str] = ()
     match value:
         case str() if looks_secret(name) and not (inside and name.lower() in _DATA):
@@ -136,7 +132,6 @@ class FileDigests:
         return found
 
     def _digest_at(self, path: object) -> str:
-        """Return the SHA-256 of the file at `path`; empty if there is no such file."""
         there = isinstance(path, str) and path != "" and Path(path).is_file()
         return self._digest(Path(str(path)).resolve()) if there else ""
 

@@ -2,9 +2,8 @@
 
 One thread starts the workers, gives them jobs and reads their reports. It never waits for the rest of a
 report. Each worker has its own channel, so that no worker can damage the reports of another. The engine kills
-a worker's process group if the worker dies, takes too long, sends an invalid report, or reports that the work
-has changed the process (`worker.py`). An episode runs on the main thread of its process, so that signals
-work.
+a worker's process group if the worker dies, takes too long, sends an invalid report, or reports that it is
+not fit for another attempt. An episode runs on the main thread of its process, so that signals work.
 """
 
 import contextlib
@@ -120,7 +119,7 @@ class LocalEngine:
         self._wake.send_bytes(b"cancel")
 
     def close(self) -> None:
-        """End all processes. Blocks until they are gone."""
+        """Kill all worker processes. Blocks until they have ended."""
         self._cancelled = self._closed = True
         self._wake.send_bytes(b"close")
         self._thread.join()
@@ -164,7 +163,6 @@ class LocalEngine:
             self.ended.put((self._jobs.popleft(), how))
 
     def _hand_out(self) -> None:
-        """Give the queued jobs to idle workers, and start workers for the jobs that remain."""
         idle = [worker for worker in self._workers if worker.ready and worker.job is None]
         while self._jobs and idle:
             worker = idle.pop()
@@ -226,10 +224,7 @@ class LocalEngine:
             self._drop(worker, Lost("timed_out", f"the episode did not end within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
-        """Read a worker's report, if a whole one has arrived.
-
-        Raises `ValueError` or `RecursionError` if the report is invalid.
-        """
+        """Read a worker's report, if all of it is there; raises `ValueError` or `RecursionError`."""
         line = worker.line()
         if line is None:
             return
@@ -277,7 +272,6 @@ class _Worker:
         self._said = b""
 
     def give(self, job: Task, timeout_s: float | None) -> bool:
-        """Give the worker a job; return `False` if the worker has died."""
         try:
             self.channel.send(job)
         except OSError:
@@ -287,7 +281,7 @@ class _Worker:
         return True
 
     def line(self) -> bytes | None:
-        """Return a whole line; `None`: no whole line has arrived. Raises `ValueError` if it is too long."""
+        """Return a whole line; `None`: no whole line has arrived. Raises `ValueError` for a line too long."""
         while not self.deaf and self.channel.poll():
             try:
                 piece = os.read(self.channel.fileno(), _READ_BYTES)
@@ -303,7 +297,7 @@ class _Worker:
         return None
 
     def end(self) -> None:
-        """End the worker with all processes of its group. Block until they are gone."""
+        """Kill all processes of the worker's group. Block until the worker has ended, for at most 10 s."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # the process may not have made its own group yet, so that `killpg` missed it
@@ -323,18 +317,14 @@ def _need_descriptors() -> None:
 
 
 def place_sockets() -> str:
-    """Return the folder for multiprocessing's sockets, which multiprocessing makes once.
-
-    The path of a socket must be short, so this path is, too. If this process is killed, the guard process
-    removes the folder.
-    """
+    """Return multiprocessing's folder for sockets, which the first call makes at a short path."""
     usual = tempfile.tempdir
     tempfile.tempdir = folder_for_sockets()
     try:
         folder: str = multiprocessing.util.get_temp_dir()
     finally:
         tempfile.tempdir = usual
-    guard.watch(folder)
+    guard.watch(folder)  # the guard removes the folder if this process is killed
     return folder
 
 

@@ -23,7 +23,7 @@ They are used if fewer than `SAMPLE` finished episodes have a trace, or `keep` i
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """How many episodes of a sweep are missing, how large they will be on disk, and the cost so far."""
+    """The number of missing episodes of a sweep, their estimated size on disk, and the cost so far."""
 
     work: str
     total: int

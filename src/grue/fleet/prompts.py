@@ -33,7 +33,7 @@ class PromptAnswer(Struct, frozen=True, kw_only=True):
     Attributes:
         answer: The answer; `None`: the turn failed.
         score: The score of the answer; 0 if the turn failed.
-        error: Why the turn failed; empty if it did not fail.
+        error: Name of the class of the turn's error; empty if the turn did not fail.
         turn: Number of the turn in the runner's trace.
     """
 
@@ -57,7 +57,6 @@ class PromptRow(Struct, frozen=True, kw_only=True):
     Attributes:
         score: Mean of the scores.
         passed: Number of cases with a score of 1 or more.
-        failed: Number of cases whose turn failed.
         tokens: Tokens of the requests and replies, without those of failed turns.
         seconds: Sum of the durations of the turns, without failed turns.
     """
@@ -74,7 +73,6 @@ class PromptTable(Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompts: The results of each prompt over all cases, by the prompt's name.
-        cases: The cases, in the order in which they were given.
         trace: Path of the runner's trace; `None`: the runner writes no trace.
     """
 
@@ -121,13 +119,11 @@ class PromptTable(Struct, frozen=True, kw_only=True):
         return "\n".join(said)
 
     def _repr_html_(self) -> str:
-        """Return the table as HTML for a notebook. Texts of models are escaped."""
         from html import escape
 
         return f"<pre>{escape(str(self))}</pre>"
 
     def _against(self, one: str, other: str) -> str:
-        """Return a sentence that says in how many cases prompt `other` is better or worse than `one`."""
         pairs = [(case.answers[one].score, case.answers[other].score) for case in self.cases]
         better, worse = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
         counts = (

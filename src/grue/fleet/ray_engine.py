@@ -134,7 +134,7 @@ class RayEngine:
             self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
-        """End the attempts and the broker. End the cluster too if this engine has started it."""
+        """End the attempts and the broker, and the connection to Ray if this engine has made it."""
         self.cancel()
         self._closed.set()
         self._thread.join()
@@ -220,7 +220,6 @@ class RayEngine:
 
 
 def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempted:
-    """Make an attempt within a Ray task."""
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
     broker.begin.remote(job.folder.name)
     gate = _RayGate(broker, job.folder.name)
@@ -235,7 +234,7 @@ def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempt
 
 
 class _RayGate:
-    """Asks the broker whether a request or server may start. Implements `RequestGate` and `ServerGate`."""
+    """A `RequestGate` and `ServerGate` that asks the broker."""
 
     def __init__(self, broker: Any, attempt: str) -> None:
         self._broker = broker
@@ -244,7 +243,6 @@ class _RayGate:
         self._ids = itertools.count(os.getpid() * 2**20)
 
     async def admit(self, wanted: WantedRequest | None = None) -> Claim | str:
-        """Ask the broker, and wait until a request or a server process may start; see `BrokerLink.admit`."""
         ray, id_ = _ray(), next(self._ids)
         claim = Claim(functools.partial(self._broker.give_back.remote, self._attempt, id_))
         asked = self._broker.ask.remote(self._machine, self._attempt, id_, wanted)
@@ -278,7 +276,6 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _require_shared_folder(ray: Any, folder: Path) -> None:
-    """Raise `FleetError` if a machine of the cluster does not see the fleet's folder."""
     mark = folder / f".shared-{os.getpid()}-{time.time_ns()}"
     mark.touch()
     try:

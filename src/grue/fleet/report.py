@@ -1,8 +1,7 @@
 """Write a report on a fleet as one self-contained HTML page: scores, costs, cases, charts, failures.
 
 The page contains each episode's numbers, so that its charts have a point for each episode, and a click on the
-point shows the episode. Ten thousand episodes make about one megabyte. `tracing/page_file.py` explains why
-texts of models and tools cannot run as code in the page.
+point shows the episode. Ten thousand episodes make about one megabyte.
 """
 
 import os
@@ -45,10 +44,7 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """A row of the report's table: the figures of one cell.
-
-    `low` and `high` are the ends of the 95 % interval; `None`: there are too few cases.
-    """
+    """A row of the report's table. `low` and `high` bound the 95 % interval; `None`: no interval."""
 
     name: str
     episodes: int
@@ -61,10 +57,7 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True, kw_only=True):
-    """The data of the page. Each list in `episodes` is a column, with one entry for each episode.
-
-    `folder` is the URL of the fleet's folder, relative to the page.
-    """
+    """The data of the page. The lists in `episodes` have an entry per episode; `folder` is a relative URL."""
 
     title: str
     fleet: str
@@ -102,10 +95,8 @@ def write_report(
 ) -> int:
     """Write the page with the episodes of the latest sweep, and return the number of these episodes.
 
-    An existing report is replaced.
-
-    `passing`, `lower_is_better` and `failed_as` are as in `compare.Options`. `by` are the settings by whose
-    values the episodes are grouped into cells; `None`: `cell_axes` chooses.
+    An existing report is replaced. `passing`, `lower_is_better` and `failed_as` are as in `compare.Options`.
+    `by` are the settings by whose values the episodes are grouped into cells; `None`: `cell_axes` chooses.
 
     Raises:
         FleetError: The folder holds no fleet or no episodes, no episode has a setting of `by`, the episodes
@@ -266,7 +257,6 @@ def _label(result: Result, axes: Sequence[str]) -> str:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    """Return all settings of an episode: those of the sweep, and those that the work has added."""
     return {**result.settings, **result.planned}
 
 

@@ -43,10 +43,8 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An episode of a fleet.
 
     Attributes:
-        id: The episode's id.
         outcome: Says whether the episode has a result, and if not, why.
-        work: Name of the work that played the episode.
-        version: Version of this work; empty: unknown.
+        version: Version of the work; empty: unknown.
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Number of the episode among those with equal settings, from 0.
@@ -84,7 +82,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def error(self) -> str:
-        """The failure of the episode, as a sentence; empty if nothing failed."""
+        """What failed; empty if nothing failed."""
         return self.trouble or ("" if self.end is None else self.end.error)
 
     @property
@@ -187,7 +185,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
-    """Raise `FleetError`, which lists the episodes' settings, if a name is not among them."""
+    """Raise `FleetError` if one of `names` is not a setting of any episode; the error lists the settings."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:

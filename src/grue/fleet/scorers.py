@@ -91,12 +91,10 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
     """The episode that a scorer's function gets.
 
     Attributes:
-        id: The episode's id.
         settings: The settings of the episode's case.
         scores: The scores that the work returned.
         question: The user's text of the last turn.
         answer: The answer to the question; a structured answer as JSON. Untrusted.
-        trace: Path of the episode's trace.
     """
 
     id: str

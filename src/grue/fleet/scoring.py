@@ -43,9 +43,7 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a TOML file of scorers.
 
     Attributes:
-        scorer: The scorers by name.
         budget: Limits on the cost of all judges together.
-        rate: How fast requests may be sent.
         workers: How many episodes are scored at one time; 0: as many as the machine has cores.
         timeout_s: Time limit for the scorers of one episode.
     """
@@ -189,10 +187,8 @@ def score_fleet(
 ) -> ScoreTally:
     """Run each scorer over the episodes that have no mark (stored score) of its current version. Blocks.
 
-    The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay.
-
-    `again`: score episodes again that have a mark already. `watch` is called with the counts a few times a
-    second.
+    The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay. `again`: score episodes again
+    that have a mark already. `watch` is called with the counts a few times a second.
 
     Raises:
         FleetError: The folder cannot be written, another run of scorers uses it, or no worker can be started.

@@ -57,7 +57,7 @@ class ServerPlaces:
         return self._held[worker] >= self._cap.an_episode
 
     def take(self, worker: str) -> bool:
-        """Take a place for a server process of a worker; return `False` if the worker can have none now."""
+        """Take a place for a server process of a worker; return `False` if the worker has to wait."""
         if self._cap.at_once is not None:
             claim = self._claim(self._held[worker] + 1)
             others = sum(self._claim(count) for name, count in self._held.items() if name != worker)

@@ -41,8 +41,8 @@ _MOST_FILE_BYTES = 2**20
 class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
-    `completed` adds `content`, a hash of the files in the agent's skills and workspace. `seed` has no effect
-    on how the episode is played: another seed only makes another case.
+    `completed` adds `content`, a hash of the files in the agent's skills and workspace. `seed` does not
+    change how the episode is played.
     """
 
     agent: str
@@ -105,7 +105,6 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
 
 def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Path) -> RunResult:
-    """Resume an interrupted attempt if possible, or else begin a new run; return the result of the run."""
     agent = Orchestrator(config, folder=episode.folder)
     agent.scripted = case.offline
     if continue_interrupted(episode):
@@ -135,10 +134,7 @@ def _require_servers(trace: Path, optional: Collection[str]) -> None:
 
 @cached_in_a_run
 def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
-    """Read an `agent.yaml`, and hash its skills and its workspace.
-
-    All cases of a run share the cached result, as long as the file has the same `changed_ns`.
-    """
+    """Read an `agent.yaml`, and hash its skills and its workspace. `changed_ns` is for the cache only."""
     del changed_ns
     config = load_config(path)
     folders = [folder for folder in (config.skills, config.workspace) if folder is not None]

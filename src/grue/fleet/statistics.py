@@ -11,8 +11,7 @@ interval in 92 % if they are skewed. So the returned interval spans both; it con
 of the sweeps.
 
 With fewer than 15 cases there is no interval, only the sign test, which is exact for any number of cases.
-
-numpy and scipy come with the extra `evaluate`; the sign test needs neither.
+Intervals need numpy and scipy, which come with the extra `evaluate`.
 """
 
 import math
@@ -161,10 +160,7 @@ def range_of(scores: Sequence[float]) -> tuple[float, float]:
 
 
 def with_unseen(interval: Interval, least: float, most: float) -> Interval:
-    """Widen the interval of values that are all equal, because further cases may have other values.
-
-    The values of further cases are between `least` and `most`.
-    """
+    """Widen the interval of equal values: further cases may have any value from `least` to `most`."""
     part, mean = _NONE_OF / interval.groups, interval.mean
     return replace(interval, low=mean - part * (mean - least), high=mean + part * (most - mean))
 
@@ -198,10 +194,7 @@ def _same_draws(np: Any, count: int) -> Sequence[Any]:
 
 
 def _draws(np: Any, count: int) -> Iterator[Any]:
-    """Yield matrices that say how often each group is drawn; a row for each sample.
-
-    The seed is fixed, so that the matrices depend on the number of groups alone.
-    """
+    """Yield matrices that say how often each group is drawn; a row for each sample."""
     random = np.random.default_rng(_SEED)
     at_once = max(1, _DRAWN_AT_ONCE // count)
     for start in range(0, _RESAMPLES, at_once):

@@ -51,14 +51,12 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         include: Further cases. Each has the common `settings` too, but is not combined with `grid`.
         exclude: Groups of settings; a case that has all settings of at least one group is left out.
         repetitions: How many episodes each case has.
-        budget: Limits on the cost of all requests together.
-        rate: How fast requests may be sent.
         workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
             cores.
         servers: The most MCP server processes of a machine at one time; `None`: no cap.
         servers_an_episode: The most MCP server processes that an episode needs at one time.
         episode_timeout_s: Time limit of an episode; `None`: no limit.
-        keep: What stays on disk: everything, the files of failed episodes, or results only.
+        keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
     """
 
     work: str
@@ -159,7 +157,6 @@ class _File(NamedTuple):
 
     def _line(self, key: str) -> str:
         quoted = rf"""["']?{re.escape(key)}["']?\s*"""
-        # First look for a line that begins with the key. If there is none, look in inline tables.
         at_beginning = rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])"
         inline = rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="
         for place in (at_beginning, inline) if key else ():
@@ -214,7 +211,6 @@ def _refuse_repeated(file: _File, name: str, values: Sequence[Any]) -> None:
 
 
 def _check_work(sweep: Sweep, file: _File) -> None:
-    """Check that the sweep's work can be imported, and that it accepts each setting that the sweep names."""
     try:
         declared = find_work(sweep.work).settings
     except FleetError as error:

@@ -132,7 +132,6 @@ def _kinds(declared: type[Struct]) -> dict[str, Any]:
 
 
 def _listed(value: object, kind: object) -> Any:
-    """Return a text as a list of one text if `kind` is a list of texts; return any other value unchanged."""
     return [value] if isinstance(value, str) and kind == list[str] else value
 
 
@@ -144,7 +143,7 @@ class WrongSetting(Struct, frozen=True):
 
 
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
-    """Return the first setting with an unknown name or a wrong type. A missing one is not reported."""
+    """Return the first setting with an unknown name or a wrong type. A missing setting is not reported."""
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:
@@ -208,10 +207,7 @@ def name_of(function: Work) -> str:
 
 
 def find_work(name: str) -> KnownWork:
-    """Import and return a work, from `module:function`, `/path/of/file.py:function` or the name of a host.
-
-    Raises `FleetError` if no work has this name, or it cannot be imported.
-    """
+    """Import a work: `module:function`, `/path/of/file.py:function` or a host's name. Raises `FleetError`."""
     full = OURS.get(name, name)
     if not _FUNCTION.fullmatch(full):
         known, near = ", ".join(OURS), nearest(name, OURS, similarity=0.5)
@@ -226,10 +222,7 @@ def find_work(name: str) -> KnownWork:
 
 
 def find_function(name: str) -> Any:
-    """Import and return a function, from `module:function` or `/path/of/file.py:function`.
-
-    Raises `FleetError` if no function has this name, or its module cannot be imported.
-    """
+    """Import a function: `module:function` or `/path/of/file.py:function`. Raises `FleetError`."""
     if not _FUNCTION.fullmatch(name):
         raise FleetError(f"{name!r} names no function: write module:function.")
     place, _, attribute = name.rpartition(":")

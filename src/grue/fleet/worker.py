@@ -146,7 +146,7 @@ def _begin(place: Place) -> None:
     from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
-    # This process has the environment that the fork server started with. Set the driver's environment now.
+    # Until now, this process has had the environment that the fork server started with.
     os.environ.clear()
     os.environ.update(place.environment)
     os.chdir(place.folder)

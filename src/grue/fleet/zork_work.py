@@ -37,7 +37,7 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
     `completed` adds `project`, a hash of grue's tables in `pyproject.toml`, and `tool_lock`, a hash of the
-    tool lock of `mcp_config`, so that an episode with other tables or another lock is another episode.
+    tool lock of `mcp_config`.
     """
 
     game: str = "house"

@@ -1,7 +1,4 @@
-"""The description of a box, as a user writes it in Python or in JSON: `Sandbox` and its presets.
-
-Nothing here looks at the file system: `places.py` does.
-"""
+"""The description of a box, as a user writes it in Python or in JSON: `Sandbox` and its presets."""
 
 from __future__ import annotations
 
@@ -187,10 +184,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read a table in the form of VS Code's MCP configuration.
-
-    If `allowRead` is absent or empty, the program may read all files.
-    """
+    """Read VS Code's table. If its `allowRead` is absent or empty, the program may read all files."""
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():
         if part not in _VSCODE or not isinstance(keys, Mapping):

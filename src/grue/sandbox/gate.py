@@ -70,12 +70,11 @@ class Refusal(Struct, frozen=True):
 
 
 class Gate:
-    """Runs the proxy of one boxed program, and decides about the program's calls of `connect`.
+    """Runs the proxy of one boxed program, and decides about its calls of `connect` and `listen`.
 
     Args:
-        hosts: The hosts and ports that the program may connect to.
         unix: Whether the program may use Unix sockets: those in the file system, not abstract ones.
-        record: Allow every host, and record each in `seen`. Used to learn a box (`learning.py`).
+        record: Allow every host, and record each in `seen`.
 
     Attributes:
         refused: The last connections that were refused, at most 20.
@@ -440,10 +439,7 @@ class Gate:
 
 
 def _needs_its_own_entry(host: str, address: str) -> bool:
-    """Return whether a box has to list the IP address `address`, even if it lists the name `host`.
-
-    A private address has to be listed, unless it is the loopback address of `localhost`.
-    """
+    """Return whether `address` is private, so that a box must list it itself; `localhost` is exempt."""
     return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and is_loopback(address))
 
 
@@ -530,11 +526,7 @@ def _is_private(address: str) -> bool:
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    """Return an HTTP request's head without the empty line, and the bytes received after it.
-
-    Raises:
-        ValueError: The head is too long, or it did not come within the time limit.
-    """
+    """Return an HTTP request's head without the empty line, and the bytes received after it."""
     found, deadline = b"", time.monotonic() + _HEAD_S
     while b"\r\n\r\n" not in found:
         left_s = deadline - time.monotonic()
@@ -604,7 +596,6 @@ def _relay(one: socket.socket, other: socket.socket) -> None:
 
 
 def _sent(target: socket.socket, data: bytes) -> bytes:
-    """Send what `target` takes at once, and return the rest."""
     if data:
         with contextlib.suppress(BlockingIOError):
             return data[target.send(data) :]

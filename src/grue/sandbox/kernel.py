@@ -179,7 +179,7 @@ def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
 
 
 def close_ruleset(ruleset: int) -> None:
-    """Close the descriptor of a ruleset."""
+    """Close the descriptor of a ruleset; do nothing for -1."""
     if ruleset >= 0:
         os.close(ruleset)
 

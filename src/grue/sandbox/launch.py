@@ -112,7 +112,7 @@ class Boxed:
         return thread.call(serve)
 
     def limit(self, pid: int) -> None:
-        """Set the box's resource limits for a process. Call it before the process runs the program."""
+        """Set the box's resource limits for a process that does not run the program yet."""
         box = self._box
         _lower(pid, resource.RLIMIT_CORE, 0)
         if box.memory_mb is not None:
@@ -300,7 +300,7 @@ def is_enforced(box: Sandbox | None) -> bool:
 def reach(box: Sandbox | None) -> str:
     """Return in one line what a program in this box can reach, and which limits of the box are not enforced.
 
-    Empty without a box, and for a `Watching`, which limits nothing.
+    Empty without a box, and for a `Watching`.
     """
     if box is None or isinstance(box, Watching):
         return ""
@@ -332,7 +332,6 @@ _ahead: dict[bool, _Ahead] = {}
 
 
 def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    """Return the ruleset that `_make_ahead` has made of the same rules in this process, or a new one."""
     found = _ahead.pop(any_network, None) if system else None
     if found is not None:
         if found.system is system and found.process == os.getpid():

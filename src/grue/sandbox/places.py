@@ -84,8 +84,7 @@ def places_of(
     """Return the files and folders that a box opens for a program.
 
     `program` and `cwd` are absolute. If one of the first 8 arguments is a file with code, such as a script,
-    the box opens it and its folder or package, too.
-    The program may write `scratch` in any case.
+    the box opens the file and its folder or package, too. The program may write `scratch` in any case.
 
     Raises:
         SandboxError: A path of the box does not exist, is too wide, or leads through a link that the program
@@ -172,13 +171,13 @@ def real_path(path: str) -> str:
 
 
 def packages_of(folder: str) -> str | None:
-    """Return the outermost `node_modules` or `site-packages` that contains a folder; `None`: none does."""
+    """Return the `node_modules`, `site-packages` or `dist-packages` folder that contains a folder, if any."""
     parts = folder.split("/")
     return next(("/".join(parts[: parts.index(wide) + 1]) for wide in _WIDE if wide in parts), None)
 
 
 def is_too_wide(folder: str) -> bool:
-    """Return whether a folder is `/`, `/tmp`, `/home`, the temporary folder, the user's home, or above it."""
+    """Return whether a folder is `/`, `/tmp`, `/home`, the temporary folder, the home, or a parent of it."""
     return _is_wide_workspace(folder) or real_path(folder) == real_once(tempfile.gettempdir())
 
 
@@ -297,10 +296,7 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _system_folders() -> tuple[str, ...]:
-    """Return the folders of the settings files below `/etc` that every box may read.
-
-    If such a file is a link, the folder of its target is returned too.
-    """
+    """Return the folders of the settings files that every box opens, and of the targets of linked files."""
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]
     return tuple(dict.fromkeys(map(os.path.dirname, paths)))

@@ -28,12 +28,12 @@ _SPEAKER = re.compile(r"(/[^\s:]+): ")
 
 _WRITES = re.compile(r"(?i)\b(mkdir|unlink|rmdir|rename|creat\w*|write|touch|remove|truncate|symlink|link)\b")
 _OF_FOLDERS = ("mkdir", "unlink", "rmdir", "rename", "remove", "symlink", "link")
-"""Those words of `_WRITES` for which the box has to open the folder of the path."""
+"""The words of `_WRITES` that need write access to the folder that contains the path."""
 
 _CONNECT = "connect"
 _CONNECTS = re.compile(r"(?i)\bconnect|\bdial\b|\bsocket\b")
 _TO_SOCKET = re.compile(r"(?:\bconnect (?:EACCES|EPERM) |\bdial unix |\bunix:)(/[^\s:'\"`,;)]{1,1000})")
-"""The path of a Unix socket as Node.js and Go name it. Other texts may have a file beside `connect`."""
+"""The path of a Unix socket as Node.js and Go name it; elsewhere, a path after `connect` may be a file's."""
 
 _NO_NAMES = re.compile(r"(?i)EAI_AGAIN|EAI_FAIL|name resolution|getaddrinfo|could not resolve|ENETUNREACH")
 _RECORD = re.compile(
@@ -66,9 +66,8 @@ def refusals(
     """Return a sentence for each thing that a box is known to have refused.
 
     `text` is the program's standard error, or the error text of a tool call. `network` is what the box lets
-    the program connect to: `none`, `hosts` (listed ones) or `any`. `unix_sockets`: whether the program may
-    use Unix sockets. `broken`: folders that contain a hidden file or folder. `mark` is the box's name in the
-    audit log; empty: the log is not read.
+    the program connect to: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain a hidden
+    file or folder. `mark` is the box's name in the audit log; empty: the log is not read.
 
     Most refusals in the audit log are harmless. So the log is read only if nothing else is found, and the
     program has `died` or `text` has "permission denied".

@@ -176,7 +176,6 @@ class Wanted(Struct, frozen=True, kw_only=True):
     Attributes:
         network: `none`: no network sockets. `tcp`: TCP only, and the box's `Gate` decides about each
             connection. `any`: TCP and UDP.
-        unix_sockets: Whether Unix sockets may be made.
         watches: Whether the program may watch any folder with inotify.
         ask: Names of the system calls about which the filter asks the `Gate`.
     """
