@@ -99,9 +99,8 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # The text is first written to a temporary file, the draft. If its name is fixed, the next write
-            # replaces a draft that a killed process has left. But if another writer may use this folder, the
-            # draft of that name may be the other writer's, so use a random name.
+            # The draft is a temporary file. With a fixed name, the next write replaces the draft of a killed
+            # process. But another writer of this folder would use the same name, so then take a random name.
             fixed = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             draft = fixed if _is_only_writer(folder) else None
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)

@@ -1,7 +1,4 @@
-"""The interface between a session actor and a tool server.
-
-To add a kind of tool server, implement `ToolConnection`.
-"""
+"""The interface between a session actor and a tool server, which each kind of tool server implements."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
         pid: Process id of the server; `None`: grue has not started a process for it.
-        exit: The process's exit status or signal; `None`: it still runs, or the server is no process.
+        exit: The process's exit status or signal; `None`: it still runs, or grue has started no process.
         ending: How the process ended, such as `polite` (by itself, when its stdin was closed) or `killed`.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
@@ -71,7 +68,6 @@ class SeenListing(Struct, frozen=True):
     """All tools that a server has listed, also those that `include` and `exclude` leave out.
 
     Attributes:
-        tools: The server's tools, in the server's order.
         protocol_version: The MCP revision that the server spoke; empty: not known.
         expires_at: Until when the listing may be used without asking the server again, in seconds since the
             epoch; `None`: the server has not said.

@@ -34,7 +34,7 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class WireFault(Struct, frozen=True):
-    """A failed exchange at the transport level. The HTTP transport passes it on as `data` of an `SdkError`.
+    """A failed exchange at the transport level.
 
     Attributes:
         cause: What has failed, in one clause without secrets or control characters.

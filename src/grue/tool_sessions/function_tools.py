@@ -61,7 +61,6 @@ class Parameters:
     """The parameters of one function.
 
     Attributes:
-        schema: The JSON Schema of the arguments.
         context: Name of the parameter that receives the `ToolContext`; `None`: no parameter does.
 
     Raises:
@@ -155,8 +154,7 @@ class Parameters:
         for name, text in texts.items():
             parameter_read = self._by_pydantic.get(name)
             if parameter_read is not None and not parameter_read.described:
-                # Pydantic has put the docstring of the parameter's class here, which says what the class is.
-                # But the LLM has to know what the parameter is for.
+                # Replace the docstring of the parameter's class, which pydantic has put here.
                 properties[name]["description"] = text
             properties[name].setdefault("description", text)
         if components:
@@ -243,8 +241,7 @@ def _default(value: object) -> object:
 
 _NOTICE_CHARS = 500
 _MAX_NOTICES = 500
-"""How many notices of one call are recorded; the last one says that further notices are left out. Without
-this limit, a function that reports in a tight loop would fill the trace."""
+"""How many notices of one call are recorded: without a limit, a tight loop could fill the trace."""
 
 
 class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations
@@ -270,7 +267,6 @@ class ToolContext:
     Python cannot stop a thread: it should look at `cancelled` from time to time, or wait with `wait`.
 
     Attributes:
-        server: The server's name.
         tool: The tool's bare name.
     """
 
@@ -369,8 +365,7 @@ class Docs(Struct, frozen=True):
 
     Attributes:
         description: The text before the first section.
-        parameters: Descriptions by parameter name, each in one line. Parameters without a description are
-            left out.
+        parameters: Descriptions, each in one line, by the names of the parameters that have one.
     """
 
     description: str
@@ -421,7 +416,6 @@ def _is_underlined(lines: list[str], at: int) -> bool:
 
 
 def _items(section: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each parameter that a docstring's section describes."""
     head = section[0]
     field = _FIELD.fullmatch(head)
     if field is not None and field["field"] in _FIELDS:
@@ -623,8 +617,7 @@ class FunctionTools(HostFunctions):
     ) -> FunctionConnection:
         """Make the connection for one session.
 
-        `before_calls` is awaited at the start of each batch. Without `note`, the reports of `ToolContext` are
-        dropped.
+        `before_calls` is awaited before each batch of calls. Without `note`, all notices are dropped.
         """
         return FunctionConnection(server, self._served, self.catch_all, before_calls, note)
 
@@ -653,8 +646,7 @@ class FunctionConnection:
     def runs_in(self, box: str, *, enforced: bool) -> None:
         """Declare that the functions only start programs, which run in a box.
 
-        `box` describes the box for the connection's status. `enforced`: whether this machine
-        enforces the whole box.
+        `box` describes the box in words. `enforced`: whether this machine enforces the whole box.
         """
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
@@ -684,7 +676,7 @@ class FunctionConnection:
         return Listing(tools=tools, protocol_version="", serves_unlisted=self._catch_all is not None)
 
     async def open(self, timeout_s: float) -> Listing:
-        """List the functions as tools."""
+        """Return `listing`."""
         del timeout_s
         return self.listing
 
@@ -734,8 +726,7 @@ class FunctionConnection:
         self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
         converted, self._converted = self._converted, None
-        # Use what `refusal` has converted: to convert the arguments again would run the user's validators
-        # twice.
+        # Use what `refusal` has converted, so that the user's validators do not run twice.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:

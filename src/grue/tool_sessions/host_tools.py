@@ -1,7 +1,4 @@
-"""Base classes of `FunctionTools` and `ShellTool`.
-
-The engine uses them to recognise `FunctionTools` and `ShellTool` without importing their modules.
-"""
+"""Base classes that let the engine recognise `FunctionTools` and `ShellTool` without importing either."""
 
 from __future__ import annotations
 

@@ -51,9 +51,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
             itself. `client_credentials`: no person is needed. `identity_assertion`: grue exchanges a person's
             token from an identity provider for a token of the server.
         client_id: The client's id at the authorization server; `None`: the client is not registered yet.
-        client_secret: The client's secret, if it has one.
-        private_key: The client's private key in the PEM format, in place of a secret, for
-            `client_credentials`.
+        private_key: A key in the PEM format, in place of a `client_secret`, for `client_credentials`.
         signing_algorithm: How the private key signs, such as `RS256` or `ES256`.
         secret_method: How the client's secret is sent to the authorization server.
         issuer: The authorization server that the credentials belong to. They are sent to no other server.
@@ -63,7 +61,6 @@ class OAuth(Struct, frozen=True, kw_only=True):
         keep_tokens_in: `file`, or `keyring`, which needs `pip install 'keyring>=25.5,<26'`.
         identity_provider: The identity provider's issuer, a URL, for `identity_assertion`.
         identity_client_id: The client's id at the identity provider.
-        identity_client_secret: The client's secret at the identity provider, if it has one.
         identity_token: The person's identity token (an OpenID Connect ID token).
         identity_token_file: A file that holds the identity token, in place of `identity_token`. The file is
             read for each exchange, so that another program may renew the token.
@@ -132,7 +129,6 @@ class OAuth(Struct, frozen=True, kw_only=True):
         return {name: value for name, value in named.items() if value}
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return all fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         hidden = dict.fromkeys(self.secrets(), "[redacted]")
         return [(name, hidden.get(name, getattr(self, name))) for name in self.__struct_fields__]
 

@@ -77,10 +77,7 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield the places of secrets in `arg`, without overlap.
-
-    `before` is the argument before `arg`. If it is an option such as `--token`, all of `arg` is a secret.
-    """
+    """Yield the places of secrets in `arg`, without overlap; `before` is the argument before `arg`."""
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return

@@ -230,10 +230,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return an exact test for a part of a line, and a quick test for a block of lines.
-
-    If a block fails the quick test, all parts of its lines fail the exact test.
-    """
+    """Return a test for a line's part, and a quick test for a block, which fails only if each part fails."""
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     test = _compiled(pattern)
@@ -424,8 +421,7 @@ UNKNOWN = (
 class ResultReader:
     """Answers the model's calls of the built-in tool `read_result` in one turn.
 
-    `result_of` takes a handle and returns the whole result that it stands for, from this turn or an earlier
-    turn of the conversation; `None`: there is no such result.
+    `result_of` returns the whole result for a handle, also of an earlier turn; `None`: no such result.
     """
 
     def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:

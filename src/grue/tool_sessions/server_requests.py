@@ -18,7 +18,7 @@ Notify: TypeAlias = Callable[[NoticeKind, str], None]
 class SamplingRequest(Struct, frozen=True):
     """A server asks for a completion by the host's model. Both fields are untrusted.
 
-    `messages` begin with the oldest one, each as its role and its text.
+    `messages`: the role and the text of each message, the oldest message first.
     """
 
     system: str

@@ -103,8 +103,7 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
     """Return whether a variable is one of `OWN_KEYS`, or has the same value as one of them.
 
-    `environment` has the variable's value, and `host` the values of `OWN_KEYS`. Values of less than 12
-    characters are not compared.
+    `environment` has the variable, and `host` the `OWN_KEYS`. Values under 12 characters are not compared.
     """
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
@@ -122,22 +121,19 @@ def _is_safe(name: str, value: str) -> bool:
 class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """One server's time limits, the tools to offer, and how it is started.
 
-    A turn has a time limit for calls too; the smaller of the two applies.
-
     Attributes:
-        call_timeout_s: Time limit of one tool call; `None`: the turn's limit.
+        call_timeout_s: Time limit of one tool call, unless the turn's is smaller; `None`: the turn's limit.
         startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's limit. A limit here
             replaces the turn's, also if it is longer.
         startup_timeout_place: Where the user can set `startup_timeout_s`, in words, for the advice in the
-            error after a slow start. Set by the code that reads a configuration file.
+            error after a slow start.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
             SIGTERM; `None`: as the runner's `ProcessLimits` say. Under a turn's time limit, at most half of
             the time left; after a cancellation, at most `ProcessLimits.cancelled_grace_s`.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer, even if `include` names them.
-        required: Whether the first connect of an episode has to succeed. `True`: a failure ends the turn with
-            an error. `False`: the episode goes on without the server. `None`: as the turn's `FailurePolicy`
-            says.
+        required: What happens if the first connect of an episode fails. `True`: the turn ends with an error.
+            `False`: the episode goes on without the server. `None`: as the turn's `FailurePolicy` says.
         check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
             of being sent. Switch it off for a server whose schemas are wrong.
         start: When the server starts, one of `StartWhen`; `None`: as the runner's `start` says.
@@ -246,15 +242,13 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         command: A path, relative to `cwd` or absolute, or a name on the PATH. A `Path` here, in `args`, `env`
             or `cwd` becomes its text.
         args: The command's arguments, one text each. A list becomes a tuple.
-        name: The server's name; by default the program's name. In a dictionary of servers the key replaces
-            it.
+        name: By default the program's name. In a dictionary of servers, the key is the name.
         env: Variables added to the inherited environment. They replace inherited ones of the same name.
         inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
             everything except the keys that grue uses for models and observers. `safe`: what programs
             commonly need. `none`: nothing. If the server then has no PATH, the command is looked up on the
             host's PATH.
         cwd: Working directory; `None`: the host's working directory.
-        options: Time limits, the tools to offer, and how the server is started.
         sandbox: What the program may read, write, start and connect to: a `Sandbox`, or a preset's name
             (`pure`, `files`, `web`). `None`: no box; the program may do whatever the host may do.
 
@@ -310,7 +304,6 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         raise MCPConfigError(f"StdioServer(name={self.name!r}): write {form}.")
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the main fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         command, *args = Redactor(os.environ, self.named_values()).words(self.command, self.args)
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [
@@ -350,14 +343,12 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
     Attributes:
         url: A URL that begins with `http://` or `https://`; it is not changed.
-        name: The server's name; by default the host in the URL. In a dictionary of servers the key replaces
-            it.
+        name: By default the host in the URL. In a dictionary of servers, the key is the name.
         transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
             first, and then, if the address refuses it, SSE.
         headers: Sent with every request to this URL, and to no other URL.
         connect_timeout_s: Time limit for opening an HTTP connection, and for sending one notification.
         auth: How grue authorises itself (OAuth); `None`: only `headers` can authorise it.
-        options: Time limits, the tools to offer, and how the server is started.
 
     Raises:
         MCPConfigError: The URL cannot be used, or a header cannot be sent.
@@ -396,7 +387,6 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "headers", stripped)
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the main fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         return [("name", self.name), ("url", self.address), ("transport", self.transport)]
 
     def __repr__(self) -> str:

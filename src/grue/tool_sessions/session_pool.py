@@ -92,8 +92,7 @@ class PooledConnection:
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
         """Return the server's current tools. They are listed again only if the server has announced a change.
 
-        Only the first call after a change lists them, so each user of the session has to compare the result
-        with the tools that it got before.
+        Only the first call after a change lists them, so compare the result with the tools you got before.
         """
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)
@@ -181,12 +180,9 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    Cancelling `group` closes all connections. While `expects_turn` returns `False`, no session is
-    prewarmed.
+    Cancelling `group` closes all connections. While `expects_turn` returns `False`, no session is prewarmed.
 
     Attributes:
-        sessions: When the pool opens sessions: `fresh` (in the turn that uses them), `ahead`, `beside` or
-            `kept`, as the module's docstring says.
         opened: Servers with which a turn has had an open session.
     """
 
@@ -241,8 +237,7 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        Whatever the turn does with the connection, except closing it, must end before `deadline`, a time on
-        the event loop's clock.
+        All use of the connection, except closing it, ends at `deadline`, a time on the event loop's clock.
         """
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
@@ -354,8 +349,6 @@ class LeaseRequest(Struct, frozen=True):
 
 
 class _SessionUser:
-    """The methods of a `ToolConnection` that `LeasedConnection` and `SharedSession` have in common."""
-
     def __init__(self, pool: SessionPool, owned: PooledConnection | None = None) -> None:
         self._pool = pool
         self._owned = owned
@@ -368,7 +361,6 @@ class _SessionUser:
         return await refusal(self._open.connection, tool, arguments)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return a context manager that waits for the session's other users, and then keeps them out."""
         return self._open.alone
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
@@ -405,8 +397,7 @@ class LeasedConnection(_SessionUser):
         if owned is None:
             return
         try:
-            # A turn must not end before the processes of earlier turns are gone. A tool call waits for that
-            # too, but the turn may have made none.
+            # A turn that made no tool call has not yet waited for the processes of earlier turns.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
@@ -455,8 +446,7 @@ class LeasedConnection(_SessionUser):
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
-        The session calls this before a batch's first tool call. So in the trace, the end of the old processes
-        comes before the call.
+        So in the trace, the end of the old processes comes before a batch's first tool call.
         """
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))

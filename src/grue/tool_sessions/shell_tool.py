@@ -3,7 +3,7 @@
 An allow-list limits what a model can start, not what a started program does; a box (`sandbox`) limits that.
 
 However a command ended, also if the host died, no process that the command started is alive afterwards. Where
-`runtime/processes/descendants.py` cannot work, as on macOS, processes that left its process group may live.
+`runtime/processes/descendants.py` cannot work, as on macOS, processes that left its process group may remain.
 """
 
 import os
@@ -60,14 +60,12 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         commands: The programs that may be run: a name on the PATH, or a path. An entry that is a list has to
             match the first arguments too. `any` allows everything. A program that starts others, such as
             `env`, `find`, `xargs` or an interpreter, allows everything too.
-        shell: Whether the model passes a string for `/bin/sh`. Such a string can start any program, so this
-            needs `commands="any"`.
+        shell: Needs `commands="any"`, because a string for the shell can start any program.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.
         env: Variables that are added to the inherited ones.
         timeout_s: Time limit of one command in seconds. A smaller limit of the turn wins.
         max_output_bytes: How much of each output stream the model gets: its beginning and its end.
-        max_written_bytes: How much a command may write to both output streams together. A command that writes
-            more is ended.
+        max_written_bytes: A command that writes more to both output streams together is ended.
         limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.
         sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name. The
             preset `files` gives access to `folder`. A path in the model's arguments does not widen the box.
@@ -119,7 +117,6 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         self.allowed()
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the main fields, with secrets redacted, for `repr` and for tracebacks by rich."""
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [("folder", self.folder), ("commands", self.commands), ("shell", self.shell), ("env", hidden)]
 
@@ -183,8 +180,6 @@ class _Allowed(Struct, frozen=True):
 
 
 class _Program(Struct, frozen=True):
-    """One command, as `ChildProcess` starts it."""
-
     command: str
     args: Sequence[str]
     cwd: str
@@ -205,7 +200,6 @@ class _Commands:
         self._allowed = spec.allowed()
 
     def tool(self) -> Any:
-        """Return the function of the tool `run`. It takes a command line if `spec.shell`, else `argv`."""
         spec = self._spec
         marks = tool(name="run", description=self._description(), annotations=_ANNOTATIONS)
 
@@ -267,7 +261,7 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # This limits only the run of `command`. Closing it has limits of its own (`spec.limits`).
+                # Leaving the block of `command` has time limits of its own (`spec.limits`).
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:

@@ -156,7 +156,6 @@ def _told(tool: m.ToolDefinition) -> m.JsonObject:
 
 
 def _words_of(tool: m.ToolDefinition) -> dict[str, float]:
-    """Return the words of a tool with their weights in a search."""
     counts: dict[str, float] = {}
     for text, weight in (
         (tool.tool, _NAME),

@@ -6,9 +6,8 @@ A file of requests goes through these states:
                   │ the process was killed, or the provider did not reply:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-No file is sent twice, because a record is stored before the file is sent. The provider's reply gives the
-batch's id, which is added to the record. A process that finds a record without an id first looks for the
-batch at the provider.
+A record is stored before a file is sent, and the provider's reply adds the batch's id to the record. Because
+of this record, no file is sent twice.
 """
 
 import codecs
@@ -49,13 +48,13 @@ _READS = 3
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0
-"""How many seconds the provider's clock may differ from ours."""
+"""How many seconds the provider's clock may differ from this machine's clock."""
 
 _BOUNDARY = b"grue-batch-file"
 
 
 class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
-    """No replies can be had from a batch for now: `failure` says why. The requests stay in their folder."""
+    """Batches cannot be sent or read for now; `failure` says why. The requests stay in their folder."""
 
     def __init__(self, failure: m.LlmFailure) -> None:
         super().__init__(failure.message)
@@ -151,10 +150,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=upload)
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Return the provider's batch that was made from a file of requests, or `None`.
-
-        Raises `_NotEnded` if a batch that still runs may have been made from the file.
-        """
+        """Return the batch that was made from a file of requests, or `None`; raises `_NotEnded`."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False
         async for batch in self._batches(record.begun_at - _SKEW_S):
@@ -241,10 +237,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
-        """Write the results of `missing` requests into `draft`, and take these requests out of `missing`.
-
-        Return whether each line of the result files is valid.
-        """
+        """Write results to `draft`, drop their ids from `missing`, and return whether all lines are valid."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             for path in state.results:
@@ -264,10 +257,7 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
-        """Yield a result file's lines, and `b""` for a line over 64 MiB or an unreadable rest of the file.
-
-        Raises `_BrokenOff`.
-        """
+        """Yield a result file's lines; `b""` for a line over 64 MiB, or a rest that cannot be read."""
         rest = bytearray()
         skipping = False
         async for piece in self._endpoint.download(path, items * _MOST_LINE):
@@ -312,9 +302,8 @@ class BatchDesk:
     ) -> T:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
-        If the answer cannot be read, such as a proxy's page, send the request once more.
-
-        Use this only for requests that may be sent twice. `what` is a name for the answer, for error texts.
+        If the answer cannot be read, such as a proxy's page, send the request once more. Use this only for
+        requests that may be sent twice. `what` names the answer in error texts.
         """
         patience, unread = self._patience(), False
         while True:
@@ -334,7 +323,6 @@ class BatchDesk:
             await patience.after(fault)
 
     def _refuse_overdue(self, batch: BatchState, record: Submission) -> None:
-        """Raise `BatchRefused` if a batch has been running for more than `Batching.batch_timeout_s`."""
         limit_s = self._batching.batch_timeout_s
         if time.time() <= _made_at(batch, record.begun_at) + limit_s:
             return
@@ -357,7 +345,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits after each failure of a request, longer each time; gives up `patience_s` after it was created."""
+    """Waits after each fault, longer each time; `patience_s` after its creation, raises `BatchRefused`."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]
@@ -368,7 +356,6 @@ class _Patience:
         self._tries = 0
 
     async def after(self, fault: Fault) -> None:
-        """Wait, or raise `BatchRefused` if `patience_s` has passed since this object was created."""
         if time.monotonic() > self._until:
             raise BatchRefused(self._endpoint.describe(fault))
         self._tries += 1

@@ -1,4 +1,4 @@
-"""A folder with the requests that wait for batches, and with their replies. Nothing else records them.
+"""A folder with the requests that wait for batches, and with their replies.
 
     DIR/batch.json               which model the requests are for
     DIR/lock                     held by the one process that works here
@@ -72,7 +72,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 
 class BatchFolderError(MCPError):
-    """The folder cannot be used; the text says why and what to do."""
+    """The folder cannot be used; the text says why."""
 
 
 _NUMBERED = re.compile(r"(\d{4,})\.jsonl?(on)?")
@@ -142,8 +142,8 @@ class BatchFolder(Closing):
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # There is no request with this body, or it failed in an earlier attempt. But a request with this
-        # number and another body may have got a reply. Use that reply, because a new request costs money.
+        # No request with this body can be used. But a request with this number and another body may have got
+        # a reply. Use that reply, because a new request costs money.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id
@@ -201,7 +201,7 @@ class BatchFolder(Closing):
             return _decoded(path, file.read(length), Result)
 
     def unsent(self) -> Iterator[Submission]:
-        """Flush the requests to disk, and yield a record of each unsent file of requests."""
+        """Flush the requests to disk, and yield a `Submission` for each unsent file of requests."""
         self._end_file()
         for number, items in sorted(Counter(self._wanted.values()).items()):
             if number not in self.submissions:
@@ -256,7 +256,6 @@ class BatchFolder(Closing):
         return self.path / "submissions" / f"{number:04d}.json"
 
     def _end_file(self) -> None:
-        """Flush the current file of requests to disk, and close it. The next request begins another file."""
         if self._file is not None:
             self._file.sync()
             self._file.close()
@@ -321,8 +320,6 @@ class BatchFolder(Closing):
 
 
 class _Item(Struct, frozen=True):
-    """The id of a request in a batch (`id`), and the parts that the id consists of."""
-
     id: str
     turn: str
     request: int

@@ -1,7 +1,7 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-An endpoint outlives turns, and several turns may enter it with `async with` at once. When the last of them
-leaves it, its connections are closed. Each event loop has its own connections.
+An endpoint outlives turns, and several turns may enter it with `async with` at once. When the last turn in an
+event loop leaves the endpoint, the connections of this loop are closed.
 
 The API key is chosen from the environment here, by the same rule for programs, configuration files and the
 command line. If a turn's replies come from a batch, its requests go to a `ReplyRoom`, and not to the network.
@@ -84,8 +84,7 @@ OWN_KEY = "GRUE_API_KEY"
 def key_names(base_url: str) -> tuple[str, ...]:
     """Return the environment variables whose key may be sent to `base_url`, in the order to try them.
 
-    A provider's key is sent only to that provider, and only over https. `GRUE_API_KEY` is sent to any
-    endpoint that the user configures, because it is set for grue.
+    A provider's key is sent only to that provider, over https. `GRUE_API_KEY` is sent to any endpoint.
     """
     rows = known_profiles(base_url)
     if not rows or urlsplit(base_url).scheme != "https":
@@ -118,10 +117,10 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 
 
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
-    """Check that there is a key for an endpoint that needs one. The error's sentence ends with `otherwise`.
+    """Check that `key` is not empty if the endpoint needs a key. The error's text ends with `otherwise`.
 
     Raises:
-        MCPConfigError: The endpoint needs a key, and `key` is empty. The error names the variables to set.
+        MCPConfigError: The key is missing. The error names the variables to set.
     """
     if not key and needs_key(base_url):
         names = " or ".join(key_names(base_url))
@@ -141,10 +140,7 @@ def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
 
 
 def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> str:
-    """Return the name of the setting that the key came from: an environment variable, or `api_key`.
-
-    The name is for the advice about a refused key. It is empty if there is no key.
-    """
+    """Return where the key came from: a variable's name, or `api_key`; empty: `key` is `None`."""
     if key is None:
         return ""
     held = (name for name in key_names(base_url) if key and environ.get(name, "").strip() == key.strip())
@@ -153,7 +149,7 @@ def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> 
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
-"""Time limit for reading a model list. It is short, because the list only saves a request that fails."""
+"""Time limit for reading a model list: short, because the list only avoids a request that would fail."""
 
 _FILE_TIMEOUT_S = 3600.0
 
@@ -174,13 +170,11 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
 
     Attributes:
         base_url: The URL without `/chat/completions`. An ending such as `/responses` or `/messages` selects
-            the wire format. The URL must not contain a user, a password or a key, since HTTP libraries log
-            URLs.
+            the wire format. HTTP libraries log the URL, so no user, password or key may be in it.
         api_key: The key, sent in the header that the wire format uses. `None`: the key in the environment, in
             `GRUE_API_KEY` or the variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: no key
             is sent. Never part of a `repr`.
         extra_headers: Sent with each request. Their values are redacted like the key.
-        retry: Time limits and number of retries.
         wire: The wire format; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
@@ -203,7 +197,6 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
     then: tuple[LlmSettings, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse unusable values, such as a base URL without a scheme or a model without a name."""
         for field, example in (("base_url", "http://127.0.0.1:11434/v1"), ("model", "qwen3")):
             value: object = getattr(self, field)
             if not isinstance(value, str) or (field == "model" and not value.strip()):
@@ -250,10 +243,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
     def named_values(self) -> dict[str, str]:
-        """Return the secret values by name, for redaction.
-
-        `Authorization: Bearer abc` gives two secrets, `Bearer abc` and `abc`.
-        """
+        """Return the secret values by name. `Authorization: Bearer KEY` gives `Bearer KEY` and `KEY`."""
         headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
         tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
         named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
@@ -269,7 +259,7 @@ msgspec.json.Decoder(LlmSettings)  # at import: msgspec crashes if two threads m
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
-    """The request is stored under the id `item`. A later process reads its reply."""
+    """The request waits for a batch under the id `item`, or, if `item` is `budget`, for a larger budget."""
 
     def __init__(self, item: str) -> None:
         super().__init__(f"the request waits for a batch as {item}")
@@ -320,14 +310,12 @@ class LlmEndpoint:
     """One LLM endpoint. Enter it with `async with` before use; it may be entered several times at once.
 
     Args:
-        settings: The endpoint's settings.
         transport: Replaces the network, for tests and scripted models. It is closed at the end of the last
             `async with` of the endpoint.
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
-        profile: What the endpoint supports. It is corrected when an error of the endpoint shows that the
-            endpoint supports something else.
+        profile: What the endpoint supports, corrected when an error of the endpoint shows something else.
         first_profile: The value of `profile` before the first request.
         left_out: Settings that the profile does not support. Each was reported once, by `SettingsLeftOut`.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
@@ -452,8 +440,7 @@ class LlmEndpoint:
     ) -> Answered | Fault:
         """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
 
-        `path` is relative to the base URL, and `content` is JSON. An `upload` has a time limit of at least
-        an hour.
+        `path` is relative to the base URL. `content` is JSON. The time limit of `upload` is an hour or more.
         """
         retry = self.settings.retry
         if upload is not None:
@@ -464,8 +451,7 @@ class LlmEndpoint:
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
         """Yield a file's body, in pieces. If it cannot be read, the last item is a `Fault`.
 
-        A body of more than `most_bytes` is a fault of the kind `invalid_reply`. The time limit for the whole
-        file is an hour at least.
+        A body over `most_bytes` is a fault of the kind `invalid_reply`. The time limit is an hour or more.
         """
         retry = self.settings.retry
         limit_s = max(retry.timeout_s, _FILE_TIMEOUT_S)

@@ -1,10 +1,8 @@
 """HTTP with an LLM endpoint: its connections, and one exchange, which returns the whole reply or a fault.
 
-This module must not retry and must not interpret a reply.
-
-It uses httpx's transport and not `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which
-would send the key elsewhere. It speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of
-HTTP/1.1 whether a connection is kept.
+This module must not retry and must not interpret a reply. It uses httpx's transport and not
+`httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would send the key elsewhere. It
+speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1 whether a connection is kept.
 
 Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. With
 limits for single reads, a reply that arrives byte by byte could last for ever. An exchange that ends early
@@ -117,8 +115,6 @@ class ContentDecoder:
 
 
 class _Stage:
-    """Undoes one of the codings in `Content-Encoding`."""
-
     def __init__(self, windows: tuple[int, ...], max_bytes: int | None) -> None:
         self._windows = windows
         self._max_bytes = max_bytes
@@ -188,8 +184,7 @@ _KEPT_S = 5.0
 """For how many seconds an idle connection is kept for another request. Endpoints keep theirs for longer."""
 
 _CHUNKS_AT_ONCE = 64
-"""How many chunks are yielded before a pause for other tasks. httpx does not pause between chunks, and 64 KiB
-that arrive at once may hold ten thousand of them."""
+"""How many chunks are yielded before a pause for other tasks: 64 KiB may hold ten thousand chunks."""
 
 _MAY_HIDE_BYTES = 32 * 2**10
 """After a reply of this length, further bytes may still wait in the event loop; see `HttpReply._silent`."""
@@ -199,7 +194,7 @@ _QUIET_S = 0.001
 
 
 class ExchangeError(Exception):
-    """An exchange failed in the HTTP library, whose exception is the cause. `kind` says what failed."""
+    """An exchange failed in the HTTP library. `kind` says what failed."""
 
     def __init__(self, kind: Literal["unreachable", "timed_out", "undecodable", "broken"], message: str):
         super().__init__(message)
@@ -370,7 +365,7 @@ class HttpReply:
         """Give the connection back for another request, or close it if it cannot be used again.
 
         httpx does not notice bytes that arrived after the end of the reply: h11 keeps them, and httpx would
-        take them for the reply to the next request. So `_silent` looks for such bytes.
+        take them for the reply to the next request.
         """
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
@@ -464,7 +459,7 @@ LONG_BYTES = 256 * 2**10
 """A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
 
 _SLICE_BYTES = 8 * 2**10
-"""The most bytes of a stream that are decoded without a pause for other tasks. That may be many lines."""
+"""The most bytes of a stream that are decoded without a pause for other tasks."""
 
 _HEAD_BYTES = 256
 """How much of a body is searched for the beginning of a JSON object."""
@@ -485,7 +480,7 @@ class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
     Attributes:
-        body: The decompressed body. A streamed reply is assembled into the body that an unstreamed one has.
+        body: The decompressed body. A streamed reply is assembled into the body of an unstreamed reply.
         retry_after_s: The delay that the endpoint asks for before the next request.
         cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
@@ -628,10 +623,9 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion: its status, and as much of its body as can be read.
+    """Return a reply that is not a completion, with as much of its body as can be read.
 
-    If the body breaks off, does not end or cannot be decompressed, the status and the headers are returned
-    all the same, because they may say when to ask again.
+    The status and the headers are returned in any case, because they may say when to ask again.
     """
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
@@ -723,7 +717,6 @@ class _Incoming:
 
     @property
     def finished(self) -> bool:
-        """Whether the last event has arrived."""
         return self.streamed is not None and self.streamed.assembler.finished
 
     @property
@@ -732,7 +725,6 @@ class _Incoming:
         return self.streamed is not None and self.streamed.assembler.whole
 
     async def take(self, chunk: bytes) -> None:
-        """Add the next bytes. A long event is decoded in a worker thread."""
         self._size += len(chunk)
         limit = MAX_REPLY_BYTES if self._events else min(MAX_REPLY_BYTES, MAX_BODY_BYTES)
         if self._size > limit:
@@ -848,7 +840,7 @@ async def _used_up(chunks: AsyncIterator[bytes]) -> None:
 
 
 def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
-    """Return the fault for an exchange that ended with `error`. `timeout_s` was the exchange's time limit."""
+    """Return the fault for an exchange that ended with `error`; its time limit was `timeout_s`."""
     match error:
         case ExchangeError(kind="unreachable"):
             return Fault(kind="unreachable", message=f"cannot connect: {error}")
@@ -863,8 +855,7 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
 class WantedRequest(Struct, frozen=True, kw_only=True):
     """A request that is about to be sent.
 
-    `prompt_bytes` is the size of its prompt, which cannot have more tokens than bytes. `max_tokens` limits
-    the reply; `None`: the endpoint decides.
+    Its prompt has at most `prompt_bytes` tokens. `max_tokens` limits the reply; `None`: no limit is set.
     """
 
     model: str

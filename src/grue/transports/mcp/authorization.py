@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
 
 _MOST_RENEWALS = 2
-"""How many times the token is renewed for one request. More than once, because the first renewal may find a
-token that another process has stored, and that has expired."""
+"""How often a token is renewed for one request: the first renewal may find a token that has expired."""
 
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 

@@ -59,7 +59,7 @@ _INTERNAL_ERROR = -32603
 _VISIT_FIRST = -32042
 """The error code of a server whose user has to visit a page before the call can be made."""
 _KEPT_S = 3600.0
-"""How long a server is asked to keep a task's result: a turn may be resumed some time after it was killed."""
+"""How long, at least, a server is asked to keep a task's result: a killed turn may be resumed later."""
 _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the tool's input schema says"
 
 
@@ -172,7 +172,7 @@ class McpClient:
             server=m.ServerName(self._server.name),
             spoken=spoken,
         )
-        # Enter the session's task group before the time limit's cancel scope: the task group stays open after
+        # Enter the session's task group outside the cancel scope of the time limit: the group stays open when
         # `open` returns, and anyio raises if a scope ends before a task group that was entered inside it.
         await link.__aenter__()
         self._link = link
@@ -210,7 +210,6 @@ class McpClient:
         A call that the tool's input schema refuses is not sent, unless the server's options say otherwise. A
         result that does not match the output schema becomes an error. If the server makes an MCP task of the
         call, this method waits for the task's result. If the caller is cancelled, the server is told so.
-
         `timeout_s` holds even if the server has stopped reading. A smaller limit in the server's options
         takes precedence.
 
@@ -257,10 +256,6 @@ class McpClient:
 
     @contextmanager
     def _limited(self, name: str, timeout_s: float) -> Iterator[float]:
-        """Limit a request to `timeout_s`, or to a smaller limit in the server's options.
-
-        Yields the limit that applies; raises `ToolTimedOutError`.
-        """
         limit_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(limit_s):
@@ -275,7 +270,6 @@ class McpClient:
         return replace(result, error_message=f"{said}\n{refused}") if refused else result
 
     async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Call a tool and return the raw result. If the call becomes an MCP task, wait for its result."""
         from grue.transports.mcp.session_parts import created_task
 
         params: m.JsonObject = {"name": tool, "arguments": arguments}
@@ -322,7 +316,6 @@ class McpClient:
         return await self._exchange(self._opened.request(method, params))
 
     async def _exchange(self, sent: Awaitable[m.JsonObject]) -> m.JsonObject:
-        """Wait for the answer to a request that was sent, and translate the SDK's errors."""
         from grue.transports.mcp import sdk
 
         link = self._opened
@@ -350,10 +343,9 @@ class McpClient:
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools if the server has announced a change; `None`: no change, or listing failed.
 
-        A failed listing only gives a notice: if the connection is broken, the next tool call reports it.
-        If the server has refused the listing, this method tries again when it is called again. After a
-        timeout it tries again only if the server announces a further change, because otherwise each batch of
-        tool calls could wait for `timeout_s`.
+        A failed listing only gives a notice, and the next call of this method lists again. After a timeout,
+        it lists again only if the server announces a further change, because otherwise each batch of tool
+        calls could wait for `timeout_s`.
         """
         from grue.transports.mcp import sdk
 

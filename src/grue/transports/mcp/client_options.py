@@ -28,14 +28,14 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         on_notice: Called with each notice, in the event loop; must not block or raise.
-        pinning: Which tool definitions are approved; `None`: all are accepted.
+        pinning: `None`: all tool definitions are accepted.
         before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
             once, in the event loop's thread. Has no effect if the SDK is imported already.
         on_secret: Called with the name and the value of each token obtained, before the token is used.
         on_listed: Called with the first listing of a session, before the server's options and the tool lock
             leave out any tool.
-        spoken: Called before the first request; returns the MCP revision that the server spoke when it was
-            last seen, or an empty text if that is not known. A wrong revision costs one request.
+        spoken: Called before the first request; returns the MCP revision of the server's last session, or an
+            empty text if that is not known. A wrong revision costs one request.
         on_task: Called with the tool's name and the task when the server makes an MCP task of a call.
     """
 

@@ -80,7 +80,6 @@ class HttpWire:
         return self._stream
 
     def _hide(self, name: str, value: str) -> None:
-        """Keep a token out of errors, notices and the trace."""
         self._secrets.append({name: value})
         self.redactor = Redactor(*self._secrets)
         if self._on_secret is not None:

@@ -51,8 +51,7 @@ class _TokenError(Struct):
 class IdentityProvider:
     """Requests identity assertions from the identity provider, in exchange for a person's identity token.
 
-    `exchange` sends an HTTP request, with limits of time and size. `on_secret` is called with the name and
-    the value of each secret (identity token, assertion) before its use.
+    `exchange` sends a request, with limits of time and size. `on_secret` gets each secret's name and value.
     """
 
     def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:
@@ -105,7 +104,6 @@ class IdentityProvider:
         raise identity_unusable("the identity provider publishes no metadata")
 
     def _credentials(self, metadata: _Metadata) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the fields and the headers that authenticate this client at the identity provider."""
         client, secret = self._auth.identity_client_id or "", self._auth.identity_client_secret
         accepted = metadata.token_endpoint_auth_methods_supported
         if secret is None:

@@ -2,7 +2,7 @@
 
 - An unusable or cut answer becomes an error for its request, which would otherwise wait for its timeout.
 - An answer with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would block
-  every thread of the host, and take many times the memory. Another message of this size is dropped.
+  every thread of the host, and take many times the memory. Other messages of this size are dropped.
 """
 
 import codecs
@@ -42,7 +42,7 @@ _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?
 
 
 def read_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, or `None` if it is not a message. Never raises."""
+    """Return the message of a line, or `None` if it is not a message."""
     return _message_of(_decode(without_mark(line)))
 
 

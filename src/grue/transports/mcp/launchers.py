@@ -1,9 +1,7 @@
 """Find the program that npx or uvx starts, without running npx or uvx, and say why a start has failed.
 
-This module downloads nothing, and names only files that exist. `grue doctor` prints the command line that
-starts the program without the launcher.
-
-This module looks for two causes of a failed start, because the server's error does not name them:
+This module downloads nothing, and names only files that exist. It looks for two causes of a failed start that
+the server's error does not name:
 
 - npx's cache of the package is incomplete, because npx was killed while it installed the package.
 - Node is older than the package's `engines.node` says.
@@ -68,10 +66,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
-    """Yield the packages that npx installs: each `--package`, or else the first argument.
-
-    Options and the given `words`, such as a subcommand, do not count as arguments.
-    """
+    """Yield each `--package`, or else the first argument that is no option and none of `words`."""
     rest = iter(args)
     named = False
     for arg in rest:
@@ -179,7 +174,7 @@ def _of_npx(server: StdioServer) -> Direct | None:
 
 
 def _read_npx(args: Sequence[str]) -> _Npx | None:
-    """Parse npx's arguments; `None`: one of the options is unknown to this module."""
+    """Parse npx's arguments; `None`: this module does not know an option, or no package is named."""
     rest = list(args)
     named = ""
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -209,7 +204,7 @@ def _project_folders(server: StdioServer) -> Iterator[Path]:
 
 
 def _global(server: StdioServer) -> Iterator[Path]:
-    """Yield every folder in which npm may keep global packages. npm's settings decide which."""
+    """Yield every folder in which npm, depending on its settings, may keep global packages."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
     prefixes += [_npmrc_prefix(expanded(environment.get("HOME", "~")) / ".npmrc"), "/usr/local"]

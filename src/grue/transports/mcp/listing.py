@@ -145,10 +145,7 @@ def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) ->
 
 
 def _without_nulls(schema: m.JsonObject) -> m.JsonObject:
-    """Return a schema without keywords that are `null`, as servers in Go write an empty list or map.
-
-    An endpoint refuses the whole request for one `"required": null`.
-    """
+    """Drop keywords that are `null`: servers in Go write `null` for an empty list; endpoints refuse it."""
     return {key: value for key, value in schema.items() if value is not None}
 
 
@@ -213,7 +210,7 @@ class ListingCache:
         self.folder = folder or cache_folder()
 
     def load(self, name: m.ServerName, server: McpServer) -> SeenListing | None:
-        """Return the last listing that a server has sent, unfiltered; `None`: no usable one is stored."""
+        """Return the last listing that a server has sent, unfiltered; `None`: no usable listing is stored."""
         try:
             path = self._path(server)
             return None if path is None else _seen(name, _content(path))
@@ -269,9 +266,7 @@ class ListingCache:
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
         """Return the path of a server's file; `None`: there is no key to hash its name with.
 
-        With `make_key`, a missing key is made and stored.
-
-        Raises `OSError` or `ValueError`.
+        With `make_key`, a missing key is made and stored. Raises `OSError` or `ValueError`.
         """
         try:
             _require_own_folder(self.folder)
@@ -307,7 +302,7 @@ def _identity(server: McpServer) -> bytes:
 
 def _content(path: Path) -> bytes:
     """Return a file's content; raises `OSError`, and `ValueError` if another user can have written it."""
-    # Do not follow a link: it could lead to a file that somebody else may write. Do not wait on a pipe.
+    # Do not follow a link, which could lead to a file that others may write. Do not wait on a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         require_regular(descriptor)

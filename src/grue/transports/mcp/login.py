@@ -27,15 +27,15 @@ from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"
 _ANSWERS = frozenset(("code", "error"))
-"""Query parameters: a login's return has one of them. A request with neither may be from any web page."""
+"""The browser's return from a login has one of these query parameters; other requests are refused."""
 _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
 class Loopback(ThreadingHTTPServer):
     """A server on 127.0.0.1 to which the browser returns after the login. A context manager.
 
-    With port 0, it takes any free port. `returned` holds the query parameters of the address that the browser
-    returned to. Raises `OSError` if the port is taken.
+    With port 0, it takes any free port. `returned` holds the query parameters of the browser's request.
+    Raises `OSError` if the port is taken.
     """
 
     daemon_threads = True
@@ -76,7 +76,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Keep the query of the first request to `_PATH` that ends a login; answer any other with 404."""
         parts = urlsplit(self.path)
         query = parse_qs(parts.query)
         ends_login = parts.path == _PATH and not _ANSWERS.isdisjoint(query)
@@ -182,7 +181,7 @@ async def _log_in(server: HttpServer, person: Person, scope: str | None) -> Toke
 
 
 async def _refusal(server: HttpServer) -> httpx2.Response:
-    """Send requests without a token until the server refuses one, and return the response that refuses it."""
+    """Send requests without a token, and return the response with which the server refuses a request."""
     accept = {
         "accept": "application/json, text/event-stream",
         "accept-encoding": "identity",
@@ -191,8 +190,7 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     try:
         async with new_client(httpx2.URL(server.url), headers=accept, timeout=_ASK_S) as client:
             response = await _answer(client, "POST", server.url, _FIRST)
-            # Some servers accept a handshake that has no token, and refuse only the requests after it. So
-            # send such a request too.
+            # Some servers accept a handshake without a token, and refuse only the requests after it.
             if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
                 headers = {**session, "mcp-protocol-version": "2025-11-25"}
@@ -208,10 +206,7 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
 
 
 async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Send requests that need no handshake, and return the response to the last one.
-
-    The requests are those of MCP revision 2026-07-28 and, if they are refused, that of the SSE transport.
-    """
+    """Try MCP revision 2026-07-28, then the SSE transport; return the response to the last request."""
     response = await _modern_answer(client, url, "server/discover")
     if response.is_success:
         response = await _modern_answer(client, url, "tools/list")
@@ -221,7 +216,6 @@ async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> htt
 
 
 async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
-    """Send a request in the form of MCP revision 2026-07-28; return the response's status and headers."""
     headers = {"mcp-protocol-version": _MODERN, "mcp-method": method}
     named = {
         "protocolVersion": _MODERN,
@@ -240,7 +234,7 @@ async def _answer(
     message: dict[str, object] | None = None,
     headers: dict[str, str] | None = None,
 ) -> httpx2.Response:
-    """Send a request and return the status and headers of the response. Its body is not read."""
+    """Send a request and return the response, whose body is not read."""
     async with client.stream(method, url, json=message, headers=headers) as response:
         return response
 

@@ -25,10 +25,9 @@ class MessageStream(ABC):
 
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
-        tools_changed: Whether the server has announced changed tools since this was last set to `False`. Set
-            as soon as the announcement is read: the SDK handles announcements in another task, possibly after
-            the next call was sent.
-        last_request_id: The id of the last tool call that was sent; the client empties it before a call.
+        tools_changed: Whether the server has announced changed tools. Set as soon as the announcement is
+            read: the SDK handles announcements in another task, possibly after the next call was sent.
+        last_request_id: The id of the last tool call that was sent.
     """
 
     broken: str | None

@@ -89,10 +89,7 @@ def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the answer with its body.
-
-    A body of more than `_MAX_BODY_BYTES` raises `AuthorizationRefused`.
-    """
+    """Send a request and return the answer with its body; raises `AuthorizationRefused` if it is too long."""
     await request.aread()  # httpx2 does not read the content of a request that follows a redirect
     request.headers["accept-encoding"] = "identity"
     # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
@@ -286,7 +283,7 @@ class Authorizer:
             return await self._keep(provider)
 
     async def revoke(self, record: TokenRecord) -> bool:
-        """Ask the authorization server to revoke the tokens; return whether it did."""
+        """Ask the authorization server to revoke the tokens; return whether it has done so."""
         endpoint = (record.metadata or {}).get("revocation_endpoint")
         token = record.refresh_token or record.access_token
         if not isinstance(endpoint, str) or not token or not _is_readable(record):
@@ -361,8 +358,7 @@ class Authorizer:
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
         """Return a refreshed token, or an empty text if the refresh token is refused.
 
-        With `needed`, `AuthorizationRefused` is raised if the exchange fails, for example if the server
-        is unavailable. Without `needed`, the text is empty in this case too: `stored` may still work.
+        If the exchange fails, `needed` decides: `True` raises `AuthorizationRefused`, `False` returns "".
         """
         provider = self._provider(stored, None, None)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
@@ -377,8 +373,7 @@ class Authorizer:
         status = self._last_status
         if needed and (status is None or _is_unavailable(status)):
             raise server_unavailable(status)
-        # With these statuses and an error code, the authorization server refuses the refresh token. Another
-        # answer may come from a proxy.
+        # Without an error code, the answer may come from a proxy.
         if status in _REFUSED and self._last_error:
             # Remove only the tokens from the record: the next login needs the client's registration.
             stored.access_token = stored.refresh_token = ""
@@ -416,7 +411,6 @@ class Authorizer:
             self._on_secret(f"{self._server.name} {name}", value)
 
     async def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
-        """Store the tokens, the client's registration and the metadata that the provider has obtained."""
         context, tokens = provider.context, provider.context.current_tokens
         if tokens is None:
             raise authorization_failed("the authorization server issued no token")
@@ -443,10 +437,6 @@ class Authorizer:
     def _provider(
         self, record: TokenRecord | None, person: Person | None, scope: str | None
     ) -> OAuthClientProvider:
-        """Return the SDK's provider for the configured grant, with the stored tokens and registration.
-
-        Raises `AuthorizationRefused` if the settings cannot be used.
-        """
         try:
             # The SDK warns of settings without an issuer, and a program may turn warnings into errors.
             with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):
@@ -494,10 +484,7 @@ class Authorizer:
         return provider
 
     async def _drive(self, provider: httpx2.Auth, refusal: httpx2.Response | None) -> None:
-        """Send the requests that the SDK's `provider` makes, until it has a token.
-
-        Raises `AuthorizationRefused`.
-        """
+        """Send the requests that `provider` yields, until it ends; raises `AuthorizationRefused`."""
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
         self._last_status = None
@@ -540,7 +527,7 @@ class Authorizer:
             raise _other_issuer(own)
 
     def _issuers(self, provider: httpx2.Auth) -> list[str]:
-        """Return the known issuers: the configured one first, then the one that the server names."""
+        """Return the configured issuer, then the issuer that the server names, as far as they are known."""
         # The SDK's providers have a `context`. The provider for an identity assertion has none.
         context = getattr(provider, "context", None)
         return [issuer for issuer in (self._auth.issuer, getattr(context, "auth_server_url", None)) if issuer]
@@ -619,14 +606,10 @@ class _Storage:
         )
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Keep the tokens in `issued`. The SDK calls this method; the `Authorizer` stores them later."""
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return the OAuth client that the user has configured, or else the one that grue has registered.
-
-        `None`: there is neither, or this login's redirect address is not registered.
-        """
+        """Return the configured client, or else the client registered for this login's redirect address."""
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
         if auth.client_id is not None:

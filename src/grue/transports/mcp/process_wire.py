@@ -54,11 +54,7 @@ class ProcessWire:
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Removes this server's secrets from texts.
-
-        Secrets of the host's environment are removed even if the server has not inherited them, because the
-        server may know them from elsewhere.
-        """
+        """Removes secrets from texts, also the host's secrets, which the server may know from elsewhere."""
         return Redactor(os.environ, self._server.named_values())
 
     def stream(self, notify: Notify) -> "MessageStream":
@@ -76,9 +72,7 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return advice for the user.
-
-        The advice is about what the sandbox has refused, a broken npx cache or an old Node.js, or is general.
+        """Return advice, on what the sandbox refused, a broken npx cache or an old Node.js, or in general.
 
         Source: R14
         """

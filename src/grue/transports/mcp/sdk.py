@@ -70,7 +70,6 @@ _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is 
 
 TASKS = "io.modelcontextprotocol/tasks"
 SKILLS = "io.modelcontextprotocol/skills"
-"""The name of the extension for skills, whose requests `grue.hosts.skill_agent.served_skills` sends."""
 
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
@@ -135,7 +134,7 @@ class Link:
         # Pass `None`, not `exc_info`: the session's task group would wrap the exception in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
         if self._free_slots.value == _MAX_CONCURRENT:
-            # Nothing more is sent. Let the server's process exit while the session is closed here.
+            # Nothing more is sent, so let the server's process exit while the session is closed here.
             self.stream.end_input()
         with library_logs_to(self._library_logged):
             await self._session.__aexit__(None, None, None)
@@ -260,7 +259,6 @@ class Link:
                 await self._session.discover()
 
     async def _speaks_as_before(self) -> bool:
-        """Return whether the server answers `server/discover` now, as it did in an earlier session."""
         left_s = anyio.current_effective_deadline() - anyio.current_time()
         try:
             with anyio.fail_after(min(_DISCOVERY_S, left_s / 2)):
@@ -434,10 +432,9 @@ class Subscriptions:
     """The open streams of change notices of one session.
 
     The server acknowledges `subscriptions/listen` at once, but answers it only when the stream ends. So the
-    host gets the acknowledgement as the result, and another task waits for the answer.
-
-    The same task must enter and leave this context manager; any task may call `start`. Leaving it ends all
-    streams. A stream that ends by itself is reported by an `updates_ended` notice.
+    host gets the acknowledgement as the result, and another task waits for the answer. The same task must
+    enter and leave this context manager; any task may call `start`. Leaving it ends all streams. A stream
+    that ends by itself is reported by an `updates_ended` notice.
     """
 
     def __init__(self, session: ClientSession, notify: Notify) -> None:
@@ -495,7 +492,6 @@ class Subscriptions:
         return {}
 
     async def _follow(self, stream: "_Stream", wanted: types.SubscriptionFilter) -> None:
-        """Open a subscription stream, and keep it open until the server, the host or the session ends it."""
         name, why = "", ""
         try:
             with stream.scope:

@@ -1,10 +1,9 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
 The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
-ending a session waits for the server. If a request fails, their HTTP client (`_Client`) returns a response
-without a body. If somebody waits for the answer, the client also reports the fault to `HttpStream`. It raises
-nothing: after most exceptions, the transports would end with an exception group, log a traceback, or never
-answer.
+ending a session waits for the server. If an MCP request fails, their HTTP client (`_Client`) reports the
+fault to `HttpStream`, and returns a response without a body. It raises nothing: after most exceptions, the
+transports would end with an exception group, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
 loop. So this module filters the stream first: it drops comments, parses large events itself, and passes a
@@ -89,10 +88,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply in place of the answer that the SDK could not parse.
-
-    `None`: `error` does not contain such an answer.
-    """
+    """Return an error reply for an answer that the SDK could not parse; `None`: `error` contains none."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     # An array is a JSON-RPC batch only if it is the whole message; `loc` has one item then.
@@ -369,7 +365,6 @@ class HttpStream(MessageStream):
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
         if self.transport == "sse":
-            # The SSE transport creates the HTTP client itself, so pass it our factory.
             async with sse_client(self._server.url, httpx_client_factory=self._client) as streams:
                 yield streams
         else:
@@ -401,7 +396,6 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # The SDK's transport delivers no more messages. If it raises as it ends, `carry` reports the error.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:
@@ -430,10 +424,7 @@ breaks off, the task resumes the stream."""
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client for one server. Instead of raising a transport error, it returns a response.
-
-    Its own timeout is for connecting and for notifications. A request has the time limit of its caller.
-    """
+    """An HTTP client. Its timeout is only for connecting and for notifications, and not for requests."""
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s
@@ -452,10 +443,6 @@ class _Client(httpx2.AsyncClient):
         self._max_event_bytes = limits.max_line_bytes
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send an HTTP request. A failure raises nothing: the SDK gets a response without a body.
-
-        If somebody waits for the answer to the request, the fault is reported to `HttpStream`.
-        """
         head = await _head(request)
         if head.is_request:
             _answering.set(head.id)
@@ -513,7 +500,6 @@ class _Client(httpx2.AsyncClient):
             await response.aclose()
             return COMPRESSED
         if awaited and response.is_success and _content_type(response) == _EVENTS:
-            # The answer is a stream of events, which the SDK's transport reads and closes.
             answered = head.id if request.method == "POST" else _resumed(request)
             limits = (self._max_message_bytes, self._max_event_bytes)
             stream = self._stream
@@ -524,7 +510,7 @@ class _Client(httpx2.AsyncClient):
                 url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
                 same_place = _same_place(request.url, url)
                 return redirect_fault(response.status_code, plain_text(str(url)), same_place=same_place)
-            # A GET asks for an event stream with the server's own messages. This answer is no event stream.
+            # A GET asks for a stream of events, and this answer is none.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
             # A notification has no answer. With the SSE transport, the GET's stream brings the answer.
@@ -537,10 +523,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response for the SDK, or the fault.
-
-        Only the response to `initialize` has a body. Other answers reach the client by `HttpStream.answer`.
-        """
+        """Return a response for the SDK, with a body only for `initialize`, or the fault."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
@@ -607,17 +590,14 @@ def _empty_success(request: httpx2.Request) -> httpx2.Response:
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
-    """Return whether a caller waits for the answer to `request`. The caller then limits the time."""
+    """Return whether `request` gets an answer or a stream of events. `_Client` then sets no time limit."""
     return head.is_request or request.method == "GET"
 
 
 def _refusal(
     request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
 ) -> WireFault | None:
-    """Return the fault of a response with status 400 or more.
-
-    `None`: `message` is a JSON-RPC error that does not end the session, and is passed to the caller.
-    """
+    """Return the fault of a refused request; `None`: `message` is a JSON-RPC error for the caller."""
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
     in_url = not {"sessionId", "session_id"}.isdisjoint(request.url.params)

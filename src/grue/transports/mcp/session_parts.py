@@ -142,9 +142,9 @@ LOST = f"{INTERRUPTED}: its server no longer knows the task"
 class TaskOfCall:
     """Follows one MCP task to its end.
 
-    `ask` sends a request about the task, and returns the raw result; it raises `ToolRefusedError` and
-    `ServerFailed`. `respond` returns the answers to the server's questions, by the names of the
-    questions. `progress` gets each new status message.
+    `ask` sends a request about the task and returns the raw result, or raises `ToolRefusedError` or
+    `ServerFailed`. `respond` answers the server's questions: it takes and returns a dictionary by the
+    questions' names. `progress` gets each new status message.
     """
 
     def __init__(

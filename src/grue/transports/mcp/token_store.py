@@ -83,10 +83,7 @@ _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
 _EARLY_S = 30.0
-"""A token is renewed this long before it expires, or a quarter of its lifetime before, if that is shorter.
-
-Otherwise it could expire while a request is sent.
-"""
+"""How many seconds before it expires a token is renewed, but at most a quarter of its lifetime."""
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
@@ -140,8 +137,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 class TokenStore:
     """The stored tokens of one server, separate for each URL, client id, grant and person.
 
-    `locked`, `save` and `remove` raise `AuthorizationRefused` if the files cannot be written. By default the
-    files are in `tokens_folder()`.
+    `locked`, `save` and `remove` raise `AuthorizationRefused` if the files cannot be written.
     """
 
     def __init__(self, server: HttpServer, folder: Path | None = None) -> None:
@@ -159,7 +155,7 @@ class TokenStore:
             return None
 
     def save(self, record: TokenRecord) -> None:
-        """Replace the file in one step, so that nobody reads half of it. Only its owner can read it."""
+        """Replace the file in one step, so that nobody reads half of a record."""
         with self._writing():
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(self.file, msgspec.json.encode(record))
@@ -174,7 +170,7 @@ class TokenStore:
         return True
 
     def may_have(self) -> bool:
-        """Return whether a file with tokens exists. The file is not read."""
+        """Return whether a file with tokens exists, without reading the file."""
         return os.path.exists(self.file)  # noqa: PTH110 - `Path.exists` raises if the folder may not be read
 
     @property
@@ -186,8 +182,7 @@ class TokenStore:
     async def locked(self) -> AsyncIterator[None]:
         """Hold the lock that a process needs to renew tokens.
 
-        The kernel releases the lock when the process that holds it ends. After 30 s the block is entered
-        without the lock, because a process that hangs must not stop all others.
+        After 30 s the block is entered without the lock: a process that hangs must not stop all others.
         """
         with self._writing():
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -291,10 +286,7 @@ class KeyringStore(TokenStore):
         return f"the system's keyring ({self._asked(lambda ring: ring.get_keyring().name)})"
 
     def _asked(self, ask: Callable[[Any], T]) -> T:
-        """Call `ask` with the package `keyring` in a daemon thread, and translate its errors.
-
-        A keyring that waits to be unlocked must keep neither the caller waiting nor the interpreter alive.
-        """
+        # In a daemon thread: a keyring that waits to be unlocked must not block the end of the interpreter.
 
         def work() -> T:
             import keyring
