@@ -62,8 +62,7 @@ class Changes(Struct, frozen=True, kw_only=True):
     def carried(self, command: Any, recorded: Any) -> Any:
         """Return the replayed message `command` with the limits and policies of its `recorded` counterpart.
 
-        Messages such as `OpenSession` repeat the turn's limits and policies. If they kept the changed values,
-        each such message would be reported as a difference.
+        Otherwise each message that repeats a changed limit or policy would be reported as a difference.
         """
         if not self or type(command) is not type(recorded):
             return command

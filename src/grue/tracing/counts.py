@@ -52,7 +52,7 @@ class TurnCounts:
         self._after: Counter[int] = Counter()  # turn number -> calls that the host made after the turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
-        """Count a message; `changes` are the steps (`steps.py`) that begin or end with this message."""
+        """Count a message; `changes` are the steps that begin or end with this message."""
         if not changes:
             return
         turn = envelope.turn
@@ -69,10 +69,7 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a clock for a turn that begins. Return the end of a turn if a message reports it.
-
-        No message reports the end of a turn that crashed or was killed: its clock is dropped.
-        """
+        """Start or drop the clock of a turn. Return the end of a turn if a message reports it."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":
@@ -176,10 +173,7 @@ def _size(path: Path) -> int:
 
 
 class EpisodeTally:
-    """The counts of an episode, up to the envelope that was read last.
-
-    Use this to count an episode while you read it for another purpose; otherwise call `count_episode`.
-    """
+    """The counts of an episode that is read for another purpose anyway; otherwise use `count_episode`."""
 
     def __init__(self) -> None:
         self.messages = 0

@@ -31,10 +31,8 @@ class Drawn(Struct, frozen=True):
 
     Attributes:
         sender: The actor where the line starts, or over which the note is drawn.
-        receiver: The actor where the line ends; `None`: the message is drawn as a note, because it was sent
-            to no actor, or its sender is also its receiver.
+        receiver: The actor where the line ends; `None`: the message is drawn as a note.
         asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
-        failed: Whether the message reports that a call, a server or a turn failed.
         text: One printable line, with a sign before it if the message reports a problem.
     """
 

@@ -50,8 +50,8 @@ IGNORED = frozenset(
         "HistoryReference.file",
     }
 )
-"""Fields that are not compared. Most of them differ from run to run. If the endpoint differs (`asks`), the
-`conditions` in the host's `EpisodeStarted` show this difference."""
+"""Fields that are not compared. Most differ from run to run. The `conditions` of `EpisodeStarted`, which are
+compared, show another endpoint (`asks`)."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 
@@ -130,10 +130,7 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns of the two traces in order.
-
-    A turn that was run again in one trace only (`TurnSlice.again`) is paired with `None`.
-    """
+    """Pair the turns in order. A turn that was run again in one trace only is paired with `None`."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):
@@ -257,11 +254,6 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair messages that have the same cause, sender, receiver and kind.
-
-        They are paired by content if one trace has more of them than the other, and neither trace has more
-        than `_MOST_MATCHED`. Otherwise they are paired in order.
-        """
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
             return
@@ -286,8 +278,7 @@ class _TurnDiff:
             other = replace(other, limits=limits)
         past, history = one.history, other.history
         if past and history and any(length < past.length for length in self._lengths):
-            # The history may consist of turns that were compared before. Its digest is then not compared,
-            # because it differs even if only the ids in these turns differ.
+            # The history may be of turns compared before. Its digest differs even if only ids differ.
             other = replace(other, history=replace(history, digest=past.digest))
         return other
 
@@ -331,11 +322,11 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
 
 
 KEPT_BYTES = 4 * 2**20
-"""At most this many bytes of a trace's messages are in memory at a time; other messages stay in the file."""
+"""The most bytes of a trace's messages that are in memory at a time; other messages stay in the file."""
 
 
 class LeftInFile(Struct, frozen=True):
-    """Stands in an envelope for a message that stays in the file, to save memory, and says where it is."""
+    """Replaces a message that stays in the file, to save memory."""
 
     reader: EpisodeReader
     place: LinePlace
@@ -345,8 +336,7 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does, but without messages that are not compared.
 
-    If `envelopes` is an `EpisodeReader`, at most `KEPT_BYTES` of messages are in memory. The others stay in
-    the file; `whole` reads them.
+    If `envelopes` is an `EpisodeReader`, messages beyond `KEPT_BYTES` stay in the file; `whole` reads them.
     """
     splitter = TurnSplitter()
     kept: dict[int, int] = {}  # `id()` of a slice -> bytes of its messages in memory
@@ -383,10 +373,7 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, its stub (with a `LeftInFile` as the message), and the bytes that the stub saves.
-
-    If the envelopes do not come from a file, each is yielded in place of its stub, with 0 bytes.
-    """
+    """Yield each envelope, its stub (with a `LeftInFile` as message), and the bytes that the stub saves."""
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return
@@ -400,8 +387,7 @@ def _ended_as_asked(left: object, right: object) -> bool:
 
     Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
     other endings. The ending `none` equals them all: the session had no process, for example in a fork that
-    takes its tool results from a trace. If both endings are `died`, the result is `False`: the messages are
-    then compared field by field.
+    takes its tool results from a trace. Two messages with `died` are compared field by field instead.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -34,8 +34,7 @@ class Comparison:
 
     Args:
         ignored: Names of message fields that are not compared. `Class.field` names a field of one class only.
-        ids: Names of message fields whose values are ids. Ids may differ if each id on the left always pairs
-            with the same id on the right.
+        ids: Names of message fields with ids, which may differ if each left id always has the same right id.
         same_text: Called with two different texts; returns whether they count as equal.
     """
 
@@ -67,14 +66,11 @@ class Comparison:
             yield Difference(path, left, right)
 
     def counterpart(self, name: str, left: object) -> object:
-        """Return the id on the right that is paired with the id `left`; if there is none, `None`.
-
-        `name` is the name of the message field that holds both ids.
-        """
+        """Return the right side's id that is paired with `left` in the message field `name`, or `None`."""
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:
-        """Return the id `right` if it is paired with an id on the left; otherwise `None`."""
+        """Return `right` if it is paired with an id of the left side in field `name`; otherwise `None`."""
         return right if (name, right) in self._back else None
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:

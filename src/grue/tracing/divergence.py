@@ -1,7 +1,6 @@
-"""A difference between two versions of a turn, and its description in text.
+"""A difference between two versions of a turn, and its description in printable, but untrusted text.
 
-The versions come from two traces, or from a trace and its replay. The text is printable, but quotes untrusted
-text.
+The versions come from two traces, or from a trace and its replay.
 """
 
 import itertools
@@ -30,12 +29,11 @@ class Divergence(Struct, frozen=True, kw_only=True):
 
     Attributes:
         left: The message in the first version; `None`: it is missing there.
-        right: Its counterpart in the second version; `None`: it is missing there. Its number `seq` is 0 if a
-            replay computed it.
+        right: Its counterpart in the second version; `None`: it is missing there. A replayed one has `seq` 0.
         because: The causes of `left` (of `right` if `left` is `None`), the first cause first.
         because_left_out: How many causes are left out after the first item of `because`.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
-        descendants: If the message is missing on one side: how many messages that it caused are missing too.
+        descendants: If one version lacks the message: how many messages that it caused are missing too.
     """
 
     turn: int
@@ -117,7 +115,7 @@ def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]
 
 
 def excerpts(left: object, right: object) -> tuple[str, str]:
-    """Return two values as short lines of JSON. Long ones begin a little before their first difference."""
+    """Return two values as short lines of JSON. A long line begins a little before the first difference."""
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):
         return texts[0], texts[1]
@@ -138,7 +136,7 @@ def _written(value: object) -> str:
 
 
 def _first_difference(one: str, other: str) -> tuple[int, int]:
-    """Return where each text begins to differ. White space counts only if they differ in nothing else."""
+    """Return where each text begins to differ. White space counts only if nothing else differs."""
     dense = "".join(one.split()), "".join(other.split())
     same = _common(*(dense if dense[0] != dense[1] else (one, other)))
     return (same, same) if dense[0] == dense[1] else (_place(one, same), _place(other, same))

@@ -95,18 +95,14 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return (LogLine("info", name, f"{kind}: {self.summary()}", self.log_fields()),)
 
     def log_fields(self) -> m.JsonObject:
-        """Return the fact's fields for a log line.
-
-        Every log line has the turn and the episode's id anyway. `settings` and `conditions` are not logged.
-        """
+        """Return the fact's fields for a log line, without `settings`, `conditions`, turn and episode id."""
         return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
 
 
 def said_by(fact: Fact, words: Callable[[Any], str]) -> str:
     """Call the fact's version of a method of the base class, such as `Fact.summary`, and return its text.
 
-    If the host's version raises or returns no text, call that of the base class (`words`) instead, so that
-    the trace can be read all the same.
+    If the host's version raises or returns no text, return that of the base class (`words`) instead.
     """
     try:
         said = getattr(fact, words.__name__)()
@@ -169,11 +165,10 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
 
     Attributes:
         servers: Names of the tool servers in use; empty: MCP is off.
-        scripted: The model is a script, not an LLM.
+        scripted: Whether the model is a script, not an LLM.
         max_turns: Turns after which the host stops; 0: no limit.
-        settings: The host's settings that it needs to resume the episode.
-        conditions: The parts of the configuration as texts, by name, such as `model` and `endpoint`. A host
-            that resumes the episode reports which of them have changed.
+        settings: The settings that the host needs to resume the episode.
+        conditions: The parts of the configuration as texts, by name, such as `model` and `endpoint`.
     """
 
     between_turns: ClassVar[bool] = True
@@ -296,7 +291,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
         return "warn" if self.changes else ""
 
     def mark(self) -> str:
-        """Return `changed` if the conditions of the episode have changed, and else an empty text."""
+        """Return `changed` if the conditions of the episode have changed, else an empty text."""
         return "changed" if self.changes else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:

@@ -21,7 +21,6 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     Attributes:
         turns: Ranges of numbers of turns; 0 stands for messages outside turns.
-        messages: Ranges of numbers of messages.
         actors: Names of senders or receivers, in lower case.
         kinds: Kinds of messages, as `kind_of` names them.
         texts: The message's kind or one of its values must contain one of these texts; case is ignored. Names
@@ -50,8 +49,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     ) -> "Filter":
         """Make a filter from the texts that people write as options.
 
-        Numbers of turns and messages are written as `3` or `3-7`; for a kind, a part of its name is enough.
-        `kinds` may also refer to `facts`: names of facts in the trace whose hosts are not installed.
+        A part of a kind's name is enough. `facts` names further kinds: facts whose hosts are not installed.
 
         Raises:
             MCPConfigError: A turn or message is not written as `3` or `3-7`, or a kind is unknown or

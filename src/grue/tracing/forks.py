@@ -2,8 +2,8 @@
 
 A fork runs a recorded turn again, from one of the turn's messages on. A fork's trace begins with copies of
 the recorded messages before that message, marked as copied. The counts in the message that ends the fork
-include the copies. Programs show copies but do not count them, because the fork itself has not made these
-requests and calls. The fork's `RunTurn` is not marked as copied, and counts as the beginning of the fork.
+include the copies. But the fork itself has not made these requests and calls. The fork's `RunTurn` is not
+marked as copied, and counts as the beginning of the fork.
 """
 
 from typing import Any
@@ -24,10 +24,7 @@ class OwnMessages:
         self._forked: dict[int, m.TurnForked] = {}  # turn number -> its `TurnForked`, while the fork runs
 
     def take(self, envelope: Envelope[Any]) -> Envelope[Any] | None:
-        """Return the message to count, or `None` for a copy.
-
-        From the counts in the message that ends a fork, those of the copies are subtracted.
-        """
+        """Return the message to count (a fork's end without the counts of copies), or `None` for a copy."""
         if envelope.copied:
             return None
         if type(envelope.body) not in _BOUNDS:

@@ -5,8 +5,8 @@ the machine can reach the port. The `Host` header must name this server, so that
 name points here (DNS rebinding) gets nothing. The only file that the server changes is the mark that a
 person gives the episode (`marks.py`); it accepts the mark only from its own page.
 
-A `LiveFeed` writes the new messages in pieces to a temporary file, from which they are served. So neither the
-length of the trace nor the number of open pages costs memory.
+A `LiveFeed` writes the new messages to a temporary file, from which they are served. So neither the length of
+the trace nor the number of open pages costs memory.
 """
 
 import base64
@@ -42,10 +42,7 @@ _POLL_S = 0.2
 
 
 class _LivePiece(Piece, frozen=True, kw_only=True):
-    """A piece of the page's data: the messages that were added to a growing trace since the piece before.
-
-    `turns` has the turns that these messages changed; `actors` and `overview` cover all messages so far.
-    """
+    """A piece with the turns that its messages changed; `actors` and `overview` cover all messages so far."""
 
     turns: tuple[PageTurn, ...]
     actors: tuple[str, ...]
@@ -84,7 +81,7 @@ class LiveFeed:
         self._image_spool.close()
 
     def page(self) -> EpisodePage:
-        """Return the page's initial data. It has no messages: the page requests these later, in pieces."""
+        """Return the page's initial data, without messages: the page requests these later, in pieces."""
         header = self.reader.header
         title = f"Trace of {header.episode}"
         return EpisodePage(title=title, header=header, file=self.reader.path.name, live=True)
@@ -253,8 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def do_POST(self) -> None:
-        # The body of a refused request is not read. If the connection stayed open, that body would be taken
-        # for the next request.
+        # On an open connection, the unread body of a refused request would be taken for the next request.
         self.close_connection = True
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:

@@ -32,8 +32,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         scorer: A scorer's name, or `human`.
-        version: Version of the scorer.
-        score: The score, a finite number.
+        score: A finite number.
         reason: The reason for the score, in a sentence; untrusted, as a model may have written it.
         attempt: In a fleet, the number of the attempt that was scored. The mark counts only if this attempt
             was committed. 0: the run is not in a fleet.

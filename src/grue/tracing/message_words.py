@@ -3,11 +3,10 @@
 A row has up to three parts:
 
 - a line of text and its severity, for `grue trace show`, the viewer, the diagrams and the live view;
-- the log lines that depend on this message alone, with texts that the requirements specify;
+- the log lines that depend on this message alone;
 - a `SpanNote`: an event in a span of Langfuse and OpenTelemetry.
 
-A kind without a row is shown by its fields. Log lines and spans that depend on earlier messages are made in
-`observers/events.py` and `observers/span_feed.py`.
+A fact's own methods return its words. Any other kind without a row is shown by its fields.
 
 Source: R7.1-3, P31
 """
@@ -40,7 +39,7 @@ SpanLevel = Literal["default", "warning", "error"]
 
 
 class Verdict(Struct, frozen=True):
-    """A judgement of how a span ended, or of the event in a `SpanNote`.
+    """How a span ended, or how serious the event in a `SpanNote` is.
 
     Attributes:
         error_type: One of a few fixed words, suitable for metrics; empty unless something failed.
@@ -83,16 +82,13 @@ _Noted: TypeAlias = Callable[[Any], SpanNote]
 
 
 class _Row(Struct, frozen=True):
-    """How one kind of message is presented.
+    """How one kind of message is shown.
 
     Attributes:
-        words: Returns a message's most important fields as text, without `subject`.
-        severity: The severity of every message of the kind.
         mark: A word for the problem that every message of the kind reports; empty if there is none.
-        judge: Returns a message's severity and `mark`, if they differ between messages of the kind.
-        subject: Returns what `words` is about, such as a call's id or a request's number. It is shown before
-            `words`.
-        live: Returns whether the live view shows `words` of a message as a problem.
+        judge: Returns a message's severity and mark; `None`: every message has `severity` and `mark`.
+        subject: Returns what `words` is about, such as a call's id; shown before `words`.
+        live: Returns whether the live view shows the `words` of a message as a problem.
     """
 
     words: _Words
@@ -160,8 +156,7 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
     """Yield pairs `(key, line)` about a message, for a program that does not log its events.
 
-    Lines with the same key report the same problem, so it is enough to print the first. The texts are
-    untrusted.
+    Lines with the same key report the same problem: print only the first. The texts are untrusted.
     """
     match body:
         case m.ServerDied(server=server, failure=failure):

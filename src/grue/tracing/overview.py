@@ -14,7 +14,7 @@ _CHARS = 300
 _TITLE_CHARS = 80
 _MOST_MODELS = 20
 _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "reason", "detail", "turns"})
-"""Fields that the page shows in a place of their own; they are not repeated in `facts` and `results`."""
+"""Fields that the page shows elsewhere, and that are left out of `facts` and `results`."""
 
 
 class Overview(Struct, kw_only=True):
@@ -22,15 +22,13 @@ class Overview(Struct, kw_only=True):
 
     Attributes:
         title: The episode's subject: the host's title, or else the beginning of the first turn's text.
-        models: The models that answered, with the number of their replies. 0: only `EpisodeStarted` names the
-            model.
+        models: Number of replies by model; 0: only `EpisodeStarted` names the model.
         asked: The models that the turns asked, with their addresses. A reply may name another model.
         facts: Further fields of the host's `EpisodeStarted`, by name.
         ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
-        detail: Why the episode ended, as a sentence.
+        detail: The reason as a sentence.
         grade: `fail` if the episode failed or was interrupted, otherwise empty.
-        result: The result in a few words, such as a score; empty: there is no result, or the host is not
-            installed.
+        result: In a few words, such as a score; empty: there is none, or the host is not installed.
         results: Further fields of the host's `EpisodeEnded`, by name.
         turns: How many turns were run; a resumed turn counts once. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.

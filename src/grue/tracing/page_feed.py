@@ -1,7 +1,5 @@
 """The data of a trace's page: its messages, its turns, its spans and its story, found in one pass.
 
-The messages are in pieces, so that the page can show the first ones while it reads the others.
-
 A span says how long a step (`steps.py`) took, in which actor, and how it ended. Without a recorded end of the
 step, its span ends where the turn or the trace ends, or where the host was killed.
 
@@ -34,7 +32,7 @@ _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3
 """A fact's text with fewer characters is not searched for in the prompt: it may occur there by chance."""
 _MOST_SHOWN = 20
-"""Of the facts before a prompt, at most this many are remembered, each by its longest text."""
+"""The most facts before a prompt that are remembered, each by its longest text."""
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
@@ -66,7 +64,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def id(self) -> tuple[int, int]:
-        """The passage's id. If the passage changes later, `StoryTeller` yields it again with the same id."""
+        """The passage's id, the same each time that `StoryTeller` yields a changed version of the passage."""
         return self.seq, self.place
 
 
@@ -75,8 +73,7 @@ class _Turn(Struct):
 
     Attributes:
         requests: Passages about requests that have no reply yet, by the request's message number.
-        calls: Passages about tool calls, by call id. Those about settled calls stay, because a resumed turn
-            names these calls again.
+        calls: Passages about tool calls, also settled ones, by call id: a resumed turn names them again.
         said: The text of the last reply, and the number of its message.
     """
 
@@ -89,7 +86,7 @@ _SENT, _SETTLED, _ASKED, _DECIDED = range(4)
 
 
 class StoryTeller:
-    """Makes the page's story: passages of related messages. Call `see` with each envelope in order."""
+    """Makes the page's story. Call `see` with each envelope in order."""
 
     def __init__(self) -> None:
         self._turns: dict[int, _Turn] = {}
@@ -191,10 +188,7 @@ class StoryTeller:
 
 
 def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
-    """Return the message number of the request that a reply answers; 0 if no request is open.
-
-    If the reply's cause is not an open request, the latest open request is returned.
-    """
+    """Return the message number of the open request that caused a reply, or else of the latest; 0: none."""
     if envelope.cause in state.requests:
         return envelope.cause or 0
     return next(reversed(state.requests), 0)
@@ -214,7 +208,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     Attributes:
         turn: Number of the turn that the first message of the step belongs to.
         lane: Name of the actor.
-        label: Short description; may be untrusted text.
+        label: May be untrusted text.
         start_s: Start of the period, in seconds since the trace began. `end_s` is its end on the same clock.
         first: Number of the message that began the step.
         last: Number of the message that ended the step, or of the last message before it was abandoned.
@@ -327,7 +321,7 @@ _NOT_PARTS = frozenset({"turn", "session", "host"})
 
 
 class MarkCount(Struct, kw_only=True):
-    """How many messages of a turn report the same problem; `word` names the problem, such as `died`."""
+    """How many messages of a turn report the problem `word`, such as `died`."""
 
     word: str
     grade: Severity
@@ -338,15 +332,15 @@ class PageTurn(Struct, kw_only=True):
     """A turn in the page; `viewer_page/trace.js` reads the fields by name.
 
     Attributes:
-        turn: Its number; 0 for messages before the first turn.
-        start_s: Time of its first message, in seconds since the trace began.
-        end_s: Time of its last message, or of the end of its last span if that is later.
+        turn: 0 for messages before the first turn.
+        start_s: Time of the turn's first message, in seconds since the trace began. `end_s` is the time of
+            its last message, or the end of its last span if that is later.
         outcome: The kind of `TurnCompleted`, or `failed`, `parked` or `unfinished`; empty for turn 0.
             `unfinished`: the trace has no end of the turn.
         reason: Why the outcome is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
         question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
-        answer: The beginning of the model's answer, also to tell the turns apart; printable.
+        answer: The beginning of the model's answer; printable.
         forked: Whether the turn is a fork. It has the number of the recorded turn that it runs again.
         phases: Seconds by kind of span, without the kinds `turn`, `session` and `host`.
         marks: The problems that the turn's messages report, failures before warnings.
@@ -370,7 +364,7 @@ class PageTurn(Struct, kw_only=True):
 
 
 class TurnWriter:
-    """Summarises one turn in `page`, from the turn's messages, problems and spans."""
+    """Summarises one turn in `page`."""
 
     def __init__(self, turn: int, start_s: float) -> None:
         self.page = PageTurn(turn=turn, start_s=start_s)
@@ -490,10 +484,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """A part of the page's data: consecutive messages, and the spans and passages made from them.
-
-    The page's script adds each piece to what it shows.
-    """
+    """A part of the page's data: consecutive messages, and the spans and passages made from them."""
 
     messages: tuple[Row, ...]
     spans: tuple[Span, ...]
@@ -554,7 +545,7 @@ class PageFeed:
         return len(self._rows) >= _MOST_ROWS or self._chars > _MOST_PIECE_CHARS
 
     def take(self) -> Piece:
-        """Return the current piece, and begin a new one."""
+        """Return the current piece, and begin a new piece."""
         piece = Piece(
             messages=tuple(self._rows), spans=tuple(self._new_spans), story=tuple(self._passages.values())
         )

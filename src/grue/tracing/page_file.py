@@ -28,7 +28,7 @@ from grue.runtime.files import open_regular, os_errors_as, replacing
 _MARKED_WITHIN = 1000
 _DATA = re.compile("<!--data-([a-z-]+)-->")
 _PLACES = re.compile("<!--([a-z]+)-->")
-"""Placeholders of a page. They are filled in one pass, so inserted text is never taken for a placeholder."""
+"""Placeholders of a page, filled in one pass, so that inserted text is never taken for a placeholder."""
 
 
 def page_parts(
@@ -36,12 +36,8 @@ def page_parts(
 ) -> list[bytes]:
     """Return a page's text, cut into parts at the places where its data will be inserted.
 
-    Args:
-        name: Name of its template in `viewer_page/`.
-        title: The page's title.
-        style: Names of its style sheets, without suffix.
-        scripts: Names of the parts of its script, in order.
-        served: Whether the page may send requests to the server that it came from.
+    `name`, `style` and `scripts` name files in `viewer_page/`, without suffix: the template, and the parts of
+    the style and of the script, in order. A `served` page may send requests to the server that it came from.
     """
     css = "\n".join(_part(f"{each}.css") for each in style)
     script = "\n".join(_part(f"{each}.js") for each in scripts)
@@ -118,9 +114,9 @@ REFERENCE = "grue-image:"
 """The prefix of a string that replaces an image; the image's id follows."""
 
 MAX_IMAGE_CHARS = 24_000_000
-"""The most base64 characters of one image. A text with its size replaces an image that is larger."""
+"""The most base64 characters of one image. A larger image becomes a text with the image's size."""
 MAX_IMAGES_CHARS = 96_000_000
-"""The most base64 characters of all images of a page together. Texts with their sizes replace the others."""
+"""The most base64 characters of a page's images together. Each further image becomes a text with its size."""
 
 # With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(
@@ -181,4 +177,4 @@ class ImageTable:
 
 
 _SHORTEST = 100
-"""A message with at most so many bytes is too short for an image."""
+"""A message of at most this many bytes is too short for an image."""

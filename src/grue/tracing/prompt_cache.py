@@ -25,25 +25,22 @@ from grue.tracing.message_words import kind_of
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
 
 _MOST_KEPT = 1_000
-"""The most conversations that are remembered after their turn. The one that has been unused for the longest
-time is forgotten first."""
+"""The most conversations that are kept after their turn; the longest unused is forgotten first."""
 
 _AROUND = 24
 _EXCERPT = 72
 
 
 class PrefixBreak(Struct, frozen=True, kw_only=True):
-    """Where a prompt does not repeat the one that it is compared with.
+    """Where a prompt does not repeat the earlier prompt that it is compared with.
 
     Attributes:
         part: The part of the prompt that differs first. `model`: the whole prompt went to another model.
         at_byte: The first byte that differs, counted from 0 in tools, system text and messages, as they are
             written in the wire format, without cache markers.
-        place: What contains that byte: a tool, the system text, or a message with its number, counted from 1.
-        before: The earlier prompt around that byte; untrusted.
-        now: This prompt around that byte; untrusted.
-        cause: Number of the message in the trace that caused the difference.
-        cause_kind: The kind of that message.
+        place: What contains that byte, in words, such as `message 3 (user)`; untrusted.
+        before: The earlier prompt around that byte; `now` is this prompt around it. Both are untrusted.
+        cause: Number of the message in the trace that caused the difference; `cause_kind` is its kind.
         why: What has changed, in words; names in it are untrusted.
         tokens: About how many tokens have to be paid again: those from that byte to the end of the shorter
             prompt. Computed from the endpoint's token count of this prompt, or, without a count, from
@@ -69,7 +66,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         reply: Number of the message that ended the request.
         prompt_bytes: Size of the prompt's tools, system text and messages, as far as the trace has them.
         repeated_bytes: How many bytes at the prompt's beginning equal those of the earlier prompt.
-        compared_with: Number of the request with the earlier prompt; `None`: there was no earlier prompt.
+        compared_with: Number of the earlier prompt's `RequestCompletion`; `None`: there is no earlier prompt.
         after_s: Seconds between the two requests. Most providers' caches keep a prompt for 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: How many of these tokens the endpoint reports as read from its cache.
@@ -106,10 +103,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """What determines how requests are encoded: the wire profile and the model.
-
-    `cause` has the number and the kind of the trace message that reported them; number 0: no message did.
-    """
+    """The wire profile and the model; `cause` has number and kind of the trace message that reported them."""
 
     profile: WireProfile
     model: str
@@ -122,7 +116,6 @@ class _Sent(Struct, frozen=True, kw_only=True):
     Attributes:
         whole: The bytes of the prompt: tools, system text and messages.
         head: Size in bytes of tools and system text together, which other conversations may share.
-        tools: The tools that the prompt offered.
         parts: Size of the tools and size of the system text, in bytes.
     """
 
@@ -137,10 +130,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """A request under way.
-
-    `listed`: for each server, number and kind of the trace message with the latest tools of the server.
-    """
+    """A request under way. `listed`: by server, number and kind of the message with its latest tools."""
 
     seq: int
     at: float
@@ -154,17 +144,14 @@ class _Prompted(Struct, kw_only=True):
 
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
-        redacted: Whether a secret was removed from one of these messages. The digest that is computed from
-            them then differs from the recorded one.
+        redacted: Whether a secret was removed from these messages, so that their digest differs.
         sent: The last prompt with tools (`True`) and the last without (`False`).
         blame: The changes of the messages since the last prompt was sent. For each: how many bytes at the
             beginning are unchanged, and the number and the kind of the trace message that reports the change.
         asks: The model that the conversation's turn asks now; `None`: the trace does not say.
         moved: Number and kind of the trace message that chose this model.
-        adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
-            has changed since the last prompt.
-        notes: Reasons why the next request may offer no tools. Each stands after the number and the kind of
-            the trace message that gives it.
+        adapted: Number and kind of the message that changed the encoding after the last prompt, or `None`.
+        notes: Reasons why the next request may offer no tools, each after number and kind of its message.
     """
 
     name: m.ConversationId
@@ -276,10 +263,7 @@ class CachedPrompts:
         return _Form(_unmarked(profile), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the prompts so far of the conversation `name`, whose history before the turn is `past`.
-
-        A branch begins with a copy of the prompts of the conversation that it comes from.
-        """
+        """Return the prompts so far of the conversation `name`, whose history before the turn is `past`."""
         known = self._talks.get(name)
         if past is None or not past.length:
             return self._new(name)
@@ -451,8 +435,7 @@ class CachedPrompts:
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
         """Return the earlier prompt that shares the longest beginning with `sent`; of several, the latest.
 
-        For the first prompt of a conversation, return the latest first prompt of another conversation with
-        the same model, or `None`.
+        The first prompt of a conversation gets the latest first prompt of another one with the same model.
         """
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None

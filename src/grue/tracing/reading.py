@@ -1,8 +1,8 @@
 """Open an episode's trace file and decode its messages.
 
-Facts, the messages that a host records of its own, can be read even if the host is not imported. They are
-shown and written again unchanged. For such facts this module creates a class for each combination of a fact's
-`type` and its fields. The values of these fields are plain JSON.
+Facts, the messages that a host records of its own, can be read even if the host is not imported. For such
+facts this module creates a class for each combination of a fact's `type` and its fields. The values of these
+fields are plain JSON.
 """
 
 import contextlib
@@ -129,7 +129,7 @@ msgspec.json.Decoder(union_of(known_kinds().values()))
 
 
 class EpisodeReader(TraceReader[EpisodeBody]):
-    """An iterable of an episode's envelopes, which reads one line at a time. `open_episode` returns one.
+    """An iterable of an episode's envelopes, which reads one line at a time.
 
     Attributes:
         kinds: The classes of all messages by tag, without the facts of hosts that are not loaded.

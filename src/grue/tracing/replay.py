@@ -2,8 +2,8 @@
 
 The pure parts are the turn's state machine (`protocol/tool_loop.py`), the connection policy
 (`protocol/turn/connection.py`) and what a session does after a call is settled. Everything else comes from
-the recording. Of the LLM actor, only the order of its messages is checked, because delays and the number of
-retries depend on the clock and the network.
+the recording. Of the LLM actor, only the order of its messages is checked: delays and the number of retries
+depend on the clock and the network.
 
 In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, the
 replayed one with the placeholder. The two count as equal if they differ only in this:
@@ -13,8 +13,7 @@ replayed one with the placeholder. The two count as equal if they differ only in
 - the place where a text was cut to a length.
 
 With `Changes`, a replay shows where the episode would have gone differently. The trace does not hold what
-would follow the first difference in a turn. So the replay goes on with the next turn, from its recorded
-beginning.
+would follow the first difference in a turn, so the replay goes on with the next recorded turn.
 """
 
 import math
@@ -63,7 +62,7 @@ from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
 ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
-"""How a recorded turn ends: with its outcome, by a crash of the agent, by a cancellation, or unfinished."""
+"""How the replay of a turn ended; `unfinished`: the trace lacks the turn's end, or the replay diverged."""
 
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 
@@ -75,14 +74,12 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     """A turn's messages from and to the agent.
 
     Attributes:
-        begun: The turn's `RunTurn`.
-        inbox: The messages that entered the agent's mailbox, `begun` first.
+        inbox: The messages that entered the agent's mailbox; the first is `begun`, which carries `run`.
         noted: Events that did not come through the mailbox (`NOTED_EVENTS`); the agent recorded them itself.
         said: The messages and notes that the agent recorded.
         crash: The `ActorFailed` of the agent, if it crashed.
         by_seq: All envelopes of the turn's `TurnSlice`, by number.
-        cut_off: Whether the turn's end may be missing from the trace, because the process may have been
-            killed in the turn.
+        cut_off: Whether the process may have been killed in the turn, before the turn's end was recorded.
     """
 
     begun: EpisodeEnvelope
@@ -96,7 +93,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def is_fork(self) -> bool:
-        """Whether the turn is a fork: it runs a turn of another trace again, from one of its messages on."""
+        """Whether the turn is a fork: a recorded turn that is run again, from one of its messages on."""
         return any(isinstance(envelope.body, m.TurnForked) for envelope in self.noted)
 
     @property
@@ -167,13 +164,11 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
 
 
 class AgentReplay:
-    """A replay of a turn's agent that handles the events in a given order.
+    """A replay of a turn's agent, with its events in a given order.
 
     Attributes:
         compared: How many messages agreed with the recording.
-        commands: The state machine's commands. The key of a command is the number of the recorded message
-            with which it was compared.
-        end: How the turn ended.
+        commands: The state machine's commands, by the number of the recorded message compared with each.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
 
@@ -258,10 +253,7 @@ class AgentReplay:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
-        """Return whether `command` was not sent, because the session's actor had ended.
-
-        In this case, the recording has a `SessionClosed` that the agent sent to itself in the session's name.
-        """
+        """Return whether the agent answered `command` itself, because the session's actor had ended."""
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
             and message.sender == command.server
@@ -297,15 +289,15 @@ def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
 
 
 _MOST_ORDERS = 1000
-"""How many orders of a turn's events are tried. A made-up trace can have billions of possible orders."""
+"""The most orders of a turn's events that are tried. A forged trace can have billions of possible orders."""
 
 
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. If an effect of a message was recorded before
-    the event, the agent has handled this message and all earlier ones before the event.
+    at once, before messages that are still in the mailbox. It has handled a message before the event if an
+    effect of this message, or of a later one, was recorded before the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -397,11 +389,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn.
-
-        If the turn is the first after a resumption of the episode, keep only the states that the trace
-        reports, because the process that resumed the episode knew no others.
-        """
+        """Begin a turn. After a resumption, keep only states that the resumed host knew from the trace."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 
@@ -446,9 +434,8 @@ def replay_sessions(
 ) -> tuple[int, list[Divergence]]:
     """Replay the sessions of a turn.
 
-    `commands` has the messages of the replayed agent, each by the number of the recorded message that it
-    replaces. Return how many messages agreed with the recording, and the first difference of each session
-    that differs.
+    `commands` has messages of the replayed agent, by the number of the recorded message that each replaces.
+    Return how many messages agreed with the recording, and the first difference of each session that differs.
     """
     compared = 0
     found: list[Divergence] = []
@@ -503,8 +490,7 @@ class _Session:
             # The server was disabled before this turn. If the host disabled it, only `first` has the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
-            # A retry means that an earlier turn had connected to this server. The fork's trace does not hold
-            # that turn.
+            # A retry means that an earlier turn had connected to this server; a fork's trace lacks that turn.
             self._connection = Proven()
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
         while isinstance(order, Attempt):
@@ -617,8 +603,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
     """The result of replaying one turn.
 
     Attributes:
-        compared: How many messages the replay has computed that agree with the recording.
-        end: How the turn ended; an unfinished turn is replayed up to its last recorded message.
+        compared: How many messages agreed with the recording.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
 
@@ -631,19 +616,15 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
 def replay(
     envelopes: Iterable[EpisodeEnvelope], changes: Changes = _UNCHANGED, *, turn: int | None = None
 ) -> Iterator[TurnReplay]:
-    """Replay a trace turn by turn; one turn is in memory at a time.
+    """Replay a trace turn by turn; only a few turns are in memory at a time.
 
-    Args:
-        envelopes: A reader of the trace, or its envelopes.
-        changes: The settings to change.
-        turn: Replay only turns with this number. Earlier turns are still read, for the state of the servers.
+    With `turn`, replay only turns with this number. Earlier turns are still read, for the servers' states.
 
     Raises:
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    # `cut_off`: the turn's end may be missing, because the process may have been killed in the turn. This is
-    # possible for the last turn of the trace, and for the last turn before the episode was resumed.
+    # The process may have been killed in the trace's last turn, or in the last turn before a resumption.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)
@@ -656,10 +637,7 @@ def replay(
 
 
 def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
-    """Yield the lines of a replay's report: `identical`, or where turns differ from the recording.
-
-    The divergence of the first such turn is described in full, that of each later turn in one line.
-    """
+    """Yield the report: `identical`, or the first difference in full and the others in a line each."""
     compared = total = unfinished = diverged = 0
     names = ("recorded", "changed" if changes else "replayed")
     for turn in turns:

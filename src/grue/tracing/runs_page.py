@@ -24,10 +24,9 @@ class _Run(Struct, frozen=True, kw_only=True):
     """A row of the index; `viewer_page/runs.js` shows it.
 
     Attributes:
-        name: The run's path in the folder; printable.
-        page: The relative address of the run's page; empty: the run has no page.
+        name: The run's path in the folder.
+        page: The relative address of the run's page; empty: there is none, and `error` says why.
         started: When the episode started, in seconds since the epoch.
-        error: Why the trace cannot be read; empty if it can be read; printable.
     """
 
     name: str
@@ -42,7 +41,7 @@ def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     """Write `index.html` into a folder of episodes, with a row for each of `runs`.
 
     Also write a page beside each trace, unless the page that grue wrote there is newer than the trace. A file
-    with the page's name that grue did not write is kept, and the row says so.
+    of that name that grue did not write is kept, and the row says so.
 
     Raises:
         TraceError: The index cannot be written, or there is an `index.html` that grue has not written.

@@ -117,14 +117,9 @@ def render(
     colour: bool = False,
     watch: Callable[[EpisodeEnvelope], object] | None = None,
 ) -> Iterator[str]:
-    """Yield the lines of the table.
+    """Yield the lines of the table, each cut to `width` columns of the terminal; `None`: not cut.
 
-    Args:
-        episode: As `open_episode` returns it; read twice.
-        wanted: Selects the messages to show.
-        width: Columns of the terminal, to which each line is cut; `None`: lines are not cut.
-        colour: Colour the lines by escape sequences; leave it off for a pipe.
-        watch: Called with each message that is shown.
+    `watch` is called with each message that is shown.
 
     Raises:
         TraceError: The file is damaged.
@@ -150,7 +145,7 @@ def render(
 
 
 class _Measured:
-    """Finds the width of each column before the table is printed, without formatting every message."""
+    """Finds the width of each column without formatting every message."""
 
     def __init__(self) -> None:
         self._last_seq = self._last_cause = 0
@@ -208,7 +203,7 @@ def render_live(
 
 
 def render_whole(envelopes: Iterable[EpisodeEnvelope], *, colour: bool = False) -> Iterator[str]:
-    """Yield messages in full: one line for each field, or several lines for a text that has several."""
+    """Yield messages in full: a line for each field, and for each line of a text that has several."""
     layout = _Layout.of((column.live_width for column in _COLUMNS), None, colour)
     for envelope in envelopes:
         cells = _cells(envelope)

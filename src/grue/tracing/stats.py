@@ -1,12 +1,12 @@
-"""The classes for an episode's statistics; `counts.py` computes the statistics, `stats_table.py` prints them.
+"""The classes for an episode's statistics.
 
 Percentiles use the nearest rank: each is a measured value. Times are rounded to the microsecond.
 
 `PhaseClock` assigns the time between two envelopes to the phase that was active after the first of them. The
 **model** phase is active during a request to the model with its retries, during a server's request
-(sampling), and while the model's tool support is checked. **Tools**, **start-up** and **teardown** are active
-while a call is made, a session opens, or a session closes. If several phases are active, the first in this
-order counts.
+(sampling), and while the model's tool support is checked. **Tools** is active while a call is made,
+**start-up** while a session opens, **teardown** while a session closes. If several phases are active, the
+first in this order counts.
 
 The remaining time of a turn is **other**: the agent itself and the check of the answer. The remaining time
 outside turns belongs to the **host**, as do start-up and teardown there, because no turn waits for them. If
@@ -130,7 +130,7 @@ class Durations(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Durations":
-        """Return the count, the sum and the percentiles of some durations."""
+        """Return the numbers of some durations, which need not be sorted."""
         ordered = sorted(seconds)
         if not ordered:
             return cls()
@@ -148,8 +148,7 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         outcomes: How often a turn ended in each way: a kind of `TurnCompleted` (such as `answered`),
-            `failed`, `parked`, or `unfinished` (killed, crashed or still under way). A turn that was parked
-            and resumed ends twice.
+            `failed`, `parked`, or `unfinished` (killed, crashed or under way). A resumed turn counts twice.
         iterations: Number of replies with tool calls in turns that have ended.
         duration: How long turns took, from `RunTurn` to `TurnCompleted`, `TurnFailed` or `TurnParked`.
     """
@@ -168,8 +167,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
         cut_results: Tool results that were cut before the model read them.
-        dropped_replies: Replies that were dropped, because a server did not list the tools that it was
-            presumed to have.
+        dropped_replies: Replies that were dropped, because a server's tools were not as presumed.
         usage: Tokens and cost of all replies; estimates for a reply that was dropped before it arrived.
         duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
@@ -189,9 +187,7 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     Attributes:
         tool: The tool's name with its server, such as `files.read`.
         calls: Calls that were sent to the server. A call that has ended is counted again, by how it ended.
-        returned: Calls that were answered with a result.
         errors: Calls that were answered with an error.
-        timed_out: Calls that were not answered in time.
         lost: Calls that were not answered because the server died.
         skipped: Calls that were never sent, because something before them in the turn went wrong.
         rejected: Calls that were never sent, because the tool is unknown or has changed, the arguments are
@@ -215,16 +211,13 @@ class ServerStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         starts: Sessions that opened.
-        failed_starts: Attempts to connect that failed.
-        retries: Failed attempts that were followed by another one.
+        retries: Failed attempts that were followed by another attempt.
         disabled: How often the server was disabled, for a time or for the rest of the episode.
         deaths: How often the server died in the middle of a call.
-        endings: How many of its processes ended in each way, as `SessionClosed` or `ServerEnded` says. A
-            session without a process counts as `none`.
+        endings: Counts by `ending` of `SessionClosed` or `ServerEnded`; `none`: the session had no process.
         startup: How long turns waited for each session that opened, as the session measured it.
         spares: Sessions that were opened in advance, for a later turn.
-        spares_lost: Sessions that were opened in advance or kept from an earlier turn, but could not be used
-            when their turn began.
+        spares_lost: Sessions that were opened in advance or kept from an earlier turn, but could not be used.
     """
 
     server: str
@@ -257,8 +250,8 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
         started_at: Seconds since the epoch.
         wall_s: The seconds during which a host ran: the sum of `phases`.
         ending: Why the host ended the episode; `None`: it has not ended.
-        tools: The counts of each tool, sorted by name.
-        servers: The counts of each server, in the order of their first message.
+        tools: Sorted by name.
+        servers: In the order of their first messages.
         slowest_turns: At most five turns, the slowest first.
         hosted: Whether a host recorded an `EpisodeStarted` or an `EpisodeResumed`.
         cut_short: Whether the trace's last line is incomplete, because the host was killed while it wrote it.

@@ -167,11 +167,7 @@ def _slow_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _grid(rows: Sequence[Row], room: int) -> Iterator[str]:
-    """Align the first and the last column to the left, all others to the right.
-
-    The first column is cut so that a row fits into `room` columns of the terminal, but not to fewer than
-    `_NARROWEST_NAME` columns.
-    """
+    """Align the first and the last column to the left, all others to the right."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     others = sum(widths[1:]) + 2 * len(widths)
     widths[0] = min(widths[0], max(_NARROWEST_NAME, room - others))

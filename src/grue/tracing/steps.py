@@ -1,6 +1,6 @@
 """Pair the messages of a trace: which message begins a step, and which one ends it.
 
-A step is something that takes time. All readers ask a `StepTracker` what is under way, so that they agree.
+A step is something that takes time.
 
 | step     | begins with                         | ends with                                            |
 |----------|-------------------------------------|------------------------------------------------------|
@@ -87,7 +87,7 @@ class StepTracker:
         self._changes: list[StepChange] = []
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
-        """Read the next message, and return which steps begin or end with it."""
+        """Return which steps begin or end with the next message."""
         self._changes = []
         if isinstance(envelope.body, Fact):
             self._take_fact(envelope, envelope.body)
@@ -96,7 +96,7 @@ class StepTracker:
         return self._changes
 
     def finish(self) -> list[StepChange]:
-        """End the steps that are still open at the end of the trace, and return these changes."""
+        """End the steps that are open at the end of the trace, and return these changes."""
         self._changes = []
         self._abandon_all()
         return self._changes
@@ -199,7 +199,7 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End all open steps of `turns`, except the host's. Only the end of `ended` counts as reported."""
+        """End all steps of `turns`, except the host's. Only the end of step `ended` counts as reported."""
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
         for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:
@@ -218,7 +218,7 @@ _MOVING = frozenset({
     m.RequestCompletion, m.CompletionRetried, m.CompletionReceived, m.CompletionFailed, m.ReplyDropped,
     m.CheckToolSupport, m.ToolSupportChecked,
 })  # fmt: skip
-"""The kinds of messages with which a step begins or ends, besides facts."""
+"""The messages with which a step begins or ends, besides facts."""
 
 
 def moves_steps(kind: type) -> bool:

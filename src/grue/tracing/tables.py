@@ -1,8 +1,8 @@
 """An episode as rows of tables, for SQL and Parquet: its turns, its tool calls, its requests.
 
-The fields of a row are the columns of its table, so these classes also describe the tables that `grue fleet
-export` writes and `grue trace query` reads. A trace that ends early or is damaged gives the rows up to that
-place. If the end of a turn or request is not recorded, the columns about its end are empty.
+The fields of a row are the columns of its table, as `grue fleet export` writes and `grue trace query` reads
+it. A trace that ends early or is damaged gives the rows up to that place. If the end of a turn or request is
+not recorded, the columns about its end are empty.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,11 @@ class TurnRow(Struct, kw_only=True):
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
         began_at: When the turn began, in seconds since the epoch.
-        duration_s: How long the turn took; empty: it has not ended.
+        duration_s: Empty: the turn has not ended.
         outcome: `answered`, `forced`, `degraded`, `fallback`, `failed` or `parked`; empty: it has not ended.
         reason: Why the outcome is not `answered`.
-        system: The system text for the model.
         user: The host's text for the model.
-        answer: The answer: its text, or JSON.
+        answer: A text, or any other answer as JSON.
         iterations: How many replies asked for tool calls.
         cost_usd: The cost of the turn, as the endpoint reports it, or else by the configured price.
     """
@@ -62,7 +61,7 @@ class CallRow(Struct, kw_only=True):
         iteration: Number of the reply that asked for the call.
         call_id: The call's id, unique in the turn.
         tool: Name of the tool with its server, such as `files.read`.
-        arguments: The arguments as the model wrote them, which need not be JSON.
+        arguments: As the model wrote them; they need not be JSON.
         changed_arguments: The arguments that were sent instead, if a person changed them.
         settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.
         is_error: Whether the call failed, or the tool reported an error.
@@ -88,14 +87,12 @@ class RequestRow(Struct, kw_only=True):
     """A request to the model; table `requests`.
 
     Attributes:
-        message: Number of the request's message in the trace.
-        request: The request's number in the turn.
+        message: Number of the request's message in the trace; `request` is the request's number in the turn.
         asked_by: `agent`, or the name of a server that asks the model (sampling).
         final: Whether the request asks for the final answer. Such a request offers no tools.
         aside: Whether the request is not part of the conversation, such as a request for a summary.
         outcome: `received`, `failed` or `dropped`; empty: the request has not ended.
-        model: The model that replied.
-        finish_reason: Why the reply ended.
+        model: The model that replied; if the request failed, the model that was asked.
         error: Why there is no reply.
         elapsed_s: How long the request took, with retries.
     """
@@ -157,14 +154,11 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 class _Rows:
     def __init__(self, episode: str) -> None:
         self._episode = episode
-        # The key is the number of the message that began the turn; the first item of the value is the time
-        # `t` of this message, because the wall clock may be set while the turn runs.
+        # By number of the message that began the turn; the float is its time `t`, which is monotonic.
         self._turns: dict[int, tuple[float, TurnRow]] = {}
-        # The key is the number of the `RequestCompletion`. If the reply is dropped, `_drop` replaces this key
-        # by the number of the `DropCompletion`.
+        # By number of the `RequestCompletion`; for a dropped reply, by number of the `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
-        # The key is the number of a parked turn. The counts at the end of the resumed turn include those of
-        # the part before it was parked.
+        # By turn number. The counts at the end of a resumed turn include those of its parked part.
         self._parked: dict[int, m.TurnParked] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
@@ -215,7 +209,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Store the dropped request's row under `seq`, the number of `drop`, for the later `ReplyDropped`."""
+        """Store the dropped request's row under `seq`, the number of `drop`: it causes the `ReplyDropped`."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

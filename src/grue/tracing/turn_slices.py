@@ -18,7 +18,7 @@ class TurnSlice(Struct):
     """The messages of a turn, with the facts that its host recorded before and after it.
 
     Attributes:
-        turn: The turn's number; 0 if nothing in the slice names a turn.
+        turn: 0 if nothing in the slice names a turn.
         resumed: Whether an interrupted episode continues with this turn.
         again: Whether the slice before this one has the same turn number or a higher one.
         begun: Whether the turn's `RunTurn` has arrived.
@@ -46,8 +46,7 @@ class TurnSlice(Struct):
 
 
 _MOST_AT_ONCE = 1000
-"""The most slices that wait for the end of their turn. Without this limit, turns that never end could fill
-the memory: a turn that is cancelled as it begins has no end."""
+"""The most slices in memory that wait for their turn's end. A turn cancelled as it begins has no end."""
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
@@ -71,8 +70,7 @@ class TurnSplitter:
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # In one run of the host, each turn has a higher number than the turn before. So if the number of this
-        # `RunTurn` is not higher, the host runs turns again.
+        # Turn numbers rise within one run of the host. If this number does not, the host runs turns again.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]

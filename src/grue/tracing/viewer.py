@@ -1,8 +1,7 @@
 """Write a trace as one HTML page that needs only a browser, for `grue trace html FILE`.
 
-`page_file.py` explains why text from models, tools and games cannot run as code in the page. The page's
-script runs while the browser still reads the messages, so the first turns of a long trace can be read at
-once.
+The page's script runs while the browser still reads the messages, so the first turns of a long trace can be
+read at once.
 """
 
 import shutil
@@ -58,13 +57,13 @@ SCRIPTS = (
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only its owner can read, and return the episode's subject, end and cost.
 
-    The trace is read one line at a time. The same trace always gives the same bytes. Messages longer than
-    `MAX_MESSAGE_CHARS` are cut; the page marks them as cut and names the trace file.
+    The same trace always gives the same bytes. Messages longer than `MAX_MESSAGE_CHARS` are cut; the page
+    marks them as cut and names the trace file.
 
     Args:
         trace: The trace file, or the run folder that holds it.
         target: The page; an existing file is replaced.
-        title: The page's title; empty: the episode's name.
+        title: The page's title; empty: `Trace of` and the episode's name.
 
     Raises:
         TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
@@ -81,7 +80,6 @@ class TracePage:
 
     Args:
         trace: The trace file, or the run folder that holds it, as in `Runner.trace`.
-        height_px: Height of the frame.
 
     Raises:
         MCPConfigError: `trace` is `None`, because the runner was made without `trace=`.
@@ -141,14 +139,8 @@ def write_pieces(
 ) -> EpisodePage:
     """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
 
-    Args:
-        pieces: The file to write. In the page, its content comes after the returned data.
-        reader: The trace.
-        title: The title of this trace in the page.
-        images: Collects the images of the messages.
-        side: Number of the trace in the page, counted from 0.
-        turns: A dict whose keys are numbers of messages. Each value is set to the turn under which the page
-            shows the message.
+    `side` is the trace's number in the page, counted from 0. The keys of `turns` are numbers of messages;
+    each value is set to the turn under which the page shows the message.
     """
     feed = PageFeed(images)
     for envelope in reader:
@@ -207,18 +199,16 @@ _MOST_DIVERGENCES = 5000
 """The most differences that a page lists."""
 
 _MOST_IN_FULL = 500
-"""The most differences that a page describes in full. Further differences have only a place and one line."""
+"""The most differences that a page describes in full; further ones have only a place and one line."""
 
 
 class _Difference(Struct, array_like=True):
     """A message that differs; `viewer_page/compare.js` takes the fields in this order.
 
     Attributes:
-        left: Number of the message in the first trace; 0: it is missing there.
-        right: Number of the message in the second trace; 0: it is missing there.
+        left: Number of the message in the first trace; `right`: in the second. 0: it is missing there.
         text: What differs, in a line; printable.
-        details: The full description, only for the first differences; empty for others.
-        turn: The turn in which the page shows the difference.
+        details: The full description; empty after the first `_MOST_IN_FULL` differences.
     """
 
     left: int
@@ -229,10 +219,7 @@ class _Difference(Struct, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """The differences between two traces. `turn` is the first turn that differs, 0 if no turn differs.
-
-    `more`: there are more differences than `differences` lists.
-    """
+    """`turn` is the first turn that differs (0: none). `more`: there are differences that are not listed."""
 
     turn: int
     differences: tuple[_Difference, ...]
@@ -242,8 +229,8 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs, or 0.
 
-    The messages' numbers, times, durations and ids are not compared, as in `grue trace diff`. Only its owner
-    can read the page. Each trace is a file, or the run folder that holds it.
+    The traces are compared as by `grue trace diff`. Only its owner can read the page. Each trace is a file,
+    or the run folder that holds it.
 
     Raises:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.

@@ -1,8 +1,6 @@
 """`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
 
-A trace holds only the new messages of each request. How they extend the conversation is defined in
-`protocol/context/history.py`. If earlier entries of a conversation are not in the trace, no error is raised:
-`AsSent.missing` counts these entries.
+A trace holds only the new messages of each request.
 """
 
 from typing import Any
@@ -14,8 +12,7 @@ from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
 MOST_KEPT = 100
-"""The most conversations that are remembered after their turn. The one that has been unused for the longest
-time is forgotten first."""
+"""The most conversations that are kept after their turn; the longest unused is forgotten first."""
 
 
 class AsSent(Struct, frozen=True):
@@ -45,11 +42,7 @@ class _Talk:
         self.tools: tuple[m.ToolDefinition, ...] = ()
 
     def take(self, step: SaidStep) -> None:
-        """Apply the recorded message `step` to the history.
-
-        If the trace lacks messages just before `step`, count all entries so far as missing, and begin a new
-        history.
-        """
+        """Apply `step`. If the trace lacks messages before it, count all earlier entries as missing."""
         try:
             take_step(self.history, step)
         except ValueError:

@@ -1,7 +1,6 @@
 """Turn trace envelopes into log events.
 
-If the requirements name an event, they also specify its text and fields. Events that depend on one message
-alone are in `tracing/message_words.py`.
+Events that depend on one message alone are in `tracing/message_words.py`.
 
 Each tool call that was sent to its server has one event `mcp_tool_call`. Each failed call has exactly one
 failure event:
@@ -51,9 +50,9 @@ class Event(Struct, frozen=True, kw_only=True):
     Attributes:
         at: Seconds since the epoch.
         event_type: The event's name, such as `mcp_tool_call`.
-        message: One printable line for people.
+        message: One printable line.
         turn: One-based number of the turn; 0 outside turns.
-        fields: JSON values by name. `docs/requirements.md` prescribes the names. Texts are untrusted.
+        fields: JSON values by name; texts are untrusted.
     """
 
     at: float
@@ -78,7 +77,7 @@ _CALL_FAILED = "Tool call failed: "
 
 
 class _Call(Struct, frozen=True):
-    """A tool call of the latest reply. `name` is the name of the tool, such as `files.read`."""
+    """A tool call. `name` is the tool's name with its server, such as `files.read`."""
 
     name: str
     server: str
@@ -104,7 +103,6 @@ class _TurnLines:
         self._broken_by: str | None = None
 
     def lines(self, body: object) -> Iterator[LogLine]:
-        """Take the next message, and yield the log lines for it that need earlier messages of the turn."""
         match body:
             case m.ConnectFailed(server=server):
                 self._attempts[server] = body
@@ -308,9 +306,6 @@ class LoggerObserver:
     Args:
         logger: A logger, or any object with a logger's methods `info`, `warning` and `error`.
         episode_id: The episode's id in each record, until an `EpisodeStarted` gives another id.
-
-    Attributes:
-        logger: The logger.
     """
 
     def __init__(self, logger: logging.Logger, *, episode_id: str = "") -> None:

@@ -9,8 +9,6 @@
 | call sent to a server    | tool `mcp-tool-{tool_name}`                                            |
 | any other event          | span without duration, such as `tool_skipped`, `completion_retried`    |
 
-The tool-calling session lasts from the turn's first request that offers tools to the end of the turn.
-
 Observations are created some time after the events that they describe. In Langfuse 5, `end` accepts a time,
 but `start_observation` does not. So the observer sets the start of the underlying OpenTelemetry span.
 
@@ -195,10 +193,7 @@ class _LangfuseSink(SpanSink):
         self._for_the_whole_trace = _propagation(seed, name)
 
     def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:
-        """Create an observation as a child of `inside`, or as a root of the trace if `inside` is `None`.
-
-        `beginning` has the arguments for Langfuse's `start_observation`.
-        """
+        """Create an observation as a child of `inside`, or as a root of the trace if `inside` is `None`."""
         with self._for_the_whole_trace():
             if inside is None:
                 observation = self._client.start_observation(trace_context=self._trace, **beginning)
@@ -291,10 +286,7 @@ class _LangfuseSink(SpanSink):
                 assert_never(never)
 
     def _episode_ended(self, summary: EpisodeSummary) -> m.JsonObject:
-        """Return the episode's labels and, if content may be sent, the input and output of Langfuse's trace.
-
-        The input is the user message of the first turn. The output is the last answer.
-        """
+        """Return the episode's labels and, if content may be sent, the first user message and last answer."""
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}
         if self._capture and summary.asked is not None:
@@ -304,10 +296,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `metadata`, and `content` under the name `part`.
-
-        If content must not be sent, `metadata` gets the length of its JSON in characters instead.
-        """
+        """Return `metadata`, and `content` as `part` or, if it must not be sent, its length in `metadata`."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}

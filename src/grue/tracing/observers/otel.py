@@ -73,7 +73,6 @@ class OtelObserver(Outbox):
             conventions recommend. With `"reference"`, the span of a completion has only the conversation's
             new messages, and the number of the request in grue's trace, where the earlier messages are.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
-        agent_name: The agent's name in the spans of turns.
         agent_description: What the agent does, in a sentence; empty: not given.
         agent_version: The agent's version, to tell the spans of two versions apart; empty: not given.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
@@ -129,11 +128,7 @@ class OtelObserver(Outbox):
 
 
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
-    """Return a tracer provider, and whether the observer has to shut it down.
-
-    The provider is the program's global provider or, if no global provider is set, a new provider for the
-    endpoint in the environment. If there is no provider to return, call `warn` and return `None` for it.
-    """
+    """Return a tracer provider (`None` after a warning), and whether the observer has to shut it down."""
     if not _installed():
         warn(f"{INSTALL}. The episode continues without it.")
         return None, False
@@ -241,7 +236,7 @@ class _OtelSink(SpanSink):
 
 
 class _Ids:
-    """Generates the ids of an observer's spans. `span_of` tells the id of a tool call's future span."""
+    """Generates the ids of spans. `span_of` returns the id that a tool call's span will have."""
 
     def __init__(self, others: Any) -> None:
         self._others = others
@@ -264,10 +259,7 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and the `_Ids` that makes the ids of its spans.
-
-    The `_Ids` is `None` if the tracer is not one of OpenTelemetry's SDK.
-    """
+    """Return a provider's tracer and its `_Ids` (`None` unless the tracer is of OpenTelemetry's SDK)."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:

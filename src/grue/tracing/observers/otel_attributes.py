@@ -127,7 +127,7 @@ def _medium(medium: m.Attachment) -> m.JsonObject:
 
 
 Attributes: TypeAlias = dict[str, Any]
-"""Attributes of a span by name; `present` leaves out the attributes that are `None`."""
+"""Attributes of a span by name; `present` leaves out those that are `None` or an empty text."""
 
 UNKNOWN_PROVIDER = "_OTHER"
 """The provider's name if a host's own actor asks the model: the conventions require some name."""
@@ -401,8 +401,7 @@ def _finished(reason: str | None) -> Attributes:
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return what a resumed turn used after it was resumed; for any other turn, the whole usage.
 
-    The earlier usage is in the spans of the parked turn. Programs that add up the usage of all spans, such as
-    MLflow, would otherwise count the earlier usage twice.
+    The span of the parked turn has the earlier usage. MLflow, which adds up all spans, would count it twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage
@@ -429,5 +428,5 @@ def _address(url: str) -> Attributes:
 
 
 def present(attributes: Attributes) -> Attributes:
-    """Return the attributes that have a value."""
+    """Return the attributes that are neither `None` nor an empty text."""
     return {name: value for name, value in attributes.items() if value not in (None, "")}

@@ -81,8 +81,7 @@ class Outbox:
     Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
 
     Args:
-        consumer: Gets the envelopes, in order.
-        name: The observer's name, in warnings and as the thread's name.
+        name: The observer's name in warnings.
         bound: How many envelopes the queue holds.
         warn: Called with the first warning, from any thread; `None`: the warning goes to the logger `grue`.
     """
@@ -123,14 +122,14 @@ class Outbox:
             self._start()
 
     def statistics(self) -> OutboxStatistics:
-        """Return the numbers of envelopes so far."""
+        """Return the numbers so far."""
         return OutboxStatistics(
             taken=self._taken, dropped=self._dropped, failed=self._failed, waiting=self._queue.qsize()
         )
 
     @property
     def closed(self) -> bool:
-        """Whether the outbox is closed and takes no further envelope."""
+        """Whether the outbox takes no further envelope."""
         return self._closed
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -155,11 +154,10 @@ class Outbox:
         This blocks, so do not call it from a thread that runs an event loop.
 
         Args:
-            timeout_s: How long to wait for the thread to end; 0: do not wait. If it has not ended by then, it
-                goes on in the background.
+            timeout_s: How long to wait for the thread to end; 0: do not wait. The thread goes on after that.
 
         Returns:
-            Whether the thread has ended, and so has handled all queued envelopes; `True` also if there is no
+            Whether the thread has handled all queued envelopes and has ended; `True` also if there is no
             thread to wait for.
         """
         if self._process != os.getpid():
@@ -189,8 +187,7 @@ class Outbox:
                 self._warn(f"{self._name}: nothing is sent: {error}.")
                 return
             self._thread = thread
-            # atexit handlers run last in, first out, so a client that was created earlier is still open when
-            # `close` runs.
+            # atexit handlers run last in, first out: a client that was created earlier is still open then.
             atexit.register(self.close)
 
     def _run(self) -> None:

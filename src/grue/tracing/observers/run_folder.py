@@ -51,12 +51,10 @@ class RunFolder(Closing):
     older `result.json` is removed when the episode starts or is resumed, because the episode has not ended.
 
     Args:
-        path: The run folder; it is made, with its parents, if it is missing.
+        path: The run folder. Without `resume`, it is made, with its parents, if it is missing.
         recorder: Its messages are written from now on.
-        episode_id: The episode's id, for the files.
         resume: Whether to continue the files of an interrupted episode. The recorder must not have recorded
             anything yet; its message numbers and its time continue those in the trace.
-        options: Settings for writing the trace.
 
     Raises:
         TraceError: The folder or a file in it cannot be written; the text names the place and the cause. With
@@ -185,7 +183,7 @@ class RunFolder(Closing):
 
 
 def new_run_path(parent: Path, suffix: str = "") -> Path:
-    """Create a run folder that nobody else has, named by the time and the process, and return its path.
+    """Create a new run folder, named by the time (UTC) and the process, and return its path.
 
     Raises:
         TraceError: The folder cannot be created.
@@ -201,13 +199,7 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
 
 
 class _Log(ABC):
-    """An observer that appends the log events of each recorded message to a file, as lines of text.
-
-    The lines are flushed before the next message is recorded.
-
-    Raises:
-        TraceError: The file cannot be created or written.
-    """
+    """Appends each message's log events to a file. They are flushed before the next message is recorded."""
 
     what: ClassVar[str]
 
@@ -222,7 +214,6 @@ class _Log(ABC):
                 self._file.write(text.encode())
 
     def close(self) -> None:
-        """Close the file. A second call does nothing."""
         self._file.close()
 
     @abstractmethod
@@ -289,7 +280,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """For a batch's first skipped call, return a line for all skipped calls; for others, nothing."""
+        """Return one line for all skipped calls of a batch, at the first of them."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

@@ -8,9 +8,8 @@ host records such a call with the number of the turn that has just ended, the ca
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
   everything inside it, except for a host's calls in a turn that has ended.
-- A call that was sent has a span (`ToolUse`). A call that was skipped or rejected has only a `SpanNoted`.
-- A turn has one `ToolSession`, from its first request that offers tools to its end; without such a request
-  it has none.
+- A call that was sent has a span (`ToolUse`). A call that was not sent has only a `SpanNoted`.
+- A turn has one `ToolSession`, from its first request that offers tools, if there is one, to its end.
 - A span that is open when its turn ends is closed without an outcome. A turn whose agent crashed, or that is
   open when the episode ends, is closed without an outcome too, at the time of its last envelope.
 - A host's `EpisodeEnded` decides how the episode ended. Without a host's facts, the episode ended as its last
@@ -302,7 +301,7 @@ class SpanFeed:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
     def _outside_turns(self, scope: SpanScope, body: object) -> None:
-        """If this scope is a session outside turns, and `body` says that the session ended, end its span."""
+        """End the span of a session outside turns if `body` says that the session ended."""
         if isinstance(scope.command, m.RunTurn):
             return
         match body:

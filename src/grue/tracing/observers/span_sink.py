@@ -18,18 +18,18 @@ CONTENT_LIMIT = 20_000
 """Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
 
 HISTORY_LIMIT = 200_000
-"""The most characters of the messages before a request; the oldest messages are left out, and counted."""
+"""The most characters of earlier messages in a request's span; the oldest are left out, and counted."""
 
 Capture: TypeAlias = bool | Literal["reference"]
-"""Whether content is sent. With `reference`, a generation has only the new messages of its conversation, and
-the number of its request in the trace."""
+"""Whether content is sent. With `reference`, a completion's span has only the new messages, and the number of
+the request in the trace."""
 
 DETAIL_LIMIT = 1_000
 """Longest text of a failure's reason, in characters."""
 
 
 class SpanSink(ABC):
-    """The base of span exporters; an outbox calls its methods, all from one thread."""
+    """The base of span exporters. An outbox calls the methods, all from one thread."""
 
     def __init__(self, feed: SpanFeed) -> None:
         self._feed = feed

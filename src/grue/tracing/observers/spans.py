@@ -29,9 +29,9 @@ SpanId = NewType("SpanId", int)
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """A whole episode, or its part after a resumption.
+    """An episode, or its part after a resumption.
 
-    `started` is the host's `EpisodeStarted`; `None`: the host recorded none, or resumed the episode.
+    `started` is `None` after a resumption, or if the host recorded no `EpisodeStarted`.
     """
 
     episode_id: str
@@ -66,15 +66,14 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     """One call that was sent to its server.
 
     Attributes:
-        name: The tool's name with its server, such as `files.read`.
-        tool: The tool's name at its server.
+        name: The tool's name with its server, such as `files.read`; `tool` is the name without the server.
         iteration: Number of the reply that requested the call, counted from 1; 0 outside turns.
         protocol_version: The MCP revision of the tool's server; empty for servers that do not use MCP.
         description: The server's text about the tool; untrusted.
         address: The URL of a server over HTTP; empty for others.
         request_id: The id of the JSON-RPC request; known when the span is closed.
         error_code: The code of the JSON-RPC error that answered the call; known when the span is closed.
-        message: The number of the call's message in the trace.
+        message: The number of the call's `ToolCalled` in the trace.
     """
 
     call_id: m.CallId
@@ -96,9 +95,9 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     """The result of an episode.
 
     Attributes:
-        ended: The host's fact about the episode's end; `None`: the host recorded none.
+        ended: `None`: the host recorded no end.
         asked: The `RunTurn` of the first turn; `None`: there was no turn.
-        answered: The `TurnCompleted` of the last turn with an answer; `None`: no turn has an answer.
+        answered: The last `TurnCompleted`; `None`: there is none.
     """
 
     ended: EpisodeEnded | None = None
