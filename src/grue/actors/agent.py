@@ -1,8 +1,8 @@
 """The agent actor: runs one turn by driving the turn's state machine.
 
 All decisions are made by `step` in `protocol/tool_loop.py`. This module performs the commands that `step`
-returns, and handles deadlines and cancellation. Both reach the state machine as events, so that it closes
-the sessions and the trace says why the turn ended.
+returns, and handles deadlines and cancellation. Both reach the state machine as events, so that it closes the
+sessions and the trace says why the turn ended.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class AgentActor(Actor[m.TurnEvent]):
         presumed: The tools that grue expects the turn's servers to list. Set it before the agent runs.
         forked: The `TurnForked` to record after `RunTurn`, if the turn forks a recorded turn at its
             beginning; else `None`.
-        on_step: Called after each event, if set.
         end: The actor's reply to `RunTurn`; `None` while the turn runs.
         said: The turn's part of the conversation, in order: requests, replies, and a `ReplyDropped` for each
             reply that was discarded.

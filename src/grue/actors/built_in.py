@@ -1,7 +1,6 @@
 """The actor of the built-in tools: answers calls of tools that grue serves itself.
 
-To the agent it is one more tool server, so these calls are batched, recorded, replayed and counted like any
-others.
+To the agent, this actor is one more tool server: its calls are batched, recorded, replayed and counted too.
 """
 
 from collections.abc import Callable, Mapping

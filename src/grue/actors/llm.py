@@ -1,8 +1,7 @@
 """The LLM actor: keeps the conversation, sends requests to the endpoint and reports replies to the agent.
 
 One completion may take several HTTP requests; `Asking` sends them. `protocol/chat_wire/` encodes requests and
-decodes replies, and `protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply. To
-ask a model in your own way, write an `LlmFactory`.
+decodes replies, and `protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
 
 class Asking:
-    """Gets one completion: sends HTTP requests until `attempt_step` says that it is done.
+    """Gets one completion: sends HTTP requests until `attempt_step` returns `Finish`.
 
     Args:
         endpoint: Sends the requests. It has to be open already.
         conversation: The conversation to send; it already contains `command.new`.
         say: Records a note in the trace.
-        on_sent: Called whenever an HTTP request has been written.
+        on_sent: Called when an HTTP request has been written, and again when its exchange has ended.
         choice: Which of the offered tools the model has to call; `None`: the model decides.
         lost: What this completion has cost so far at other endpoints, which failed.
         retry: When to retry; `None`: as the endpoint's settings say.
@@ -177,7 +176,6 @@ class Asking:
                         self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        """Adapt the endpoint's profile to a refusal, and record the change."""
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
@@ -256,7 +254,6 @@ class Asking:
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        """Send the request and read the reply. Report the outcome to `permit`, whatever happens."""
         outcome = RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
@@ -309,7 +306,7 @@ class Asking:
             location, asked_s = answer.location, answer.retry_after_s
             return fault_of_status(answer.status, answer.body, location, asked_s, time.time())
         history = self._conversation.history
-        # If a tool call has no id, one is made from this number, which must therefore rise from turn to turn.
+        # A tool call without an id gets an id with this number, which must therefore rise from turn to turn.
         request = max(self._command.request, history.replies + 1)
         reply = self._conversation.read(
             answer.body,
@@ -343,7 +340,7 @@ def offer_changed(
     before: tuple[m.ToolDefinition, ...],
     now: tuple[m.ToolDefinition, ...],
 ) -> m.OfferChanged | None:
-    """Return how the tools `now` differ from those `before`; `None`: no difference, or `before` is empty."""
+    """Return how the tools `now` differ from `before`; `None`: no difference, or `before` is empty."""
     if before is now or not before:
         return None
     told = [{tool.name: (tool.description, tool.input_schema) for tool in tools} for tools in (before, now)]
@@ -444,7 +441,6 @@ class _Asked(Struct):
     Attributes:
         conversation: The conversation to send: the one in `lent`, or a copy of it if `command.aside` is set.
         begun: When the request was received, on the event loop's clock.
-        failures: The failures of the models that have been asked so far.
     """
 
     command: m.RequestCompletion
@@ -456,13 +452,12 @@ class _Asked(Struct):
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions one at a time: from an endpoint or, if that fails, from its next fallback.
+    """Requests completions one at a time, from an endpoint or, if it has failed, from a fallback.
 
     Args:
         endpoint: The endpoint to ask. `endpoint.chain` contains this endpoint and its fallbacks. Their
             connections are open while the actor runs, and with `Runner(keep="loop")` also before and after.
-        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
-        on_sent: Called whenever an HTTP request has been written.
+        lent: The conversation that the turn continues; `None`: the turn begins a conversation.
         begins: The endpoint of the chain to ask first; `None`: the first that may be asked.
     """
 
@@ -732,10 +727,7 @@ LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], N
 
 @runtime_checkable
 class LendingFactory(Protocol):
-    """An `LlmFactory` whose actors can continue a conversation that began before their turn.
-
-    `Runner.conversation` and `Runner.resume` require one.
-    """
+    """An `LlmFactory` whose actors can continue a conversation that began before their turn."""
 
     @property
     def profile(self) -> WireProfile:
@@ -760,12 +752,8 @@ class EndpointActors(Struct, frozen=True):
     """The `LlmFactory` of an endpoint.
 
     Attributes:
-        endpoint: The endpoint of the actors.
-        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
-        on_sent: Called whenever an HTTP request has been written.
         first: For a turn that an earlier process began: the recorded request that has no reply yet. The actor
             carries it out before all others.
-        begins: The endpoint of the chain that the actors ask first; `None`: the first that may be asked.
     """
 
     endpoint: LlmEndpoint

@@ -2,8 +2,7 @@
 
 `_attempt` opens the connection, serves the session and closes the connection in one call, because anyio
 requires the task that entered a cancel scope to leave it. `protocol/turn/connection.py` decides what follows
-a failed connect, and `protocol/tools/calls.py` decides which calls of a batch are made. The server is used
-only through `ToolConnection` (`tool_sessions/connection.py`).
+a failed connect, and `protocol/tools/calls.py` decides which calls of a batch are made.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class SessionActor(Actor[m.SessionCommand]):
             or the server also serves tools that it does not list.
         listed_last: As `listed`, but with the changes that the server has announced since.
         reopens: The command to open the session, if a fork begins at a point where the recorded session was
-            open. The agent has read the recorded `SessionOpened` already, and gets no second one.
+            open. The agent gets no `SessionOpened`: it has read the recorded message.
     """
 
     def __init__(
@@ -156,10 +155,7 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _attempt(
         self, attempt: Attempt, command: m.OpenSession, cause: int | None
     ) -> ConnectionCommand | None:
-        """Connect, serve the session to its end, and return what to do next, for example another `Attempt`.
-
-        `None`: the turn's deadline has passed before the server was connected.
-        """
+        """Connect, serve the session to its end, and return what to do next; `None`: the deadline passed."""
         started = current_time()
         with calling(self._connect, "the server"):
             connection = self._connect(self._note)
@@ -249,7 +245,6 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Settle a batch's calls; without a connection, none is made."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, the program's calls wait until the batch is done.
         async with exclusive(connection):
@@ -293,7 +288,6 @@ class SessionActor(Actor[m.SessionCommand]):
         )
 
     async def _refused(self, connection: ToolConnection, call: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return why the connection refuses to send the call; `None`: it can be sent."""
         if call.task is not None:
             return None
         reason = await refusal(connection, call.tool, call.arguments)

@@ -44,7 +44,7 @@ class AnswerSpec(Generic[T]):
             `ValueError`. Any other exception ends the turn as a crash.
         schema: JSON Schema for the endpoint's structured output; `None`: free text.
         name: The name under which the endpoint gets the schema.
-        fallback: The answer to use if the model gives no acceptable one; `None`: the turn fails instead.
+        fallback: The answer to use if the model gives no acceptable answer; `None`: the turn fails instead.
         told: `True`: the texts of the `TurnRequest` already say what form the answer must have. `False`: in a
             turn that offers tools, grue writes the schema into the prompt, because a request with tools does
             not use the endpoint's structured output.
@@ -205,15 +205,13 @@ def unusable_answer(answer: object) -> str:
 
 
 _TYPES_OF_TYPES = ("builtins", "types", "typing", "typing_extensions")
-"""The modules that define the classes of type expressions. Such expressions are `None`, `list[int]` and
-`int | None`."""
+"""The modules that define the classes of type expressions, such as `None`, `list[int]` and `int | None`."""
 
 
 class _Reader:
     """Reads the values of one type from a model's text.
 
     Attributes:
-        name: The name under which the endpoint gets the schema.
         schema: The JSON schema that the endpoint gets: always the schema of an object.
     """
 
@@ -240,8 +238,8 @@ class _Reader:
         raise first_error or ValueError("it contains no JSON object")
 
     def _has_only_defaults(self, found: object, made: object) -> bool:
-        # A host's validator may read members that the schema lacks. Then `made` differs from the value
-        # that an empty object gives, and is accepted.
+        # A host's validator may read members that the schema lacks. Then `made` differs from the value that
+        # an empty object gives, and is accepted.
         try:
             return isinstance(found, dict) and self._is_foreign(found) and bool(made == self._convert({}))
         except ValueError:
@@ -358,10 +356,7 @@ def _new_reader(type_: Any) -> _Reader:
 
 
 def _of_json(validate: Callable[[str], Any]) -> Callable[[object], Any]:
-    """Return a function that validates a value as JSON text.
-
-    A strict pydantic model refuses a Python string for a date or an enum, but accepts a string in JSON.
-    """
+    # A strict pydantic model refuses a Python string for a date or an enum, but accepts a string in JSON.
     return lambda found: validate(json.dumps(found))
 
 

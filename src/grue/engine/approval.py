@@ -1,7 +1,6 @@
 """Get answers to the questions of a tool policy: from the host's callback, or by parking the turn.
 
-`protocol/turn/tools.py` decides what follows from an answer. `ask_at_terminal` is a callback for programs
-that a person watches.
+`protocol/turn/tools.py` decides what follows from an answer.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ from grue.tool_sessions.failures import ToolRefusedError
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
 _TRIES = 3
-"""The most times that the callback is asked about one call. It is asked again if the arguments in its answer
-cannot be used."""
+"""The most times that the callback is asked about one call, if it answers with unusable arguments."""
 
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
@@ -76,10 +74,7 @@ class Parking:
         return next(iter(writers_of(self._recorder)), None)
 
     def require(self, command: m.RunTurn, *, given_history: bool) -> None:
-        """Raise `MCPConfigError` if a turn that starts now could not be parked.
-
-        `given_history`: the turn's history was given as plain data (`TurnRequest.history`).
-        """
+        """Raise `MCPConfigError` if a turn that starts now could not be parked."""
         if self.writer is None:
             raise MCPConfigError(
                 "Parking needs a trace file, because a later process goes on from there."
@@ -125,7 +120,7 @@ class Approval(Struct, frozen=True):
     """Gets answers to the approval questions of a runner's turns.
 
     Attributes:
-        approve: The host's callback.
+        approve: The host's callback; `None`: nobody can be asked.
         parking: Checks whether a turn can be parked, or wait for a provider's batch; `None`: no turn can.
     """
 
@@ -139,16 +134,13 @@ class Approval(Struct, frozen=True):
         return None if writer is None else writer.path.absolute()
 
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
-        """Return the function that answers a turn's questions; `None`: its policy never asks."""
+        """Return the function that answers a turn's questions; `None`: the policy never asks."""
         if all(rule.verdict != "ask" for rule in command.tool_policy.rules):
             return None
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`, or a function that also wraps each connection in a `DurableConnection`.
-
-        The connections are wrapped if turns can be parked.
-        """
+        """Return `connect`; if turns can be parked, with each connection wrapped in a `DurableConnection`."""
         del server
         parking = self.parking
         if parking is None:
@@ -255,11 +247,9 @@ class DurableConnection(WrappedConnection):
 
     If the host was killed, the resumed turn does not repeat a call that is in the trace without a result,
     because that call may have had an effect. So each call of a tool that is not read-only must be in the
-    trace before it is sent. The session records `ToolCalled` before it sends the call, so the flush writes
-    this message.
+    trace before it is sent.
 
-    `policy` says which servers are trusted to mark their tools as read-only. `written` flushes the trace, and
-    returns whether that has succeeded.
+    `policy` says which servers are trusted to mark their tools as read-only.
     """
 
     def __init__(
@@ -294,10 +284,7 @@ class DurableConnection(WrappedConnection):
 
 
 def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]) -> None:
-    """Raise `ChangeRefused` if changed arguments do not fit the tool's input schema.
-
-    The check may take half a second for each question.
-    """
+    """Raise `ChangeRefused` if changed arguments do not fit the tool's input schema."""
     for question, fault in refused_changes(questions, decisions):
         raise ChangeRefused(
             f"The changed arguments of {question.name} (call {question.call_id}) cannot be used: {fault}."

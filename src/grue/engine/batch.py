@@ -49,7 +49,6 @@ class _Begun(Struct):
     """A turn whose start has been read from the trace, but not its end.
 
     Attributes:
-        run: The message that started or resumed the turn.
         said: For a turn of a conversation: its recorded messages that add to the conversation.
         partial: `said` is incomplete: a secret was redacted, or the messages before a resumption are missing.
     """
@@ -77,9 +76,8 @@ class CompletedTurns:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
-        # The key is the number of the `RunTurn` message. The message that ends the turn has this number as
-        # its `cause`. Turn numbers cannot be keys: turns of two batches may have the same number at the same
-        # time.
+        # The key is the number of the `RunTurn` message, the `cause` of the turn's last message. Turn numbers
+        # cannot be keys: turns of two batches may have the same number at the same time.
         self._begun: dict[int, _Begun] = {}
         self._talks: dict[m.ConversationId, _Begun] = {}
         self._requests: dict[int, _Begun] = {}
@@ -158,10 +156,10 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a reference to a conversation's entries at the end of a turn; `past` refers to those before it.
+    """Return a reference to a conversation's entries after a turn; `past` refers to the entries before it.
 
     `None`: the turn rewrote earlier entries, of which only the digest is known, so no new digest can be
-    computed. Or its messages do not fit together.
+    computed; or the turn's messages do not fit together.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
@@ -314,13 +312,12 @@ def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[Bat
 
 
 Draw: TypeAlias = Callable[[int, int | None, str], None]
-"""Shows progress. It gets the number of finished items, the number of all items (`None`: unknown), and a few
-words."""
+"""Shows progress: the number of finished items, the number of all (`None`: unknown), and a few words."""
 
 
 @contextlib.contextmanager
 def drawn_progress() -> Iterator[Draw]:
-    """Yield the function that shows the progress of work on standard error.
+    """Yield the function that shows progress on standard error: at a terminal or in a notebook, else nowhere.
 
     In a notebook the bar is plain text in one line, because rich would need a package for widgets there.
     """

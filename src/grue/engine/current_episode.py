@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
-"""Work that runs as a turn or beside one. Its argument holds the processes and sessions that it may use."""
+"""Work that runs as a turn or beside a turn. The argument has the processes and sessions for the work."""
 
 
 class Episode:
@@ -152,9 +152,8 @@ class Episode:
     def _expects_turn(self, pool: SessionPool) -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
-        with prewarmed sessions serves one of them, so `pool` is needed only if more turns wait than there are
-        such pools.
+        If `expects_turns` is false, only the turns that wait for a slot follow, and each other pool with
+        prewarmed sessions serves one of these turns.
         """
         if self.expects_turns:
             return True
@@ -367,10 +366,7 @@ class CurrentEpisode:
         return await working
 
     def _running(self, users: int = 0) -> Episode:
-        """Return the current episode; start a new one if there is none, or if its loop has failed.
-
-        `users` is added to `Episode.users`. Call `_leave` when a user no longer needs the episode.
-        """
+        """Return the current episode, or start one. For each of the `users`, call `_leave` at its end."""
         refuse_reentry()
         with self._lock:
             episode = self._episode

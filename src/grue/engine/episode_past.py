@@ -55,8 +55,8 @@ may refuse the text of one turn and accept the text of the next turn."""
 def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
     """Return whether an error ends the whole episode, and not only the turn in which it occurred.
 
-    `answered`: the model has answered in the episode. If it never has, an endpoint that cannot be reached
-    ends the episode: the address is most likely wrong.
+    `answered`: the model has answered in the episode. If not, an endpoint that cannot be reached ends the
+    episode: the address is most likely wrong.
     """
     final = error.reason in FINAL_REASONS if error.reason else error.status in FINAL_STATUSES
     return final or (error.kind == "unreachable" and not answered)
@@ -70,15 +70,14 @@ class Past(Struct, Generic[_Started], kw_only=True):
     """How far an episode got, read from its trace. Override `take_fact` to read the host's own facts.
 
     Attributes:
-        started: How the episode started.
         end: How the last turn ended, if the host has not used its result yet; `None`: the host has used the
             result, or the turn has to be run again.
-        spent: Requests, tokens and cost of all turns, including an interrupted turn, but not a parked one.
+        spent: Requests, tokens and cost of all turns, including an interrupted turn, but not a parked turn.
         tool_calls: Number of tool calls in all turns that have ended.
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server listed last, for `Runner.remember`.
         ended: The last recorded end of the episode; `None`: none was recorded, as the process was killed.
-        conditions: Settings of the last run, such as `model`. `changes` compares them with the present ones.
+        conditions: Settings of the last run, such as `model`.
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
@@ -148,10 +147,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         return past
 
     def changes(self, now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
-        """Return the conditions that differ from `now`, for `EpisodeResumed`.
-
-        A condition that was not recorded counts as unchanged.
-        """
+        """Return the conditions that differ from `now`. A condition that was not recorded is left out."""
         return changed_conditions(self.conditions or {"model": self.started.model}, now)
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:

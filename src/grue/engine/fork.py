@@ -1,4 +1,4 @@
-"""Fork a recorded turn: repeat its recorded messages up to a chosen one, and run the turn anew from there on.
+"""Fork a recorded turn: repeat its messages up to a chosen message, and run the turn anew from there on.
 
 The turn's state machine gets the recorded events again, up to the fork; its commands until then are ignored.
 The LLM actor gets the history up to the fork. From there on the turn runs like any other, but its tool calls
@@ -227,7 +227,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
     """Read the turn with the number `turn` from a trace; `None`: the only turn of the trace.
 
-    If several turns have this number, read the one that contains message number `at`; `None`: the last one.
+    If several turns have this number, read the turn that contains message number `at`; `None`: the last turn.
     Raises `MCPError` if the trace has no such turn, or if `turn` is `None` and the trace has several.
     """
     reader, forks = open_episode(path), forks_of(path)
@@ -336,10 +336,7 @@ class ForkedRun(HostTurn[T]):
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn as `HostTurn.run` does.
-
-        Raises `ForkMissed` if a tool call of the fork has no recorded result and must not be made.
-        """
+        """Run the turn as `HostTurn.run` does; raises `ForkMissed` at a call that must not be made."""
         try:
             return await super().run(resources)
         except LLMError as error:
@@ -583,6 +580,5 @@ def _new_system(run: RecordedRun, changed: m.RunTurn, history: History) -> tuple
 
 
 def _system_in(entries: Sequence[m.Said | m.AssistantReply]) -> str:
-    """Return the system text in a history; empty: it has none."""
     items = entries[0].items if entries and isinstance(entries[0], m.Said) else ()
     return next((item.text for item in items if isinstance(item, m.SystemText)), "")

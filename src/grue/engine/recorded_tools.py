@@ -1,7 +1,7 @@
 """Answer a fork's tool calls and approval questions with the answers that the original turn got.
 
-`ForkSettings.misses` says what happens to a call without a recorded result. By default such a
-call ends the fork, because making it may have effects.
+`ForkSettings.misses` says what happens to a call without a recorded result. By default such a call ends the
+fork, because making it may have effects.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class RecordedCall(Struct):
     """A tool call of the recorded turn.
 
     Attributes:
-        seq: Number of the message with the call's result or failure; 0: the trace has no such message.
+        seq: Number of the message `settlement`; 0: the trace does not have it.
         settlement: The message with the call's result or failure.
         redacted: A secret was removed from the result.
     """
@@ -106,7 +106,7 @@ class TurnRecord:
         self._after = after
         self._listings = listings
         self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
-        self._inexact = {*listings}  # servers that may have listed other tools than the recorded ones
+        self._inexact = {*listings}  # servers that may have listed other tools than were recorded
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._sent: dict[m.ServerName, RecordedCall] = {}
         self._begun: set[m.ServerName] = set()  # servers that got a batch, but no call of it yet
@@ -155,10 +155,7 @@ class TurnRecord:
         return server in self._inexact
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the servers that the recorded turn disabled, each with its state at the start of the fork.
-
-        `policy` is the policy of the recorded turn.
-        """
+        """Return the state at the fork of each server that the recorded turn disabled by its `policy`."""
         states: dict[m.ServerName, Settled] = {}
         for server, disabled in self._disabled.items():
             attempts = len(self._failures.get(server, ()))
@@ -176,7 +173,7 @@ class TurnRecord:
     async def start(self, server: m.ServerName, *, in_order: bool) -> None:
         """Repeat the outcome of a server's recorded start: raise `ServerFailed` if the start failed.
 
-        With `in_order`, first wait for the servers that started before this one in the recorded turn.
+        With `in_order`, first wait for the servers that started before this server in the recorded turn.
         """
         if in_order and server in self._started:
             for started in takewhile(lambda each: each is not self._started[server], self._started.values()):
@@ -328,7 +325,7 @@ def _asked(question: ApprovalQuestion) -> _Question:
 
 
 def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
-    """Return a recorded decision with the ids of the fork's question."""
+    """Return a recorded decision as a decision about the fork's question."""
     ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
     return replace(decision, **ids)
 
@@ -337,7 +334,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
     """How the calls and questions of a fork are answered.
 
     Attributes:
-        results: Results that replace recorded ones, by the ids of the recorded calls.
+        results: Results that replace recorded results, by the ids of the recorded calls.
         where: The trace and the turn that was forked, for error messages.
         approve: Asks a person; `None`: nobody can be asked.
     """
@@ -364,7 +361,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
     fork: ForkSettings
 
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
-        """Return the function that answers the turn's questions; `None`: its policy never asks."""
+        """Return the function that answers the turn's questions; `None`: the policy never asks."""
         fork, ask = self.fork, Approval(self.fork.approve).answerer(command, recorder)
         if ask is None:
             return None
@@ -467,7 +464,7 @@ class RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call; without one, do what `ForkSettings.misses` says.
+        """Return the recorded result of this call. If there is none, do what `ForkSettings.misses` says.
 
         Raises `ForkMissed` if the call must not be made. Also raises the errors of `ToolConnection.call`, as
         recorded or from the real server.
@@ -491,10 +488,7 @@ class RecordedConnection:
         return None
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of a task, or else ask the server.
-
-        Raises `ForkMissed` if there is no recorded result, and the server does not run.
-        """
+        """Return a task's recorded result, or ask the server; raises `ForkMissed` if no server runs."""
         found = self._fork.record.of_task(task)
         if found is not None:
             return self._as_recorded(found, tool)

@@ -370,8 +370,8 @@ class Runner(AsyncToolAccess, Closing):
         """Go on with a turn that was parked, in this process or another one, and return its outcome.
 
         The servers start as in any turn. A question whose tool has another definition by now is asked again.
-        Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the
-        turn was parked does not count. The turn's recorded limits hold, and the runner's budget. The trace is
+        Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the turn
+        was parked does not count. The turn's recorded limits hold, and the runner's budget. The trace is
         continued, and locked until the runner is closed.
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
@@ -495,7 +495,7 @@ class Runner(AsyncToolAccess, Closing):
     ) -> Conversation:
         """Start a conversation: turns that follow each other and know what was said before.
 
-        `Conversation.load` and `Conversation.from_trace` continue an earlier one.
+        `Conversation.load` and `Conversation.from_trace` continue an earlier conversation.
 
         Args:
             system: The conversation's instructions.
@@ -533,8 +533,8 @@ class Runner(AsyncToolAccess, Closing):
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates
                 over the results.
             concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
-            resume_from: The trace of an earlier run of the same batch. A turn that was completed there is
-                not run again, unless its request (texts, images, servers, tools, answer schema) or its
+            resume_from: The trace of an earlier run of the same batch. A turn that was completed there is not
+                run again, unless its request (texts, images, servers, tools, answer schema) or its
                 conversation has changed, or a secret was removed from the recorded turn.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
@@ -547,8 +547,8 @@ class Runner(AsyncToolAccess, Closing):
             LLMError: With `batch`: the provider accepts no batch, or could not be reached for a long time.
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
-            ValueError: `concurrency` is not a whole number of at least 1, or `total` not one of at least 0.
-                Or both `batch` and `resume_from` are given.
+            ValueError: `concurrency` is no whole number of at least 1, `total` is no whole number of at least
+                0, or both `batch` and `resume_from` are given.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
         with importing():  # imported here, so that a program's first turn does not wait for the import

@@ -1,4 +1,4 @@
-"""The tool servers of a runner: the checks of their settings, their connections, and which ones a turn opens.
+"""The tool servers of a runner: the checks of their settings, their connections, and the servers of a turn.
 
 A turn may send its first request before its servers have started, with the tools of `PresumedListings`.
 `docs/decisions/035-presumed-listings.md` says why.
@@ -58,8 +58,8 @@ def connect_to(
 ) -> Connect:
     """Return a factory of connections to a tool server of any kind.
 
-    A server's process is entered in `registry`, from which it can be killed without the event loop.
-    `options` are for MCP servers only.
+    A server's process is entered in `registry`, from which it can be killed without the event loop. `options`
+    are for MCP servers only.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -129,7 +129,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 def load_sessions(servers: Collection[ToolServer]) -> None:
     """Import the modules that sessions of these servers need.
 
-    If one is a stdio server, also start the guard process, which ends servers if this process is killed.
+    For a stdio server, also start the guard process, which ends servers if this process is killed.
     """
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
@@ -208,10 +208,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 def check_named_servers(
     servers: Collection[m.ServerName], limits: TurnLimits, policy: FailurePolicy | None = None
 ) -> None:
-    """Raise `MCPConfigError` if `limits` or `policy` names a server that is not in `servers`.
-
-    If `servers` is empty, nothing is checked.
-    """
+    """Raise `MCPConfigError` if `limits` or `policy` names a server that non-empty `servers` lacks."""
     named = (
         ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
         ("TurnLimits", "startup_timeouts_s", limits.startup_timeouts_s),
@@ -251,10 +248,7 @@ def _right_form(server: object) -> str:
 
 
 def _may_connect(function: Callable[..., object]) -> bool:
-    """Return whether a function may be a `Connect`: its argument is a `Note`, and it returns a connection.
-
-    If not, the user has probably passed a function that is to be offered as a tool.
-    """
+    """Return whether a function may be a `Connect`: its argument is a `Note`, and it returns a connection."""
     if isinstance(function, BuiltinFunctionType):
         return False
     try:
@@ -320,7 +314,7 @@ def servers_for(
 
 
 class PresumedListings:
-    """Earlier listings, which a runner's turns may use before the servers have started. Thread-safe."""
+    """The servers' earlier tool lists, which turns may use before the servers have started. Thread-safe."""
 
     def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
         self._servers = servers
@@ -378,7 +372,7 @@ class PresumedListings:
             self._last[name] = tools
 
     def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
-        """Remember the listings of a resumed trace. Listings that this runner has seen take precedence."""
+        """Remember listings from an earlier run. Listings that this runner has seen take precedence."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
@@ -515,10 +509,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
 
 
 def refuse_other_kinds(**given: object) -> None:
-    """Raise `MCPConfigError`, which says what to write, if an argument has a value of a wrong type.
-
-    `given` has arguments of `Runner` or `ToolClient` by name.
-    """
+    """Raise `MCPConfigError`, which says what to write, if an argument has a value of a wrong type."""
     for argument, value in given.items():
         kind, form = _FORMS[argument]
         if value is not None and not isinstance(value, kind):

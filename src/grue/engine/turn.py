@@ -1,8 +1,4 @@
-"""One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that is kept between turns.
-
-A `Runner` makes a `HostTurn` for each request. An `EpisodeMemory` keeps what later turns need. A `TurnHandle`
-is a running turn, for programs whose own loop must not block.
-"""
+"""One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that is kept between turns."""
 
 from __future__ import annotations
 
@@ -103,8 +99,8 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         user: The situation or question that the model is to answer.
         system: Instructions; empty: none.
         answer: The type of the answer: a pydantic model, msgspec Struct, dataclass, TypedDict, `list[int]`,
-            `int`, an enum. Or an `AnswerSpec`, with a check or a fallback; `AnswerSpec.of(...)` makes one of
-            any type, `Literal` included. `None`: any text.
+            `int`, an enum. Or an `AnswerSpec`, with a check or a fallback; `AnswerSpec.of(...)` takes any
+            type, also a `Literal`. `None`: any text.
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
         turn: The turn's number in the episode; `None`: one more than the highest so far.
         tools: `True`: offer all of the runner's tools; `False`: offer none. Or the names of the tools to
@@ -118,8 +114,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
             ends the turn. A delta with `restart` means that the request is retried: discard the earlier
             pieces of that reply. `None`: replies are not streamed.
         final_request: The text that asks for the final answer, after the last iteration or a failure.
-        repair_request: The text that asks for another answer after one was refused. `{reason}` stands for the
-            reason.
+        repair_request: The text that asks for another answer. `{reason}` stands for why the last was refused.
         images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
         history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`, as in
             `TurnOutcome.said` and `Conversation.history`. A system text at its beginning becomes `system`.
@@ -166,16 +161,14 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
     Attributes:
         kind: `answered`; `forced` (the model was told to finish); `degraded` (configured tools were not
             available); `fallback` (the host's own value, because the model gave no acceptable answer).
-        response: The answer.
         reason: Why the kind is not `answered`. Empty otherwise, unless a server died and was started again.
         raw_response: The text that the answer was parsed from, or the last text that was refused.
         tool_calls: All tool calls, in order, with their results.
         iterations: Number of replies with tool calls.
         requests: Number of requests to the model.
-        duration_s: Duration of the whole turn.
         said: What was said in the turn, oldest first: your text, the replies, the results of tools. Pass
-            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has read the outcome from
-            the trace of an earlier run.
+            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has read the outcome from the
+            trace of an earlier run.
     """
 
     turn: int
@@ -242,7 +235,7 @@ def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
 
 
 def _right_form(request: TurnRequest[Any]) -> str:
-    """Return advice about the first field that has a wrong value; empty: no field has one."""
+    """Return advice about the first field with a wrong value; empty: all values are usable."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
     for name in ("user", "system", "user_stub", "final_request", "repair_request"):
         if not isinstance(given[name], str):
@@ -437,7 +430,7 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None) -> int:
-        """Begin a turn and return its number. `None`: the highest number so far plus 1."""
+        """Begin a turn and return its number; if `number` is `None`, it is the highest so far plus 1."""
         with self._lock:
             self.turn = self._highest + 1 if number is None else number
             self._highest = max(self._highest, self.turn)
@@ -544,7 +537,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 @contextlib.contextmanager
 def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
-    """Wait until no other fork of the runner runs, unless the caller is inside a turn; then run the block."""
+    """Run the block while no other fork of the runner runs. Inside a turn of the runner, do not wait."""
     refuse_reentry()
     inside = any(each.under_way is wiring.under_way for each in _inside.get())
     with contextlib.nullcontext() if inside else wiring.under_way.forking:
@@ -574,7 +567,7 @@ class HostTurn(Generic[T]):
         waits: The turn's requests wait for the provider's batches.
         earlier: For a fork: the tool results of the conversation's earlier turns.
         begun: The entries that the turn had added to its conversation before it was parked or killed.
-        started_by: The recorded message that started the turn; `None`: `command` makes a new one.
+        started_by: The recorded message that started the turn; `None`: `command` makes a new message.
     """
 
     is_resumed = False
@@ -727,7 +720,7 @@ class HostTurn(Generic[T]):
 
     @property
     def conversation(self) -> KeptConversation | None:
-        """The conversation that the turn continues; `None`: it continues none."""
+        """The conversation that the turn continues; `None`: no conversation."""
         return self._request.conversation
 
     def recalled_command(self, number: int) -> m.RunTurn:
@@ -746,7 +739,7 @@ class HostTurn(Generic[T]):
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return a text with the schema for the repair request, because some endpoints ignore a schema field."""
+    """Return the schema as text for the repair request: some endpoints ignore the schema in a field."""
     if answer is None:
         return ""
     return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())
@@ -756,11 +749,7 @@ def _schema_in_words(answer: m.AnswerSchema | None) -> str:
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> Iterator[TurnPast]:
-    """Yield what a turn needs from its conversation. After the block, keep the entries that the turn added.
-
-    Raises `ConversationError` if the request has both a conversation and a history, if the conversation or
-    the history cannot be used, or if the host's own LLM factory cannot continue a conversation.
-    """
+    """Yield what a turn needs from its conversation; after the block, keep the entries of the turn."""
     if request.conversation is not None and request.history:
         raise ConversationError("A turn continues either a conversation or a history, not both.")
     kept = _continued(request, number)

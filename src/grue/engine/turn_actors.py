@@ -71,9 +71,9 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 class EarlyRequest:
     """Helps a turn whose first request is sent before the servers have started.
 
-    Such a request presumes that the servers will list the same tools as before. If they do not, its reply is
-    dropped, so the reply's text is held back until the tools are verified. The servers' sessions need modules
-    whose import blocks all threads for most of a second, so the import begins after the request was sent.
+    Such a request presumes that the servers will list the same tools as before. If they do not, the reply is
+    dropped, so its text is held back until the tools are verified. The servers' sessions need modules whose
+    import blocks all threads for most of a second, so the import begins after the request was sent.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.
@@ -118,7 +118,7 @@ class EarlyRequest:
         return note_and_release
 
     def sent(self) -> None:
-        """Let `wait_sent` return: the request has been written to the network."""
+        """Let `wait_sent` return: the request has been written, or its exchange has ended."""
         self._sent.set()
 
     def stepped(self) -> None:
@@ -172,11 +172,7 @@ class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
 
 
 class TurnActors:
-    """The actors of one turn. Create it for each turn and call `run` once.
-
-    `earlier` has the tool results of the conversation's earlier turns. `past` is the recorded beginning of
-    this turn, if the turn is a fork or has waited for a provider's batch.
-    """
+    """The actors of one turn. Create it for each turn and call `run` once."""
 
     def __init__(
         self,
@@ -405,7 +401,6 @@ class TurnActors:
         return tools.mailbox
 
     def _result_of(self, handle: str) -> m.ToolCallResult | None:
-        """Return the uncut result of a call of this turn, or of an earlier turn of its conversation."""
         call_id = m.CallId(handle)
         found = None if self._agent is None else self._agent.result_of(call_id)
         return found if found is not None or self._earlier is None else self._earlier.find(call_id)
@@ -506,10 +501,7 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm the next turn's sessions, if the pool prewarms any.
-
-        Servers that start when they are called are left out: the next turn may call none of them.
-        """
+        """Prewarm the next turn's sessions, but no server that starts when called: it may not be needed."""
         pool = self._resources.pool
         if pool is None or pool.sessions not in ("ahead", "beside"):
             return
@@ -557,11 +549,8 @@ def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[
 def _note_and_show(
     note: Note, on_delta: OnDelta | None, body: Any, *, sender: str, cause: int | None = None
 ) -> Envelope[Any]:
-    """Record a message, and pass a piece of a streamed reply to `on_delta`.
-
-    `host_code` marks exceptions of the host's observers and of `on_delta`, because the LLM actor would
-    otherwise report them as a failure of its request.
-    """
+    # `host_code` marks exceptions of the host's observers and of `on_delta`, because the LLM actor would
+    # otherwise report them as a failure of its request.
     with host_code(""):  # the recorder has added the observer's name to the exception already
         envelope = note(body, sender=sender, cause=cause)
     if on_delta is not None and isinstance(body, m.TextDelta):

@@ -2,8 +2,7 @@
 
 A turn runs as any other until it asks the model. Then its request is stored in a file, its sessions are
 closed, and nothing of the turn stays in memory. When all turns wait, the requests are sent. When a batch has
-ended, the turns whose replies have come go on from their traces until they ask the model again, and so on,
-round after round.
+ended, the turns whose replies have come go on from their traces until they ask the model again.
 
     fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
                │ killed                 │ killed
@@ -64,7 +63,7 @@ from grue.transports.llm.exchange import Answered, RequestOutcome
 T = TypeVar("T")
 
 _NO_BUDGET = "budget"
-"""Stands for the id of a request that the budget has no room for."""
+"""`RequestPostponed` has this in place of a request's id if the budget has no room for the request."""
 
 
 class _Account:
@@ -111,9 +110,6 @@ class _Room(Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: The API path that the requests are for, such as `/chat/completions`.
-        admits: Given a turn's number and the body of a request, reserves the request's cost; `False`: the
-            budget does not cover it.
-        flush: Writes the turn's trace to its file.
     """
 
     files: BatchFolder
@@ -125,8 +121,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, if a batch has brought it.
 
-        Otherwise store the request for the next batch, and raise `RequestPostponed`. If the budget has no
-        room for the request, the request is not stored.
+        Otherwise store the request for the next batch, if the budget has room, and raise `RequestPostponed`.
         """
         del endpoint
         item = self.files.item_of(self.turn, request, body)
@@ -137,7 +132,7 @@ class _Room(Struct, frozen=True, kw_only=True):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
             # Flush before storing the request: if the process died after storing it, the request would be
-            # missing in the trace, and a later process would store another one.
+            # missing in the trace, and a later process would store a second request.
             self.flush()
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)
@@ -159,11 +154,7 @@ class _Turns(Generic[T]):
         self._path = FORMATS[files.manifest.wire].path_of(files.manifest.model, stream=False)
 
     def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
-        """Return how a turn ended in an earlier run; `None`: the turn has to be run.
-
-        Raises `TraceError` if the turn's trace in the folder belongs to another request, and `MCPConfigError`
-        if the request continues a conversation or a history.
-        """
+        """Return how a turn ended in an earlier run; `None`: the turn has to be run."""
         if request.conversation is not None or request.history:
             raise MCPConfigError(
                 "A turn whose requests wait for batches cannot continue a conversation or a history. Put what"
@@ -431,8 +422,8 @@ class _Rounds(Generic[T]):
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
-        # `indices` is empty if an earlier process was killed after it had fetched the replies. Then start
-        # all waiting turns: their replies are in the folder.
+        # `indices` is empty if an earlier process was killed after it had fetched the replies. Then start all
+        # waiting turns: their replies are in the folder.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()

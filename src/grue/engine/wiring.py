@@ -56,11 +56,10 @@ class TurnsUnderWay:
     """The turns of a runner that are running. Thread-safe.
 
     In a trace, a running turn looks like a turn whose process was killed. This object keeps this process from
-    resuming a running turn. The lock of the trace file keeps other processes from that.
+    resuming a running turn.
 
     Attributes:
-        conversations: The conversations that the runner's turns have continued, by id, as long as the host
-            keeps them.
+        conversations: The conversations that turns have continued, by id, as long as the host keeps them.
         resuming: Held while a caller finds out which turn to resume, so that two callers do not resume the
             same turn.
         forking: Held while a fork runs. A fork has the number of the recorded turn, and two running turns
@@ -97,14 +96,11 @@ class TurnsUnderWay:
 
 
 class Wiring(Struct, frozen=True, kw_only=True):
-    """The parts that all turns of a runner share. Attributes not described here are arguments of `Runner`.
+    """The parts that all turns of a runner share.
 
     Attributes:
-        llm: Makes the LLM actor of a turn.
         endpoint: The endpoint that the LLM actors ask; `None`: the host passed its own factory as `llm`.
-        approval: Gets a person's decisions about tool calls.
-        under_way: The runner's running turns, and the conversations that they continue.
-        presumed: Earlier listings, which turns may use before the servers have started; `None`: no turn may.
+        presumed: The servers' earlier tool lists, for use before the servers start; `None`: turns use none.
     """
 
     llm: LlmFactory
@@ -128,7 +124,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         """Return a wiring whose LLM actors continue the conversation `name`.
 
         `tools`: the tools that the conversation's last request offered. `first`: a recorded request that the
-        LLM actor handles before all others; `None`: it handles only new ones.
+        LLM actor handles before all others; `None`: it handles only new requests.
         """
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
@@ -140,7 +136,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         return replace(self, llm=llm)
 
     def beginning_with(self, endpoint: LlmEndpoint) -> Wiring:
-        """Return a wiring whose LLM actors first ask `endpoint`, which the runner may ask."""
+        """Return a wiring whose LLM actors first ask `endpoint`; a factory of the host's is left as it is."""
         if endpoint is self.endpoint or not isinstance(self.llm, EndpointActors):
             return self
         return replace(self, llm=replace(self.llm, begins=endpoint))
@@ -233,7 +229,6 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        # The other settings become the fallbacks (`then`) of the first.
         llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)
@@ -261,8 +256,8 @@ _told: set[str] = set()
 def recorder_that_tells() -> Recorder:
     """Return a recorder for a program that passes none. It logs warnings of trouble to the logger `grue`.
 
-    Without these warnings, only a trace would show the trouble. Python writes them to standard error unless
-    the program has configured logging. A process logs each problem once, and at most 100 problems.
+    Python writes the warnings to standard error unless the program has configured logging. A process logs
+    each problem once, and at most 100 problems.
     """
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)

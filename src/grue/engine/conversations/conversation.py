@@ -271,9 +271,9 @@ class Conversation(Closing):
     ) -> TurnRequest[T]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
-        One call of `map` may continue many conversations, each with one request. `map(resume_from=...)`
-        takes over a turn of the earlier run only if the conversation has the same entries now as it had in
-        that run, either right before the turn or right after it.
+        One call of `map` may continue many conversations, each with one request. `map(resume_from=...)` takes
+        over a turn of the earlier run only if the conversation has the same entries now as it had in that
+        run, either right before the turn or right after it.
         """
         if not isinstance(text, str):
             raise MCPConfigError(

@@ -38,8 +38,8 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
     Attributes:
-        length: How many entries the conversation had when the header was written. Entries that
-            a `Rewritten` has replaced stay counted, and the `Rewritten` counts as one more entry.
+        length: How many entries the conversation had when the header was written. Entries that a `Rewritten`
+            has replaced stay counted, and the `Rewritten` counts as one more entry.
         digest: The digest of these entries.
         entries: How many entries were written with the header and follow it. `length` and `digest` include
             them.
@@ -62,7 +62,6 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
     It is saved so that a request after a restart begins with the same bytes, for the provider's prompt cache.
 
     Attributes:
-        model: The model that was asked.
         first: The endpoint's profile as it was assumed before the first request.
         profile: The profile now, corrected after requests that the endpoint refused.
         names: The names under which the tools are sent to the endpoint, by canonical name (`SERVER.TOOL`).
@@ -140,7 +139,6 @@ class SavedConversation(Struct):
     """The content of a conversation's file.
 
     Attributes:
-        learned: What was learned about the endpoint.
         mark: The turn that is parked, or was running when its process was killed.
         recorded: The traces of the conversation's turns, oldest turn first.
         lines: The lines after the header that no `Undone` has taken back.
@@ -326,10 +324,7 @@ def _first_history(header: FileHeader) -> History:
 
 
 def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, int]]:
-    """Yield each line's number, the line, and the number of bytes up to its end.
-
-    For an incomplete last line, `None` is yielded in place of the line.
-    """
+    """Yield each line's number, the line (`None` if it is incomplete), and the number of bytes so far."""
     number, size = 1, 0
     try:
         with open_regular(path) if text is None else io.BytesIO(text) as file:
@@ -365,8 +360,8 @@ def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -
     """Return the lines to append to the file, so that its lines for the last turn become those in `produced`.
 
     Lines that the file has already are not appended again. If the file has different lines, an `Undone` takes
-    them back. `kept` is the number of lines before the last turn. An empty line in `produced` stands
-    for a `Dropped`.
+    them back. `kept` is the number of lines before the last turn. An empty line in `produced` stands for a
+    `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

@@ -89,10 +89,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Prepare for a turn that begins now, and add it to `turns` if it is recorded.
-
-        Return the added entry. `None`: nothing was added, because the turn has no trace or is listed already.
-        """
+        """Begin a turn: add it to `turns` and return the entry; `None`: it has no trace or is in `turns`."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self._turns[-1:]:
@@ -209,10 +206,8 @@ class TurnPast(Struct, kw_only=True):
 
     Attributes:
         history: Number and digest of the entries before the turn; `None`: the turn is in no conversation.
-        entries: The entries before the turn.
         bytes_per_token: Bytes per token, from the endpoint's token counts; `None`: not known.
         llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
-        results: The whole results of earlier turns' tool calls.
         actors: Set by the turn when it has made its actors.
     """
 
@@ -231,13 +226,11 @@ class KeptConversation:
     `ConversationBusy`. They raise `ConversationError` if the conversation's file cannot be read or written.
 
     Args:
-        system: The instructions.
         name: The conversation's id in traces; default: a random id.
         history: The history so far; its `Ledger` counts and digests the entries.
         learned: What an earlier process has learned about the endpoint.
         tools: The tools that were offered last, if `learned` is not given.
         open_turn: A turn that can be resumed: it is parked, or its process was killed.
-        results: The whole results of the conversation's tool calls.
     """
 
     def __init__(
@@ -286,7 +279,7 @@ class KeptConversation:
     @classmethod
     def loads(cls, text: str) -> KeptConversation:
         """Make a conversation in memory from a text that `dumps` has returned."""
-        # The text may have lost its last newline, and a last line without one would be ignored.
+        # The text may have lost its last newline, and a line without a newline would be ignored.
         return cls._of(
             read_conversation(Path("the text"), text.rstrip("\n").encode(errors="surrogatepass") + b"\n")
         )
@@ -331,7 +324,7 @@ class KeptConversation:
 
     @property
     def said(self) -> Sequence[m.Said | m.AssistantReply]:
-        """The conversation's entries, and a parked turn's last reply, whose calls have no results yet."""
+        """The entries, with a parked or killed turn's last reply; a killed turn's calls are "interrupted"."""
         history, mark = self.history, self.open_turn
         if mark is None or history.unread is None or self._in_turn.locked():
             return history.entries
@@ -431,10 +424,7 @@ class KeptConversation:
             self._write_now()
 
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
-        """Return the `TurnMark` of the open turn.
-
-        Raises `ConversationError` unless it is turn `turn`, which began after the entries `began`.
-        """
+        """Return the open turn's mark; raises `ConversationError` unless it is `turn`, begun at `began`."""
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
             raise ConversationError(
@@ -470,10 +460,7 @@ class KeptConversation:
         return self._holding(self._in_ask)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep turns from continuing the conversation within the block.
-
-        Raises `ConversationBusy` if a turn continues it already.
-        """
+        """Keep turns out within the block; raises `ConversationBusy` if a turn has begun already."""
         return self._holding(self._in_turn)
 
     @contextlib.contextmanager
@@ -572,10 +559,7 @@ class KeptConversation:
             )
 
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
-        """Set `open_turn` to the turn that begins now, if another process can resume it from its trace.
-
-        `parked` is the `TurnMark` of a parked turn that is resumed now; `None`: the turn is new.
-        """
+        """Set `open_turn` to the turn that begins now, if another process can resume it from its trace."""
         if parked is not None:
             place = parked.trace if trace is None else str(trace)
             self._mark(replace(parked, trace=place, state="running", questions=(), untold=()))
@@ -593,7 +577,6 @@ class KeptConversation:
         self._append(mark or (before and TurnMark(turn=before.turn, trace="", began="", state="over")))
 
     def _append(self, line: Line | None) -> None:
-        """Queue `line` for the next write, if the conversation has a file."""
         if line is not None and self._file is not None:
             self._unwritten.append(msgspec.json.encode(line))
 
@@ -650,9 +633,8 @@ class KeptConversation:
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
         """Keep the turn's entries. `parked` is the `TurnMark` that a resumed turn had while it was parked.
 
-        If the LLM actor was cancelled before it read the agent's last request, this adds the request's texts.
-        The trace has that request already, and a conversation that is read from the trace has to have the
-        same entries.
+        If the LLM actor was cancelled before it read the agent's last request, add the request's texts: the
+        trace has the request already, and the conversation has to have the same entries.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
@@ -752,10 +734,7 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return `command` with the sizes of the entries before the turn, in tokens, if it has a context policy.
-
-    `bytes_per_token` is the ratio from the endpoint's token counts; `None`: it is not known.
-    """
+    """Return `command` with the sizes in tokens of the earlier entries, if it has a context policy."""
     if command.context is None or not entries:
         return command
     # Limit the ratio, because an endpoint can report any number of tokens.

@@ -50,8 +50,7 @@ class Talk(Struct):
     Attributes:
         tools: The tools that were offered last.
         flaw: Why the conversation cannot be resumed; empty: it can be.
-        turns: The number of each turn, and the conversation in which it was run: this one, or the one from
-            which this one branches off.
+        turns: Each turn's number and conversation id. Turns from before a branch keep the original's id.
         turn: The turn that is running or parked; `None`: the last turn has ended.
     """
 
@@ -83,7 +82,7 @@ class Talk(Struct):
 def resume_conversation(
     path: str | PathLike[str], name: str | None = None
 ) -> tuple[KeptConversation, dict[m.ServerName, tuple[m.ToolDefinition, ...]]]:
-    """Return a conversation that a trace holds, and each server's last listing in that trace.
+    """Return a conversation that a trace holds, and the tools that each server listed last.
 
     `name` is the conversation's id; `None`: the last turn's conversation. A turn that was not part of a
     conversation counts as a conversation with the id `turn-N`. Raises `ConversationError` if the trace lacks
@@ -212,7 +211,7 @@ def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
 
 
 def talk_reader(path: str | PathLike[str]) -> "TalkReader":
-    """Return a `TalkReader` for a trace. Pass each message to its method `see`, in order."""
+    """Return a `TalkReader` for a trace, which has read no message yet."""
     return TalkReader(_branch_points(open_episode(path)))
 
 
@@ -350,7 +349,6 @@ class RecordedTurn:
         end: How the last part ended; `None`: the trace does not hold its end.
         tools: The tools that were offered last.
         listings: The tools that each server listed last, in any turn of the trace.
-        last_seq: Number of the turn's last envelope.
         last_event: Number of the last envelope that went to the agent.
         events: The events that the agent got in the last part.
         redacted: A secret was removed from a message of the turn.
@@ -496,7 +494,7 @@ class RecordedTurn:
     def waiting(self, path: str | PathLike[str]) -> tuple[History, m.RequestCompletion | None] | None:
         """Return the history before the request whose reply the turn waits for, and this request.
 
-        If the trace holds the request, it is in `asked`, and `None` is returned in its place. If the turn
+        If the request was recorded, it is in `asked`, and `None` takes its place in the result. If the turn
         waits for no reply, or a secret was redacted, the whole result is `None`.
         """
         if self.end is not None or self.redacted:
@@ -535,10 +533,7 @@ class RecordedTurn:
             take_step(history, each)
 
     def said_alone(self) -> History:
-        """Return a history of only the entries that this turn has added.
-
-        Changes of the history are left out, because they may concern the entries of earlier turns.
-        """
+        """Return a history of this turn's entries, without changes that may concern earlier entries."""
         history = History()
         for each in (self.run, *self.said):
             if not isinstance(each, m.HistoryRewritten | m.RewriteHistory):
@@ -593,8 +588,8 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return the last part of each turn, by the turn's number.
 
-    Several turns may have the same number, for example those of `Runner.map`. The last of these turns is
-    returned, or the last parked one if the last has ended. A fork is returned only if the trace does not hold
+    Several turns may have the same number, for example those of `Runner.map`. The result has the last of
+    these turns, or if it has ended, the last parked turn. A fork is returned only if the trace does not hold
     the turn that was forked.
 
     Of a turn that cannot be resumed any more, only `run` and `end` are set.

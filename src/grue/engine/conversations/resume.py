@@ -82,11 +82,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
-    """Return a writer that continues the trace, and has locked it.
-
-    Raises `TraceError` if another process writes this trace, or if the recorder writes another trace or has
-    recorded a message already.
-    """
+    """Return a writer that continues the trace; raises `TraceError` if another process writes this trace."""
     for other in writers_of(recorder):
         raise TraceError(f"The runner writes {other.path}. Resume {place} with a runner of its own.")
     reader = open_episode(place)
@@ -112,9 +108,9 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
-    `counted`: if `writer` has recorded the parking, the runner's spending already includes what the turn
-    spent before it was parked. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the recorder
-    raised an exception.
+    `counted`: the runner's spending includes what the turn spent before it was parked, if `writer` has
+    recorded the parking. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the recorder raised
+    an exception.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
@@ -211,10 +207,7 @@ def _going_on(
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Raise `MCPError` if the runner cannot go on with a turn, or if the schema of `answer` has changed.
-
-    A runner can go on if it has the turn's servers, and its LLM actors can continue a conversation.
-    """
+    """Raise `MCPError` if the runner lacks what the turn needs, or if the schema of `answer` has changed."""
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
         raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")

@@ -74,7 +74,6 @@ class OwnedSession:
     """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
 
     Attributes:
-        connection: The state of the connection to the server.
         fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
         serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
         closed: How the session was closed; `None`: it was not closed yet.
@@ -150,8 +149,8 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, after the session's current call. Cancellation cancels only this call.
 
-        `definition` is the tool definition on which the decision to call was based; `None`: the definition
-        in `tools`. `turn` is the turn that the call is recorded in; 0: none.
+        `definition` is the tool definition on which the decision to call was based; `None`: the definition in
+        `tools`. `turn` is the turn that the call is recorded in; 0: none.
 
         Raises:
             TimeoutError: No answer within `timeout_s`, which starts when the call is sent.
@@ -219,7 +218,6 @@ class OwnedSession:
 
     @contextlib.contextmanager
     def _working_for(self, turn: int) -> Iterator[None]:
-        """Within the block, record the session's messages with the turn number `turn`, unless it is 0."""
         if self._group is None:
             yield
             return
@@ -260,7 +258,7 @@ class OwnedSession:
         return self._settled.result()
 
     def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return a tool's listed definition, or one with only the name: unlisted tools can be called too."""
+        """Return a tool's listed definition; for an unlisted tool, a definition with only the name."""
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
 

@@ -1,8 +1,4 @@
-"""`ServerSessions`: sessions with tool servers outside turns, for tool calls and other requests of the host.
-
-A `ToolClient` keeps them open until its block is left. A `Runner` opens new sessions for each call outside
-turns, unless it has `keep="sessions"`.
-"""
+"""`ServerSessions`: sessions with tool servers outside turns, for the host's tool calls and requests."""
 
 import asyncio
 import functools
@@ -49,7 +45,7 @@ _OWN_METHODS = {
     "tools/call": "Use `call`, which applies the tool policy.",
     "initialize": "The session is initialized when it is opened.",
 }
-"""Requests that `request` refuses, with what to do instead."""
+"""Methods that `request` refuses, each with advice for the error text."""
 
 _SUBSCRIBING = frozenset(("resources/subscribe", "subscriptions/listen"))
 """Requests whose effect ends with the session."""
@@ -132,7 +128,7 @@ class ServerSessions:
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers. Connect to the servers that were not tried yet.
 
-        Without a limit for reconnects, connect also to those that did not start, or have died.
+        Without a limit for reconnects, connect also to servers that did not start, or have died.
         """
         always = self._sources.max_reconnects is None
         wanted = [
@@ -165,7 +161,6 @@ class ServerSessions:
 
         The policy judges the call by the tool's present definition. With a `definition`, the call is made
         only if the tool still has this definition. `turn` is the turn that the call is recorded in; 0: none.
-
         Raises a subclass of `MCPToolCallError` if the call failed.
         """
         server, tool = self._split(name)
@@ -289,10 +284,7 @@ class ServerSessions:
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
-        """Return a server's session, opened if necessary.
-
-        `again`: if the server has died, open a new session, at most `max_reconnects` times.
-        """
+        """Return a server's session, opened if necessary; with `again`, also if the server has died."""
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:
@@ -309,15 +301,12 @@ class ServerSessions:
     async def _connected(
         self, name: m.ServerName, *, anew: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Return how connecting to a server ended: opened or failed. Connect now if there is no session.
-
-        `anew`: connect again if the session's server has died.
-        """
+        """Connect if there is no session, or with `anew` if its server has died; return the last outcome."""
         state = self._states[name]
         seen = state.attempts
         async with state.lock:
             if state.attempts > seen and state.outcome is not None:
-                # Another caller has tried to connect while this one waited for the lock.
+                # Another caller has tried to connect while this call waited for the lock.
                 return state.outcome
             if state.session is not None and isinstance(state.outcome, m.SessionOpened):
                 if state.session.usable or not anew:
@@ -350,8 +339,6 @@ class ServerSessions:
 
 @dataclass
 class _ServerState:
-    """The state of one server. `lock` is held while its session is opened."""
-
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     attempts: int = 0
     reconnects: int = 0

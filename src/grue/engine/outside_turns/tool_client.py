@@ -141,7 +141,7 @@ class ToolClient(ToolAccess):
         An open session is kept, unless its server has died: then a new session replaces it.
 
         Args:
-            names: Names of the servers; none: all configured ones.
+            names: Names of the servers; none: all servers.
 
         Raises:
             KeyError: There is no server of that name.
