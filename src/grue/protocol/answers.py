@@ -1,8 +1,7 @@
 """Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose.
 
 Some endpoints accept a schema in a request and ignore it, so the model does not know the wanted shape.
-`has_shape` notices this: required members are then missing in the answer. The host's own check decides
-whether the answer is accepted.
+`has_shape` notices this: required members are then missing in the answer.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ _MOST_CANDIDATES = 50
 _UNKNOWN_COST = 10_000
 
 MAX_CHARS = 2 * 2**20
-"""Longest text that is searched for an answer. Of a longer text, only the end is searched."""
+"""Only the last `MAX_CHARS` characters of a text are searched for an answer."""
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
     """Yield the JSON objects that could be the answer in `text`, the likeliest first.
 
     The order is: the whole text; the first 50 fenced blocks; the last 50 objects in the prose, the last one
-    first, because a model that writes down its reasoning answers at the end. Only the last `MAX_CHARS`
-    characters are read, in time linear in their number.
+    first, because a model that writes down its reasoning answers at the end. The time is linear in the length
+    of the text.
 
     Source: R15.1
     """
@@ -57,7 +56,7 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
 
 
 def fenced_blocks(text: str) -> Iterator[str]:
-    """Yield the contents of the first 50 code fences in the last `MAX_CHARS` characters of a text."""
+    """Yield the contents of the first 50 code fences in a text."""
     return (match.group(1) for match in islice(_FENCE.finditer(text[-MAX_CHARS:]), _MOST_CANDIDATES))
 
 

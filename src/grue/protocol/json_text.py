@@ -75,7 +75,7 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     """Replace what `json.loads` accepts although it is not JSON.
 
     `NaN` and infinities become `null`, except in the arguments of a tool call, where `null` would change what
-    the call does. Arguments with NaN or infinities become a string. The code that reads it refuses the call.
+    the call does. Arguments with NaN or infinities become a string, and the call is refused later.
 
     The wire formats have different keys for arguments, but each has the key `name` in the same object. So
     every object or float beside a key `name` is treated as arguments. `called`: `value` is a part of
@@ -206,7 +206,7 @@ _TOO_DEEP = "[nested too deeply]"
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
     """Return whether a JSON text has more than `most` lists, objects, strings and commas together."""
-    # First count these characters, which is fast: if there are few, the text has few values.
+    # Count these characters first, which is fast: a text with few of them has few values.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)

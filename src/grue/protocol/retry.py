@@ -1,7 +1,4 @@
-"""Decide whether to send a request to an endpoint again, and how long to wait before that.
-
-`chat_wire/failures.py` says what kind of failure a refusal is.
-"""
+"""Decide whether to send a request to an endpoint again, and how long to wait before that."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     The table `[tool.grue.retry]` sets `timeout_s` and the fields above it. The others are set in code.
 
     Attributes:
-        max_retries: The most retries of a request. A request that grue adapts to a refusal does not count.
+        max_retries: The most retries of a request. Sending it in another form after a refusal does not count.
         initial_delay_s: Wait before the first retry, in seconds.
         max_delay_s: Longest wait of the backoff, without the jitter.
         max_asked_delay_s: Longest wait that an endpoint may ask for. If it asks for a longer one, such as a

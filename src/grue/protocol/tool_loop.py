@@ -24,9 +24,9 @@ The rules:
     text.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
-    for one repair, and then uses the host's fallback. These are at most `max_tool_iterations` + 2 requests.
-    Other rules may add requests: with a `ContextPolicy` up to `max_summaries`, and one after an overflow; one
-    after a reply that rule 10 drops; one after the first reply that writes tool calls as text.
+    for one repair. If the repair fails too, the turn uses the host's fallback. By this rule a turn has
+    at most `max_tool_iterations` + 2 requests. Other rules may add one request each: for a summary, after an
+    overflow, after a reply that rule 10 drops, and after the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
     Requests of servers to the model (sampling) count in the same budget.
@@ -50,8 +50,7 @@ The rules:
     later process gets the recorded events again and goes on in the same state, except that each server
     starts when it is called.
 
-The states are in `turn/states.py`. Commands are in order, each note for the trace before the command that it
-explains.
+The states are in `turn/states.py`. A note for the trace comes before the command that it explains.
 
 ```
                                                AwaitingSummary

@@ -110,7 +110,7 @@ class AnthropicAssembler:
 
         Raises:
             DamagedStream: The event is damaged, or an earlier event is missing.
-            OversizedStream: The reply has more blocks than any real reply.
+            OversizedStream: The reply has more than `MAX_CALLS` blocks.
         """
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
@@ -437,8 +437,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(w.read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Keep only the call's place among the blocks, and the id that grue gave it. Its name and
-                # arguments are in `Reply.tool_calls`.
+                # The call's name and arguments are in `Reply.tool_calls`: keep only its place and its id.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = w.text_of(block)
@@ -449,7 +448,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
                 # If the reply calls tools, the next request must repeat its thinking, unchanged and in place.
                 kept.append(block)
             case _:
-                # Leave out a block of another kind: the endpoint would refuse it in a request.
+                # The endpoint would refuse other blocks in a request.
                 continue
     said = "".join(w.text_of(block) for block in blocks if block.get("type") == "text")
     stop = w.as_text(answer.get("stop_reason"))

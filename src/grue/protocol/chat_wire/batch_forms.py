@@ -255,7 +255,7 @@ def batch_form_of(wire: str) -> BatchForm:
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
     """Return the batches on a page of a provider's list, and the id after which the next page begins.
 
-    The id is that of the page's last batch; on the last page it is empty.
+    On the last page, the id is empty.
 
     Raises:
         ValueError: The page cannot be read.

@@ -25,7 +25,7 @@ from grue.protocol.tools.names import WireNames
 
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
-"""Key in `Reply.echo` for the field `extra_content` of each call that has one, by call id."""
+"""Key in `Reply.echo` for the calls' fields `extra_content`, by call id."""
 
 
 class ChatCompletions(w.WireFormat):
@@ -51,10 +51,7 @@ class ChatCompletions(w.WireFormat):
         return w.EncodedItems(messages=tuple(map(to_json, encoded)))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the assistant's message.
-
-        Arguments that are not a JSON object are sent as `{}`, because gateways that parse them would fail.
-        """
+        """Encode the assistant's message. Gateways may parse arguments, so invalid ones are sent as `{}`."""
         text = reply.content if reply.content and not reply.content.isspace() else None
         if not reply.tool_calls:
             if text is None:
@@ -232,8 +229,7 @@ def _function(call: m.JsonObject) -> m.JsonObject:
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     """Read the tokens of a reply, as vLLM and llama.cpp report them; `None`: no token can be read.
 
-    If one id cannot be read, all ids are left out. The same holds for the logprobs. The ids cannot be derived
-    from the text: different tokens can spell the same text.
+    If one id cannot be read, all ids are left out. The same holds for the logprobs.
     """
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
@@ -285,7 +281,7 @@ _LARGE_WEIGHT = 16 * 2**10
 smaller member only the last value counts, because endpoints repeat small members, such as `usage`."""
 
 _MOST_READ = 64 * 2**20
-"""The most characters of arguments that are read, some repeatedly, to see whether a call is complete."""
+"""The most characters that `_Calls._is_complete` parses for one reply; repeated parsing counts again."""
 
 _CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
 _CHOICE = frozenset({"delta", "message", "finish_reason", "error", "index", "logprobs", "token_ids"})
@@ -405,8 +401,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A field's value counts in `held` until a later chunk replaces it. A value above `_LARGE_WEIGHT`
-        # counts for ever: computing its size takes time, and the limit on `held` has to limit this time too.
+        # A value above `_LARGE_WEIGHT` counts for ever: computing its size takes time, which the limit on
+        # `held` has to limit too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -464,9 +460,7 @@ class _Calls:
     """The tool calls of a reply.
 
     A piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
-    endpoints send neither a new index nor an id with a new call. So a piece with a tool's name, but without
-    the id of the call that the piece would belong to, begins a new call in two cases: that call has got
-    another piece from the same chunk, or that call is complete and the piece has another name or arguments.
+    endpoints send the same index with all calls, or a new call with neither: see `_is_another`.
     """
 
     def __init__(self) -> None:
@@ -483,12 +477,7 @@ class _Calls:
         return [call.as_json() for call in self._calls]
 
     def add(self, piece: m.JsonObject) -> int:
-        """Add a piece of a call, and return its size, which the caller adds to `ChatAssembler.held`.
-
-        Raises:
-            DamagedStream: The piece is malformed, belongs to no call, or does not fit the pieces before it.
-            OversizedStream: The reply has too many calls, or names them too often.
-        """
+        """Add a piece of a call, and return its size, which the caller adds to `ChatAssembler.held`."""
         said = intact(_member(intact(piece, _PIECE).get("function") or {}, "function"), _FUNCTION)
         call = self._of(piece, said)
         arguments = said.get("arguments")
@@ -534,13 +523,7 @@ class _Calls:
         return other if other is not None and other.index == index else None
 
     def _is_another(self, known: _Call, call_id: str, name: str, arguments: object) -> bool:
-        """Return whether a piece with a name begins a new call, although its index or id is that of `known`.
-
-        Some endpoints give all calls the same index; others repeat the name in every piece of a call.
-
-        Raises:
-            DamagedStream: The piece continues `known`, which has arguments already, but names another tool.
-        """
+        """Return whether a piece with a name begins a new call, although it seems to belong to `known`."""
         if not call_id or call_id != known.id:
             if known.chunk == self.chunk:
                 return True
@@ -556,7 +539,7 @@ class _Calls:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
         # A malicious endpoint can send many pieces that repeat the call's name and end with a brace. For each
-        # of them, `complete` parses all arguments so far. `_MOST_READ` limits this work.
+        # piece, `complete` parses all arguments so far.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

@@ -1,8 +1,7 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
-How one message is written is up to the wire formats. Add messages with `ask`, send what `body` returns, and
-give replies to `read` and `keep`. If the profile or an older entry changes, the whole `history` is encoded
-again.
+Add messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. If the profile or an
+older entry changes, the whole `history` is encoded again.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call without a result.
@@ -88,10 +87,9 @@ class EncodedMessages:
 
 
 def _append(parts: list[bytes], part: bytes) -> None:
-    """Add a part, and join the last two parts while the first of them is less than twice as long as the last.
+    """Add a part, and join parts so that their number grows with the logarithm of the number of messages.
 
-    So the number of parts grows with the logarithm of the number of messages. Two parts that have
-    `STEP` bytes or more in all are not joined: copying so many bytes at once would block other threads.
+    Parts that have `STEP` bytes or more in all stay apart: copying them at once would block other threads.
     """
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
@@ -133,7 +131,6 @@ def _pieces(text: str) -> int:
 
 
 def _least_tokens(tool: m.ToolDefinition) -> int:
-    """Return the fewest tokens that this tool can take in a prompt, whatever the template and tokenizer."""
     arguments = tool.input_schema.get("properties")
     named = arguments if isinstance(arguments, dict) else {}
     told = (each.get("description") for each in named.values() if isinstance(each, dict))
@@ -176,7 +173,7 @@ class EncodedConversation:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         history: The history so far; default: an empty one.
         names: The wire names that requests in an earlier part of the conversation have used for tools.
-        given_markers: How many cache markers the caller will set in its texts (`SystemText.cache_points`,
+        given_markers: How many cache markers the host will set in its texts (`SystemText.cache_points`,
             `UserText.cache_points`). They take precedence over the markers that the conversation sets.
 
     Attributes:
@@ -296,14 +293,11 @@ class EncodedConversation:
         extra: Mapping[str, object] | None = None,
         stream: bool = False,
     ) -> bytes:
-        """Return the body of the request that `ask` prepared. A retry may call it again.
+        """Return the body of the request that `ask` prepared. A retry may call this again.
 
-        Args:
-            settings: The model and its sampling.
-            choice: Whether a tool has to be called, and which; default: the model decides. Not used if the
-                request asks for the answer.
-            extra: Further fields, in addition to those of the settings.
-            stream: Whether to request a stream of events, if the endpoint supports it.
+        `choice` says whether the model has to call a tool, and which; default: the model decides. It is not
+        used if the request asks for the answer. The fields in `extra` take precedence over those in
+        `settings.extra_body`. `stream` is ignored if the endpoint cannot stream.
         """
         answering = isinstance(self._mode, m.RequireAnswer)
         return self.format.body(
@@ -330,14 +324,9 @@ class EncodedConversation:
     ) -> w.Reply | Fault:
         """Read the body of the reply, without adding it to the conversation.
 
-        Act only on the reply that this method returns: its calls are removed if the endpoint stopped the
-        reply, its text is valid Unicode, and thoughts in the text are moved to `reasoning`.
-
-        Args:
-            body: The body; it is untrusted and may be any bytes.
-            request: Number of the request in its turn.
-            used_ids: Ids of earlier calls. The calls of this reply get other ids.
-            text_tool_calls: As in `ModelSettings`.
+        The calls of a reply that the endpoint stopped early are removed, lone surrogates are replaced, and
+        thoughts in the text are moved to `reasoning`. The arguments are as in `WireFormat.decode` and
+        `ModelSettings`.
         """
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
@@ -491,7 +480,7 @@ class EncodedConversation:
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the first system text; `()`: grue puts no cache marker there."""
+        """Return the position of the first system text if grue puts a cache marker there, else `()`."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
@@ -503,10 +492,7 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the last item that can have a cache marker.
-
-        `()`: no item can have one, or the caller has set markers itself.
-        """
+        """Return the position of the item that gets a cache marker of grue's own; `()`: no item gets one."""
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):
@@ -515,7 +501,7 @@ class EncodedConversation:
         return tuple(at for at, item in enumerate(items) if isinstance(item, kinds))[-1:]
 
     def _with_given_markers(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Remove the caller's `cache_points` that exceed the number that the endpoint accepts."""
+        """Remove the host's `cache_points` beyond the number that the endpoint accepts."""
         kept: list[w.WireItem] = []
         for item in items:
             if isinstance(item, m.SystemText | m.UserText) and item.cache_points:
@@ -526,7 +512,6 @@ class EncodedConversation:
         return tuple(kept)
 
     def _bridged(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Insert an assistant's text between tool results and a user message, if the endpoint needs it."""
         bridged: list[w.WireItem] = []
         for item in items:
             if (

@@ -1,7 +1,7 @@
 """Read the errors of an endpoint, and describe them for a person: what failed, and what to do about it.
 
-An endpoint's text is untrusted and may repeat the API key. It is redacted, cut, and stripped of control
-characters.
+An endpoint's text is untrusted and may repeat the API key. `describe` redacts and cuts the text, and removes
+control characters.
 
 To recognise another error text, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has the
 errors of many providers. The text decides first, because status codes hardly help: a 429 may mean used-up
@@ -33,8 +33,7 @@ _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 45
 """Statuses of errors whose text decides what they mean. An error object without a status counts as 200."""
 
 DOCTOR_CHECKS = " `grue doctor` checks it."
-"""The last sentence of the advice about an endpoint on this machine that cannot be reached. `grue doctor`
-leaves the sentence out."""
+"""The last sentence of advice about an unreachable local endpoint. `grue doctor` leaves this sentence out."""
 
 
 def says(pattern: str, words: str) -> re.Match[str] | None:
@@ -52,7 +51,7 @@ def _words(*alternatives: str) -> str:
 
 _URL = re.compile(r"https?://\S+")
 _LITELLM = re.compile(r"\b(?:litellm\.)?RateLimitError:?|\bthrottling_error\b")
-"""The text that LiteLLM puts around each 429 of a provider, also around one for used-up credit."""
+"""LiteLLM adds this text to each 429 of a provider, even if the credit is used up."""
 
 _MONEY = _words(
     r"insufficient[_ ](?:account[_ ])?(?:quota|credit|fund|balance)|credit balance|credit limit",
@@ -154,12 +153,9 @@ _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
 def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = None) -> FailureReason:
     """Return why an endpoint refused a request.
 
-    Args:
-        status: The HTTP status of the reply or, for a reply with 200, the status that its error object names;
-            200 if it names none.
-        words: The provider's message.
-        codes: The codes, types and statuses in the error object.
-        asked_s: The wait that the reply asks for, in seconds.
+    `status` is the HTTP status of the reply or, for a reply with 200, the status that its error object names;
+    200 if it names none. `words` is the provider's message; `codes` are the codes, types and statuses in the
+    error object. `asked_s` is the wait that the reply asks for, in seconds.
     """
     text = _LITELLM.sub(" ", f"{_URL.sub(_fragment, words)}\n{codes}")
     if status < 400 and status != 200:
@@ -323,12 +319,9 @@ def fault_of_status(
 ) -> Fault:
     """Return the fault that a reply with a status other than 2xx stands for.
 
-    Args:
-        status: The reply's HTTP status.
-        body: The reply's body: JSON in one of many shapes, a web page, or nothing.
-        location: The address that a redirect points to.
-        retry_after_s: The wait, in seconds, that the headers ask for.
-        now_s: The current time, in seconds since the epoch. `None`: headers within the body are not read.
+    `body` is JSON in one of many shapes, a web page, or nothing. `location` is the address that a redirect
+    points to, `retry_after_s` the wait in seconds that the headers ask for. `now_s` is the time in seconds
+    since the epoch; `None`: headers within the body are not read.
     """
     if 300 <= status < 400:
         # Leave out user, password and query: in a redirect to a login page they may be secrets.
@@ -484,8 +477,7 @@ STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""HTTP statuses by OpenAI's and Anthropic's names of errors, for errors that come without a status: in
-streams, in batches, and in replies with status 200."""
+"""HTTP statuses by OpenAI's and Anthropic's names of errors, for errors that come without a status."""
 
 
 def _plain_words(body: bytes) -> str:
@@ -505,14 +497,9 @@ def describe(
 ) -> m.LlmFailure:
     """Return the description of a fault: safe to show, with a remedy.
 
-    Args:
-        fault: What failed.
-        base_url: The configured base URL.
-        model: The model that was requested.
-        profile: Names the environment variable of the key.
-        redacted: Redacts the endpoint's text. It is called before the text is cut to what is shown, so that
-            no part of a secret remains.
-        key: A sentence about where the API key was looked for; empty: the host gave the key.
+    `profile` names the environment variable of the API key. `redacted` is called before the endpoint's text
+    is cut to what is shown, so that no part of a secret remains. `key` is a sentence about where the API key
+    was looked for; empty: the host gave the key.
     """
     message = redacted(beginning(fault.message, _MOST_READ))
     reason = reason_of_fault(fault)
@@ -603,7 +590,7 @@ def _remedy(
 
 
 def _connection_remedy(fault: Fault, base_url: str) -> str:
-    # Only an `unreachable` fault can come from a wrong base URL: before any other, the endpoint was reached.
+    # Unless the fault is `unreachable`, the endpoint was reached, so the base URL is not the cause.
     if fault.kind != "unreachable":
         return "Try again later; if it happens again, check the network and the proxies."
     if "CERTIFICATE_VERIFY_FAILED" in fault.message:
@@ -721,10 +708,7 @@ _MOST_READ_OF_OVERFLOW = 4000
 
 
 def is_too_long(words: str, status: int | None = None) -> bool:
-    """Return whether an endpoint has refused a request because it is too long.
-
-    `words` are the refusal's codes and text. The status 413 is enough, even if a proxy sends it.
-    """
+    """Return whether a refusal's text and codes, or its status 413, say that the request was too long."""
     words = words[:_MOST_READ_OF_OVERFLOW]
     told = says(_TOO_LONG, words) and (says(_MORE_THAN_A_MINUTE, words) or not says(_RATE, words))
     return bool(told) or status == 413

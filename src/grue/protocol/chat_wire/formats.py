@@ -9,8 +9,7 @@ from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import WireFormat
 
 WireName = Literal["chat_completions", "responses", "messages"]
-"""The names of OpenAI's chat completions, OpenAI's responses and Anthropic's messages. Most endpoints use
-chat completions."""
+"""OpenAI's chat completions, OpenAI's responses and Anthropic's messages."""
 
 _ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
 

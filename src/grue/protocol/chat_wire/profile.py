@@ -1,7 +1,4 @@
-"""The capabilities of an endpoint, as data, and how its address is shown.
-
-To add a provider, add a row to `profiles.py`.
-"""
+"""The capabilities of an endpoint, as data, and how its address is shown."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     Attributes:
         model: The name that the endpoint uses.
         max_tokens: Longest reply in tokens, thinking included.
-        reasoning_effort: How much the model should think.
         reasoning_tokens: The most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
@@ -63,9 +59,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         wire: The name of the wire format, one of `WireName`.
         key_variable: The environment variable that usually holds the API key.
         cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
-        given_cache_markers: The most markers of the caller that are sent. Each takes the place of one of
-            grue's own. 0 if the endpoint is known to refuse `cache_control`. The format `responses` has no
-            markers.
+        given_cache_markers: The most markers of the host that are sent. Each takes the place of one of grue's
+            own. 0 if the endpoint is known to refuse `cache_control`. The format `responses` has no markers.
         names: How tool names are sent. `canonical`: `server.tool`; `encoded`: only letters, digits, `_` and
             `-`, as many endpoints require; `learn`: `server.tool` until the endpoint refuses a name, and then
             encoded.
@@ -86,11 +81,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         assistant_after_results: The endpoint refuses a user message directly after tool results, so an
             assistant's message is inserted.
         max_description_chars: Longest description of a tool; `None` for no limit.
-        streams: Whether the endpoint can stream a reply.
-        must_stream: Whether every request has to be streamed.
         lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
             `tools`, and its kinds of input.
-        reports_cost: Whether the endpoint's replies state their cost.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.
         audio: Whether the endpoint accepts WAV and MP3. Only chat completions can send them.
         files: Whether the endpoint accepts PDF files.

@@ -6,8 +6,7 @@ and the name of its key's environment variable to `OWN_KEYS` in `tool_sessions/s
 To handle another kind of refusal, add an adaptation. It recognises the refusal by its text, and returns the
 profile without the refused feature, or with the form that the endpoint asks for. No later adaptation reverses
 that change, with one exception: the change to `/responses`, which happens only once, also requests reasoning
-again. So a request is repeated a bounded number of times. Later requests to the endpoint use the adapted
-profile too.
+again. So a request is repeated a bounded number of times.
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
 or, as a heuristic, the table of names below. The rows for models without tools come first and cover whole
@@ -243,7 +242,7 @@ _UNKNOWN = (
     r"unsupported|not support|unknown|unrecognized|unexpected|not (be )?(permitted|allowed)|deprecated"
     r"|cannot|can't|no longer|extra"
 )
-"""Words that refuse a field itself, and not only its value: the user has to correct a value out of range."""
+"""Words that refuse a field itself. If only its value is refused, the user has to correct the value."""
 
 _RENAMED = r"max_tokens\W[^\n]{0,120}max_completion_tokens"
 _TOO_MANY = (
@@ -294,20 +293,13 @@ _STREAM_ONLY = (
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
     r"|not support[^\n]{0,30}non-stream|for non-streaming"
 )
-"""Refusals by endpoints that can only stream. Other refusals that name streams come from
-endpoints that cannot stream."""
+"""Refusals by endpoints that can only stream. Other refusals about streams are by endpoints that cannot."""
 
 _STOP = r"\bstop(_sequences)?\b"
 
 
 def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireProfile | None:
-    """Return the profile adapted to a refusal, or `None` if the refusal gives no reason to change it.
-
-    Args:
-        profile: The profile that the refused request followed.
-        status: The refusal's HTTP status; it decides which changes are tried.
-        words: The provider's message.
-    """
+    """Return the profile adapted to a refusal, or `None` if the refusal gives no reason to change it."""
     if status is None or status not in _SPEAKS_OF_FORM:
         return None
     adapted = (adapt(profile, words) for adapt in _OF_STATUS.get(status, _ADAPTATIONS))
@@ -427,14 +419,13 @@ _OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
     415: (_media,),
     500: (_media,),
 }
-"""The adaptations to try after a status; after 400 and 422, all. llama.cpp refuses images with a 500."""
+"""The adaptations to try after a status; 400 and 422: all. llama.cpp refuses images with a 500."""
 
 
 class ListedModel(Struct, frozen=True):
     """An entry of an endpoint's model list.
 
     Attributes:
-        name: The model's name.
         parameters: The request parameters that the model accepts, in OpenRouter's terms; `None` if not
             listed.
         inputs: The model's kinds of input, such as `text`, `image`, `audio` and `file`; `None` if not listed.
@@ -554,8 +545,7 @@ def checked_support(
 ) -> m.ToolSupportChecked:
     """Return whether `model` may be offered tools, and which source decided that.
 
-    `forced`: the configuration skips every check. `endpoint_says`: what the endpoint's model list says;
-    `None` if it says nothing.
+    `forced` skips every check. `endpoint_says` is what the endpoint's model list says; `None`: nothing.
 
     Source: R12, D8
     """

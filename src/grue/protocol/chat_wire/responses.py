@@ -3,9 +3,9 @@
 The endpoint stores nothing (`store: false`), so every request contains the whole history. Encrypted reasoning
 has to be sent back unchanged, before the calls that followed it.
 
-The last event of a stream has the complete response. The earlier events are used to show the text as it
-arrives. The response is checked against them: if texts, calls or arguments differ, the stream is rejected.
-Calls are identified by their ids, because a gateway may number and order the items of the events in its own
+The last event of a stream has the complete response. The earlier events show the text as it arrives, and the
+response is checked against them: if texts, calls or arguments differ, the stream is rejected. Calls are
+identified by their ids, because a gateway may number and order the items of the events in its own
 way. A gap in the sequence numbers counts as damage only if the last event does not repeat the items, because
 a gateway may leave events out.
 """
@@ -60,15 +60,13 @@ _TYPES = frozenset({"message", "function_call", "reasoning", "output_text", "ref
 _PART = frozenset({"type", "text", "refusal"})
 _CALL = "function_call"
 _MOST_COMPARED = 100
-"""If the response has other ids than the earlier events, calls are matched by name and arguments, but only
-the first calls, up to this number."""
+"""The most earlier calls that are compared by name and arguments with a call whose id is new."""
 
 
 class _CallEvents(Struct):
     """What the events so far contain about one tool call.
 
     Attributes:
-        ids: The ids that events give to the call.
         name: The tool's name; `None`: no event has named it.
         whole: All arguments, from one event; `None`: no event has contained all of them.
         done: Whether the event that ends the call has arrived.
@@ -83,11 +81,6 @@ class _CallEvents(Struct):
     told: bool = False
 
     def add(self, item: m.JsonObject) -> None:
-        """Take over the call's name and arguments from an event's `item`.
-
-        Raises:
-            DamagedStream: An earlier event has given the call another name or other arguments.
-        """
         for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
                 raise DamagedStream(f"has a tool call with {other} {name} than the events before it")
@@ -229,10 +222,7 @@ class ResponsesAssembler:
             call.add(item if done else {"name": item.get("name")})
 
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
-        """Return the call that the event is about; a new one if no earlier event was about it.
-
-        Some endpoints give several calls the same id, and others give them the same index.
-        """
+        """Find or add the event's call. Some endpoints give several calls the same id or the same index."""
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
         place = index if isinstance(index, int) else None
@@ -274,16 +264,13 @@ class ResponsesAssembler:
         self.finished = True
 
     def _compare_calls(self, output: list[m.JsonObject], *, whole: bool) -> None:
-        """Check that the last event has the same calls as the events before it.
-
-        A response that was cut (not `whole`) may lack a call whose end has not arrived.
-        """
         for index, item in enumerate(output):
             call = self._told(item, index)
             if call is not None and item.get("type") == _CALL:
                 call.add(item)
             elif self._announces and item.get("type") == _CALL:
                 raise DamagedStream("has a tool call that is not in the events before it")
+        # A response that was cut may lack a call whose end has not arrived.
         for call in self._calls:
             if not call.told and (call.done or whole):
                 raise DamagedStream("lacks a tool call of the events before it")
@@ -373,10 +360,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply for later requests.
-
-        Its tool calls are made from `reply.tool_calls`; all other items of `reply.echo` are sent unchanged.
-        """
+        """Encode the calls of `reply.tool_calls`, and all other items of `reply.echo` unchanged."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []
@@ -470,7 +454,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Return a reply as Responses items, if it came in another wire format or a host has written it."""
+    """Return the items of a reply that came in another wire format, or that a host has written."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
@@ -535,11 +519,8 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
 
 
 def _again(item: m.JsonObject) -> m.JsonObject:
-    """Return an item in the form in which it can be sent back; empty if it cannot be sent back.
-
-    Some gateways write missing members as `null`, which the endpoint would refuse.
-    """
-    said = _without_nulls(item)
+    """Return an item as later requests repeat it; empty: it cannot be sent back."""
+    said = _without_nulls(item)  # the endpoint would refuse `null`, which some gateways write
     match said.get("type"):
         case "function_call":
             return said

@@ -29,10 +29,7 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream is damaged. The text has no subject; the code that catches the error puts one before the text.
-
-    For example, `is not JSON` becomes `event 7 is not JSON`.
-    """
+    """A damaged stream. The text has no subject; the catcher adds one: `event 7 is not JSON`."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened
@@ -170,8 +167,7 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # Probably the newline after the event's name is lost, so that the event's data follows in
-                # this line.
+                # Probably the newline after the name is lost, and the event's data follows in this line.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

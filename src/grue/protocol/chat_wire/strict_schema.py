@@ -44,7 +44,7 @@ def strict_schema(schema: m.JsonObject) -> m.JsonObject:
 def _strict(schema: object) -> m.JsonObject:
     if not isinstance(schema, dict):
         raise ValueError("a strict schema says what it accepts")
-    # The dialect does not allow an empty schema, which accepts any value.
+    # The dialect does not allow a schema that accepts any value.
     if not schema.keys() & {"type", "$ref", "enum", "const", *_UNIONS}:
         raise ValueError("a strict schema names a type")
     if schema.keys() & _UNSAYABLE or (schema.get("type") == "array" and "items" not in schema):
@@ -70,7 +70,6 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
     if isinstance(extra, dict) or (not properties and extra is not False):
         raise ValueError("a strict schema has no free-form mappings")
     required = _list(schema.get("required", []))
-    # An optional property may be `null`, but not left out.
     return {
         **schema,
         "properties": {

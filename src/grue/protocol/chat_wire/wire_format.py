@@ -8,8 +8,7 @@ The body of a request is a head (model, sampling), the messages, and a tail. Wha
 request is in the tail, so that the endpoint can use its prompt cache.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
-objects or empty, numbers are strings. The functions here read what they can. Callers catch the exceptions in
-`UNREADABLE`, which extreme texts and numbers may cause.
+objects or empty, numbers are strings. The functions here read what they can.
 """
 
 from __future__ import annotations
@@ -73,17 +72,14 @@ class Reply(Struct, frozen=True, kw_only=True):
         content: The text; `None` if there is none. A reply may have both text and tool calls.
         tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
         refusal: The model's or the provider's text, if the endpoint marks the reply as a refusal to answer.
-        reasoning: The text of the model's thinking.
         finish_reason: The reason why the reply ended, in the terms of chat completions.
         cut: Whether the reply ended at its length limit.
         stopped: Why the endpoint stopped the reply early, other than for its length; empty if it did not. The
             text of a stopped reply is the part that had arrived, and its calls are left out.
         written: The tool calls that the model wrote as text, also if grue has turned them into `tool_calls`.
         echo: Fields that the assistant's message has to have in later requests; each format has its own.
-        prompt_tokens: Tokens of this reply's prompt; the LLM actor sets them. `usage` also counts the
-            prompts of earlier tries.
-        facts: The ids and names that the endpoint sends with the reply.
-        tokens: The tokens that the model wrote, if the endpoint says which.
+        prompt_tokens: Tokens of this reply's prompt, set by the LLM actor. `usage` counts earlier tries too.
+        tokens: The tokens that the model wrote; `None`: the endpoint does not say which.
     """
 
     content: str | None = None
@@ -139,11 +135,7 @@ def _arguments(value: object) -> str:
 
 
 def _without_copies(text: str) -> str:
-    """Return a call's arguments once, if a gateway has sent them several times: `{"a":1}{"a":1}`.
-
-    Copies are compared as text, in linear time. If they differ as text, they are decoded and compared, but
-    only up to `_MOST_COPIES` copies in a text of up to `_MOST_COMPARED` characters.
-    """
+    """Return a call's arguments once, if a gateway has sent them several times: `{"a":1}{"a":1}`."""
     text = text.strip()
     several = _SEVERAL.search(text)
     if several is None:
@@ -268,11 +260,7 @@ def as_text(value: object) -> str | None:
 
 
 def weight(value: object) -> int:
-    """Return a rough measure of the memory that a JSON value takes.
-
-    An empty object takes two characters of JSON, but dozens of bytes of memory. So a limit on characters
-    alone would not limit the memory that a streamed reply takes.
-    """
+    """Return a rough measure of a JSON value's memory. Its text is shorter: `{}` takes dozens of bytes."""
     total, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
@@ -404,7 +392,7 @@ EMPTY = "(empty)"
 
 
 class EncodedItems(Struct, frozen=True):
-    """Encoded messages. `system` has the instructions if the format keeps them apart."""
+    """Encoded messages. `system` has the instructions if the format keeps them apart from the messages."""
 
     system: tuple[bytes, ...] = ()
     messages: tuple[bytes, ...] = ()
@@ -425,7 +413,6 @@ class WireRequest(Struct, frozen=True, kw_only=True):
         messages: The encoded messages of the conversation; a part may hold several, joined by commas.
         tools: The encoded list of tools; if it is empty, the request does not mention tools.
         answer: The schema of the answer; `None` allows any text.
-        extra: Further fields of the body.
     """
 
     settings: ModelSettings
@@ -522,10 +509,7 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the end of `path` that is this format's request path, whatever model it names.
-
-        Empty: `path` does not end with such a request path.
-        """
+        """Return the end of `path` that is this format's request path for any model, or an empty text."""
         known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
         ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
         found = re.search(rf"(?:{ends})\Z", path)
@@ -573,13 +557,10 @@ class WireFormat(Protocol):
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the body of a reply with HTTP status 200.
+        """Read the body of a reply with HTTP status 200. The body is untrusted and may be any bytes.
 
-        Args:
-            body: The body; it is untrusted and may be any bytes.
-            names: Converts wire names to canonical names.
-            request: Number of the request in its turn.
-            used_ids: Ids of earlier calls. The calls of this reply get other ids.
+        `request` is the number of the request in its turn. `used_ids` are the ids of earlier calls: the calls
+        of this reply get other ids.
 
         Source: R4.2, P11
         """
@@ -607,7 +588,7 @@ EPHEMERAL: m.JsonObject = {"type": "ephemeral"}
 def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[str, m.JsonObject | None]]:
     """Split a text at its cache markers; return the pieces, each with the marker at its end or `None`.
 
-    If `marked`, and the caller has set no marker in the text, a marker is put at the text's end.
+    If `marked`, a text without `cache_points` gets a marker at its end.
     """
     text = item.text
     points = item.cache_points or ((m.CachePoint(len(text), EPHEMERAL),) if marked else ())
@@ -629,7 +610,7 @@ def _is_blank(text: str) -> bool:
 
 
 def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition:
-    """Return the tool with its description cut to `max_chars`; `None`: not cut."""
+    """Return the tool with its description cut to `max_chars`; `None`: no limit."""
     if max_chars is None or len(tool.description) <= max_chars:
         return tool
     return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
@@ -655,13 +636,9 @@ def encode_body(
 ) -> bytes:
     """Return the body of a request.
 
-    Args:
-        request: The request; its messages and tools are encoded already.
-        messages: The name of the list that the messages are in.
-        head: The fields before the messages. A field that is `None` is left out. A field that the user sets
-            in `extra` stands in the tail instead.
-        choice: The value of `tool_choice` in this format.
-        tail: The fields after the messages, including those of `extra`.
+    `messages` is the name of the list of messages. `head` has the fields before this list: one that is `None`
+    is left out, and one that is also in `request.extra` is sent in the tail. `choice` is the value of
+    `tool_choice`. `tail` has the fields after the messages, including those of `request.extra`.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     tail = {name: _joined(head.get(name), value) for name, value in tail.items()}

@@ -53,7 +53,7 @@ _PAIRS = {
     "<|tool_call|>": "<|/tool_call|>",
     "<|function_call|>": "<|message_sep|>",
 }
-"""The tags around calls in JSON. The end tag may be missing after the last two."""
+"""The tags around calls. The end tag may be missing after the last two."""
 
 _END_IN_PROMPT = ("<|tool_call|>", "<|function_call|>")
 _FORMS = (
@@ -105,12 +105,11 @@ class WrittenCall(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """A reply that consists of tool calls written as text.
+    """A reply with tool calls written as text; `before` is the text before them.
 
     Attributes:
         form: The syntax of the calls, such as `hermes` or `mistral`.
         calls: Empty if the calls are not exactly in the form, or if grue does not read the form.
-        before: The text before the calls.
         sure: Whether the calls are whole, nothing follows them, and the text cannot be anything else.
     """
 
@@ -254,11 +253,11 @@ def _recipient(head: re.Match[str]) -> str:
 def read_written(
     text: str, tools: Iterable[m.ToolDefinition], wire_names: Iterable[str] = (), *, bare: bool = True
 ) -> Written | None:
-    """Read a text that consists of tool calls; `None` if it is an ordinary text.
+    """Read the tool calls in a text; `None` if it is an ordinary text.
 
     Args:
         text: The text, without the model's thoughts.
-        tools: The tools that are offered. Bare JSON is a call only if it names one of them.
+        tools: The tools that are offered. Bare JSON is a call only if it names an offered tool.
         wire_names: The names of these tools in the request, in the same order.
         bare: Whether bare JSON may be a call: JSON without a tag such as `<tool_call>` around it.
     """
@@ -307,8 +306,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If `attached` is set, the text before `mark` contains something like a call that could not be read, so
-    # the result is not `sure`.
+    # If `attached` is set, a call before `mark` could not be read, so the result is not `sure`.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
@@ -582,7 +580,6 @@ def _object_text(text: str) -> str:
 
 
 def _bare(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in a text that consists only of calls of offered tools."""
     named, _, arguments = text.partition("\n")
     if named in known and arguments.startswith("{") and arguments.endswith("}"):
         return Written("named")

@@ -55,8 +55,7 @@ _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
 """A guess at the bytes per token of a recording and of a document: providers publish no such number."""
 
 _TELLING = 500
-"""The estimate of bytes per token is corrected only if the uncounted parts have at least so many tokens.
-A few short messages would mislead it."""
+"""The fewest uncounted tokens from which `bytes_per_token` is corrected: a few short texts would mislead."""
 
 _SMALL = 48
 """A result of at most so many tokens is about as long as its stub, so it is never cleared."""
@@ -70,9 +69,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
     """The sizes of a conversation's parts. The sizes decide which parts are cleared (replaced by stubs).
 
     Attributes:
-        bytes_per_token: How many bytes of text count as a token.
         head: All items of the conversation's first request. Never cleared.
-        tools: The definitions of the tools on offer.
         items: All other parts, oldest first. Neighbours that cannot be cleared may be joined into one.
         current: The position of the last reply in `items`. This reply and later items are never cleared.
     """
@@ -190,9 +187,8 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 def _learned(bytes_per_token: float, factor: float) -> float:
     """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
 
-    A prediction that was too high is corrected only by half, because it merely clears old results sooner than
-    necessary. A prediction that was too low is corrected in full, because it leads to a request that the
-    model refuses.
+    A prediction that was too high is corrected only by half: it merely clears old results too soon. A
+    prediction that was too low is corrected in full: it leads to a request that the model refuses.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -302,10 +298,7 @@ def fit(
     *,
     may_summarise: bool,
 ) -> Fit:
-    """Decide what is cleared or cut so that a request that adds `new` fits into the window.
-
-    `named` maps the call id of each result in `new` to the tool's name.
-    """
+    """Decide what is cleared or cut so that a request that adds `new` fits into the window."""
     added = sum(ledger.item_of(item, named).tokens for item in new)
     if ledger.tokens + added <= room.high:
         return Fit(ledger=ledger, new=new)

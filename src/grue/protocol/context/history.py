@@ -1,7 +1,6 @@
 """The history of a conversation: a sequence of entries, and the rules by which it grows.
 
-The LLM actor's conversation (`chat_wire/conversation.py`) encodes a `History`, the runner's conversation
-saves it, and the reader of a trace builds it again with `take_step`. The methods of `History`:
+The methods of `History`:
 
 - `say` adds the texts and results that a request sends to the model.
 - `keep` takes the reply. The reply becomes an entry only at the next `say` or `close`: if the turn fails
@@ -290,9 +289,7 @@ def _cleared(
 
 
 def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledger: Ledger) -> History:
-    """Build the history of a conversation from its system text and its items.
-
-    Calls without an answer are left out.
+    """Build a history from a system text and items. Calls without an answer are left out.
 
     Raises:
         ValueError: A tool message does not belong to a call of the reply before it.

@@ -27,7 +27,6 @@ _MOST_SERVERS = 100
 
 
 def _defined(name: str, description: str, properties: m.JsonObject, **keywords: object) -> m.ToolDefinition:
-    """Return the definition of a built-in tool; `keywords` are further keywords of its input schema."""
     return m.ToolDefinition(
         server=SERVER,
         tool=name,
@@ -119,11 +118,9 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that a call of `call_tool` asks for, without a check that the named tool exists.
 
-    Any other call is returned unchanged.
-
-    Some models write the tool's arguments beside `name`, and not in `arguments`. Such a call is returned
-    unchanged: otherwise the tool would run without its arguments. Without `bind`, as in the replay of an old
-    trace, such a call becomes a call of the tool without arguments.
+    Any other call is returned unchanged. So is a call with the tool's arguments beside `name`, and not in
+    `arguments`, as some models write it: otherwise the tool would run without its arguments. Without `bind`,
+    as in the replay of an old trace, such a call becomes a call of the tool without arguments.
     """
     if call.name != CALL_TOOL.name:
         return call

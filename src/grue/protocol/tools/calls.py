@@ -1,8 +1,7 @@
 """The tool calls of a reply: how they form batches, which calls of a batch are made, how each call ends.
 
 The turn's state machine (`protocol/turn/tools.py`) decides when a batch is sent. `begin_batch` and
-`batch_step` are the state machine of one batch within its session. A replay compares the commands of both
-state machines with the trace. The rules:
+`batch_step` are the state machine of one batch within its session. The rules:
 
 - Calls are made one at a time, because a server may handle concurrent requests in any order: the next call is
   made when the one before is settled and its settlement reported.
@@ -46,8 +45,7 @@ from grue.protocol.tools.results import MediaRoom
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
 _MOST_GUESSED = 20
-"""For at most so many rejected calls of a reply, a tool with a similar name is looked for. This takes a
-millisecond for each call."""
+"""The most rejected calls of a reply for which a similar tool name is looked for, at a millisecond each."""
 
 _ALIKE = 0.8
 _NONE_MISSING: Mapping[m.ServerName, str] = {}
@@ -67,9 +65,7 @@ class Unmade(Struct, frozen=True):
 class ValidCall(Struct, frozen=True):
     """A call that its server can take: the server serves the tool, and the arguments are an object.
 
-    Attributes:
-        task: The MCP task as which the server runs the call, if an earlier process has sent it.
-        terms: What the policy says about the call.
+    `task` is the MCP task as which the server runs the call, if an earlier process has sent the call.
     """
 
     call: m.ToolCall
@@ -149,11 +145,7 @@ def definitions_of(
     tools: Iterable[m.ToolDefinition],
     serving_unlisted: tuple[m.ServerName, ...] = (),
 ) -> dict[str, str]:
-    """Return, by name, the digest of each called tool's definition; `""` if no server serves the tool.
-
-    A tool that is not in `tools`, but whose server is in `serving_unlisted`, has a definition with only its
-    name.
-    """
+    """Return, by name, the digest of each called tool's definition; `""` if no server serves the tool."""
     listed = {tool.name: tool for tool in tools}
     found = {call.name: tool_of(call.name, listed, serving_unlisted) for call in calls}
     return {name: "" if tool is None else definition_digest(tool) for name, tool in found.items()}
@@ -398,10 +390,7 @@ BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
 
 
 def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransition:
-    """Return the first state of a batch and its first commands.
-
-    If the session is not `connected` to its server, all calls are skipped.
-    """
+    """Return a batch's first state and commands. Unless `connected` to the server, all calls are skipped."""
     if connected:
         return _next_call(batch, 0)
     return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)

@@ -27,8 +27,8 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""The most schema parts times nested values (times bytes, if the schema has patterns) of a check. A check
-within this limit takes less than a second."""
+"""The most schema parts times nested values (or bytes, if the schema has patterns) of a check. A check within
+this limit takes less than a second."""
 
 _MOST_PARTS = 2_000
 """The most parts of a schema that apply to one place of a value."""
@@ -51,10 +51,7 @@ _VALUE = "\0"
 """Stands for the value in the validator's messages, which escape control characters everywhere else."""
 
 Check: TypeAlias = Callable[[object], str | None]
-"""Returns why a schema refuses a value; `None` if it accepts the value.
-
-Raises `NotCheckedError` if the value is too large to be checked.
-"""
+"""Returns why a schema refuses a value, or `None`; raises `NotCheckedError` if the value is too large."""
 
 _DIALECTS = {
     "http://json-schema.org/draft-06/schema": "Draft6Validator",
@@ -182,7 +179,6 @@ def _compiled(schema: m.JsonObject, dialect: str) -> Any:
 
 
 def _is_plain(schema: Any) -> bool:
-    """Return whether a schema uses only the keywords in `_PLAIN_KEYWORDS`, as most tools' schemas do."""
     if not isinstance(schema, dict) or not schema.keys() <= _PLAIN_KEYWORDS.keys():
         return False
     if not all(isinstance(value, _PLAIN_KEYWORDS[key]) for key, value in schema.items()):
@@ -319,11 +315,7 @@ def _compiles(pattern: object, options: Any) -> bool:
 
 
 def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
-    """Return the parts of a schema that have an anchor, by the anchor's name.
-
-    Raises:
-        NotCheckedError: The schema is not self-contained, or two parts have the same anchor.
-    """
+    """Return the parts of a schema that have an anchor, by the anchor's name."""
     found: dict[str, m.JsonObject] = {}
     for part in _objects(schema):
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
@@ -351,9 +343,6 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 
     A state is the list of the parts that apply to one place. The search begins at the outermost place and
     goes inwards. A recursive schema leads to the same state again, which is not followed a second time.
-
-    Raises:
-        NotCheckedError: The parts are too many, or the schema refers to itself without end.
     """
     states = [[root]]
     seen: set[tuple[int, ...]] = set()

@@ -1,4 +1,4 @@
-"""Compare the tools that a server lists with the definitions that the user has approved.
+"""Compare the tools that a server lists with the definitions that the user has approved (the lock).
 
 Four digests pin a definition, one for each part that a server can change without the user's knowledge. The
 order of tools and of keys does not matter.
@@ -57,7 +57,7 @@ class ToolLock(Struct, frozen=True):
         return self.servers.get(server, {})
 
     def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
-        """Return a server's tools as they were approved; `None`: the lock has no listing that fits it."""
+        """Return a server's tools as approved; `None`: the lock has no listing that matches its digests."""
         tools = self.listings.get(server)
         return None if tools is None or drift(self.pins(server), tools) else tools
 

@@ -203,10 +203,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names by which tools are listed and called.
-
-    If several tools have the same bare name, this name calls the last of them.
-    """
+    """Return the names by which tools are listed and called."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

@@ -23,8 +23,7 @@ they repeat it.
 
 Images, audio and PDF files are checked before they are attached: a provider refuses a whole request because
 of one image with the wrong media type or broken base64, and every later request would contain that image too.
-To add a media type, add it to the tables below. `chat_wire/wire_format.py` decides which files an endpoint
-gets.
+To add a media type, add it to the tables below.
 
 Source: P43, P44
 """
@@ -89,7 +88,7 @@ class MediaRoom:
     def attach(self, declared: str, data: str, uri: str = "") -> str:
         """Attach base64 data. Return why it cannot be attached; empty: it was attached.
 
-        `declared` is the type of the content block. The URI of a resource gives the file its name.
+        `declared` is the type of the content block. `uri` gives a PDF file its name.
         """
         data = _without_prefix(data)
         found = _sniffed(data[:_HEAD_CHARS])
@@ -188,7 +187,6 @@ def _clean(data: str) -> str | None:
 
 
 def _file_name(uri: str) -> str:
-    """Return the name of a PDF file, made from its URI."""
     try:
         last = unquote(urlsplit(uri).path.rstrip("/").rpartition("/")[2])
     except ValueError:
@@ -352,8 +350,7 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 def raw_text(result: m.ToolCallResult) -> str:
     """Return a result as plain text: the texts of its content blocks, if there are any.
 
-    Otherwise the text is the content of a result that has blocks. For a result without blocks, it is the
-    error's message or, without an error, the content.
+    Otherwise return the content or, for a failed call without blocks, the error's message.
     """
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
@@ -363,10 +360,7 @@ def raw_text(result: m.ToolCallResult) -> str:
 
 
 class Told(NamedTuple):
-    """A tool result as text for the model.
-
-    `whole_chars` is the length of the text before it was cut; 0: it was not cut.
-    """
+    """A tool result as text for the model. `whole_chars` is the text's length before a cut; 0: not cut."""
 
     text: str
     attachments: tuple[m.Attachment, ...]
@@ -386,8 +380,7 @@ def history_text(result: m.ToolCallResult, max_chars: int) -> str:
 def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
     """Return a tool result as JSON text for the model, and its attachments, which are added to `room` too.
 
-    What does not fit into `room` is not attached; without `room` nothing is. `note` is a further sentence for
-    the model.
+    What does not fit into `room` is not attached; without `room` nothing is. `note`: a further sentence.
     """
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()
@@ -411,14 +404,9 @@ def told_plainly(
 ) -> Told:
     """Return a tool message's text with the tool's own text unchanged (not as JSON), and its attachments.
 
-    Content that is not text becomes JSON.
-
-    Args:
-        result: The result of a call.
-        max_chars: Longest text, in characters; markers are not counted.
-        room: Collects the attachments of all results of a reply; `None` attaches nothing.
-        note: What else the model has to know about the call.
-        handle: The handle for `read_result` that a cut text names; empty: it names none.
+    Content that is not text becomes JSON. The markers of cuts are not counted in `max_chars`. `room` collects
+    the attachments of all results of a reply; `None` attaches nothing. `note` is a further text for the
+    model. `handle` is the handle for `read_result` that a cut text names; empty: it names none.
     """
     before = len(room.attachments) if room else 0
     said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
@@ -456,7 +444,6 @@ def _parts(result: m.ToolCallResult, room: MediaRoom | None, write: Callable[[ob
 
 
 def _laid_out(content: object) -> str:
-    """Return content as lines: text unchanged, JSON with a line for each value."""
     if isinstance(content, list) and content and _readable(content, None) is not content:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))
@@ -478,10 +465,7 @@ def in_lines(text: str) -> str:
 
 
 def _may_be_indented(text: bytes) -> bool:
-    """Return whether JSON is short, or nested at most about `_MOST_LEVELS` deep.
-
-    The indentation of 1 MB of arrays in arrays could fill 500 MB.
-    """
+    """Return whether JSON is short or flat: indentation can make 500 MB of 1 MB of nested arrays."""
     if len(text) <= _ALWAYS_INDENTED:
         return True
     if b"\\" in text:
@@ -556,7 +540,6 @@ def without_middle(text: str, kept: int) -> str:
 
 
 def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
-    """Return the JSON text of `shown`, in which members that are too long are cut."""
     if len(whole) <= max_chars:
         return whole
     cut: m.JsonObject = {}
@@ -599,11 +582,7 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Attach base64 data to `room`, and return what the model reads for it.
-
-    That is the data's size and, if the data is text, the decoded text instead of an attachment. If other data
-    cannot be attached, the reason is returned too. Without `room` only the size is returned.
-    """
+    """Return what the model reads for base64 data, and attach the data to `room` unless it is text."""
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}
     if room is None:

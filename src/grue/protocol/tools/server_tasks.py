@@ -1,6 +1,6 @@
 """Read a task: a tool call that its server has taken on and answers later.
 
-MCP has tasks in two forms. `transports/mcp/session_parts.py` asks for the result.
+MCP has tasks in two forms.
 
 |                   | `experimental` (2025-11-25)          | `extension` (2026-07-28)                   |
 |-------------------|--------------------------------------|--------------------------------------------|

@@ -1,7 +1,4 @@
-"""The part of the turn's state machine that asks the model.
-
-It also keeps the conversation within the context window: `context/fit.py` decides what is cleared and when.
-"""
+"""The part of the turn's state machine that asks the model, within the model's context window."""
 
 from __future__ import annotations
 
@@ -106,10 +103,7 @@ def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.Completio
 
 
 def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
-    """Ask again with a shorter history if the request was too long; otherwise end the turn with the failure.
-
-    A turn asks again only once.
-    """
+    """Ask again, once in a turn, with a shorter history if the request was too long; else end the turn."""
     turn, overflow = state.turn.count(event.usage), event.failure.overflow
     changes: tuple[m.Cleared | m.Shortened, ...] = ()
     if turn.ledger is not None and overflow is not None and not (turn.overflowed or turn.budget_spent):
@@ -138,7 +132,7 @@ _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
 
 _WINDOW = 128_000
-"""The context window in tokens that is assumed where none is known."""
+"""The context window, in tokens, that is assumed for a model whose window is not known."""
 
 
 def begun(run: m.RunTurn) -> Turn:
@@ -187,7 +181,6 @@ def _searching(turn: Turn) -> Turn:
 def _make_room(
     turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool
 ) -> tuple[Turn, fit.Fit]:
-    """Work out what has to be cleared, cut or summarised, so that a request with `new` fits the window."""
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)
@@ -208,8 +201,8 @@ def _make_room(
 def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # The user text is the task of this turn, so this turn must not clear it. Enter it without its `stub` (the
-    # shorter replacement): such a text is never cleared. A later turn gets the text with its `stub`.
+    # This turn must not clear the user text, which is its task. A text without a `stub` (its shorter
+    # replacement) is never cleared, so leave the `stub` out; a later turn gets the text with its `stub`.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 
@@ -293,7 +286,6 @@ Item = TypeVar("Item", bound=m.ConversationItem)
 
 
 def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mapping[str, str]) -> Item:
-    """Append a handle for `read_result` to a cut result that has none."""
     if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
         return item
     if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):

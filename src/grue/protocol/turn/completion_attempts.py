@@ -6,7 +6,7 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
 The rules:
 
 - A refusal that shows what the endpoint does not accept changes the profile, and the request is sent again at
-  once. A profile only loses features, so this happens a bounded number of times, and it uses up no retry.
+  once. This uses up no retry. It happens a bounded number of times (`chat_wire/profiles.py`).
 - A refusal with no known cause may be due to images or files. The newest of them are replaced by a line of
   text, and the request is sent again at once; this uses up no retry either.
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
@@ -31,7 +31,7 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
 
 - The next model is asked if all retries have failed and the endpoint cannot be reached, answers with 5xx or
   429, does not answer in time, or breaks its reply off. A refusal (a wrong key, an unknown model, a request
-  that is too long) and a reply that cannot be read end the completion: another model would hide them.
+  that is too long) and a reply that cannot be read end the completion: another model would hide the fault.
 - When a failure makes grue ask the next model, the failed model is paused (a circuit breaker): for 30 s,
   doubled with each failure in a row up to 15 minutes, or for longer if its endpoint asks for a longer wait.
   After the pause it is tried again, but without retries.
@@ -60,7 +60,7 @@ _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"}
 """The names that the wire formats have for a reply's token limit. `extra_body` may set the limit too."""
 
 _MOST_ENDLESS = 2
-"""How many replies may run into their time limit. A further reply seldom ends in time."""
+"""How many replies of one completion may run into their time limit."""
 
 _LEAST_OF_LIMIT = 4
 """The token limit of a reply is lowered to no less than a fourth: with less, an answer would be cut."""
@@ -77,12 +77,10 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
     """Waits for the outcome of a request.
 
     Attributes:
-        clears: Whether the agent can shorten the history. If it can, a request that is too long is reported
-            to it at once, without a retry.
+        clears: Whether the agent can shorten the history if a request is too long.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
-        cut: The cut reply, after which the request was sent again with a larger limit; `None`: no reply was
-            cut.
+        cut: The cut reply, after which the request was sent again with a larger limit; `None`: none.
         lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 
@@ -245,7 +243,7 @@ def smaller_limit(
 ) -> int | None:
     """Return a limit on the reply's tokens with which a request that was too long fits into the window.
 
-    `None`: the prompt leaves too little room, or the refusal does not name the sizes of prompt and window.
+    `None`: no smaller limit helps, the refusal does not name the sizes, or `extra_body` sets the limit.
     """
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():
@@ -297,7 +295,6 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
-    """Return the change after which the endpoint may accept the request, if one is known."""
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)
@@ -318,20 +315,15 @@ def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
 
 
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
-"""The seconds for which a model is paused: after its first failure, and at most after repeated failures.
-
-The pause is longer if the endpoint asks for a longer wait.
-"""
+"""Seconds for which a model is paused after its first failure, and after many failures in a row, unless its
+endpoint asks for a longer wait."""
 
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300
 
 
 class Breaker(Struct, frozen=True):
-    """How often a model has failed since its last reply, and until when it is not asked again.
-
-    `until_s` is a time on the event loop's clock.
-    """
+    """A model's failures in a row, and the end of its pause (`until_s`, on the event loop's clock)."""
 
     failures: int = 0
     until_s: float = 0.0

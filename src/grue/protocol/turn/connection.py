@@ -6,8 +6,8 @@ The rules:
   is disabled (`FailurePolicy.first_connect`).
 - If a later connect fails, it is retried in the same turn, at most `connect_retries` times (by default 1).
 - If the retries fail too, the server is disabled. If `retry_disabled_s` is `None`, it stays disabled for the
-  rest of the episode. Otherwise the first turn after that many seconds makes one attempt. If that fails, the
-  wait is doubled, up to 15 minutes.
+  rest of the episode. Otherwise the first turn after that many seconds makes one attempt. If this attempt
+  fails, the wait is doubled, up to 15 minutes.
 
 ```
 Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──▶ Proven ──ConnectRequested──▶ Connecting ...
@@ -63,7 +63,7 @@ class Connecting(Struct, frozen=True, tag=True):
         attempt: Number of the attempt within the turn, from 1.
         first: Whether the state before was `Untried`. If so, `FailurePolicy.first_connect` says what follows
             a failure.
-        failures: How often the server has been disabled since a connect last succeeded.
+        failures: As in `Disabled`.
     """
 
     attempt: int

@@ -96,16 +96,12 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 def with_calls_ended(
     state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
-    """Prepare a turn to end while calls of its last reply are under way.
-
-    In a conversation, every call gets an answer for the next turn. The sessions of `starting` servers are
-    closed as soon as they have opened. Also return the notes that were not recorded yet.
-    """
+    """Prepare a turn to end while calls of its last reply are under way; return also the unrecorded notes."""
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}
     turn = replace(
         turn,
-        open=(*turn.open, *starting),
+        open=(*turn.open, *starting),  # a starting session is closed as soon as it has opened
         records=(*turn.records, *state.settled),
         told=answers_at_end(turn, state.calls, state.settled, unsent),
     )

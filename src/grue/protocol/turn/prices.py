@@ -86,7 +86,7 @@ def most_usage(
 
 
 class Spent(Struct, frozen=True, kw_only=True):
-    """Requests, tokens and cost: of the ended turns of an episode, or of one turn or a part of one."""
+    """Requests, tokens and cost of an episode's ended turns, of one turn, or of a part of a turn."""
 
     requests: int = 0
     usage: m.Usage = m.Usage()

@@ -103,7 +103,7 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
     """Go on with the turn, unless a session is opening or the check for tool support is under way.
 
-    It sends its next request. If it was resumed at tool calls, it makes these calls instead.
+    The turn sends its next request. A turn that was resumed at tool calls makes these calls instead.
     """
     if state.pending or state.asking:
         return state, ()
@@ -162,7 +162,7 @@ _NAMED = 3
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
-    """Remember the presumed tools, and send the first request with them now if it need not wait."""
+    """Remember the presumed tools while the turn starts, and send the first request now if possible."""
     match state:
         case s.AwaitingSessions():
             return _ask_early(replace(state, presumed=event))
@@ -189,7 +189,6 @@ def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
 
 
 def _ask_early(state: s.AwaitingSessions) -> Transition:
-    """Send the first request now if it can offer presumed tools, and need not wait for the sessions."""
     turn, presumed = state.turn, state.presumed
     if presumed is None or state.asking or not state.pending or not _may_ask(turn):
         return state, ()

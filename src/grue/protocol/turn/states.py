@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 Phase = Literal["loop", "only", "forced", "repair"]
 """The kind of a request: `loop` offers tools, `only` has none to offer, `forced` asks for the final answer,
-`repair` asks for a corrected one."""
+`repair` asks for a corrected answer."""
 
 
 class Turn(Struct, frozen=True, kw_only=True, gc=False):
@@ -42,7 +42,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         iterations: Replies with tool calls so far.
         requests: Requests of this turn so far, which is also the number of the last one.
         sampled: Finished requests of servers to the model (sampling).
-        usage: What `requests` and `sampled` have cost.
+        usage: Tokens and cost of `requests` and `sampled`.
         batches: The number of the last batch of tool calls.
         records: The settled tool calls of earlier replies.
         media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
@@ -53,7 +53,6 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
         window: The model's context window in tokens, as far as it is known.
         last: The tool messages that the last request has added.
-        summaries: Summaries requested so far.
         overflowed: Whether the one retry of a request that was too long has been used.
         used: How often each tool with a limit has been called.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
@@ -169,10 +168,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return not all(map(is_built_in, self.tools))
 
     def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> Turn:
-        """Replace the tools that these servers listed before.
-
-        The order of the servers stays: a turn offers the same list whichever server starts first.
-        """
+        """Replace the tools that these servers listed; the order of the servers in the list stays."""
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server not in listings)
         wanted = self.run.tools
@@ -264,7 +260,6 @@ class Presuming(Struct, frozen=True, kw_only=True):
 
     Attributes:
         turn: Its `tools` are those that the sessions have listed so far.
-        pending: Servers that have not reported yet.
         offered: The tools that the request offers.
         ledger: The sizes of the conversation's parts without the reply, in case the reply is dropped.
         reply: The reply, which is not acted on before all servers have reported.
@@ -296,12 +291,7 @@ class AwaitingCompletion(Struct, frozen=True, gc=False):
 
 
 class AwaitingSummary(Struct, frozen=True):
-    """Waits for the summary that takes the place of the history.
-
-    Attributes:
-        phase: The kind of the next request.
-        new: Conversation items for the next request.
-    """
+    """Waits for the summary that replaces the history. `phase` and `new` are those of the next request."""
 
     turn: Turn
     phase: Phase
@@ -372,7 +362,7 @@ class AwaitingTools(Struct, frozen=True):
         unsent: The calls that are sent after these batches, in runs of consecutive calls to one server.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         died: The server that died. Then `FailurePolicy.after_death` applies, even if a call has timed out.
-        timed_out: Whether a call has timed out (`FailurePolicy.after_timeout`).
+        timed_out: Whether a call has timed out, and `FailurePolicy.after_timeout` is not `continue`.
         changed: Arguments that a person has changed, by call id.
         tools: The tools, with their definitions at the time when the calls were allowed.
         starting: Servers that this reply has started by calling them, and that have not reported yet.
@@ -461,7 +451,6 @@ TurnState: TypeAlias = Idle | LiveState | AwaitingClose | Waiting | Finished
 
 Commands: TypeAlias = tuple[m.TurnCommand | m.TurnNote, ...]
 Transition: TypeAlias = tuple[TurnState, Commands]
-"""The next state, and the commands to carry out in order."""
 
 
 def waiting_for(state: LiveState) -> str:
@@ -507,8 +496,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         doing: What the turn waits for, in words: `waiting for the model (request 2)`.
         iterations: Replies with tool calls so far.
-        requests: Requests of the turn to the model so far, plus the finished requests of servers to it
-            (sampling).
+        requests: Requests of the turn so far, plus the finished requests of servers to the model (sampling).
         tool_calls: Tool calls settled so far.
         usage: Tokens and cost of the finished completions.
         elapsed_s: Seconds since the turn was requested.

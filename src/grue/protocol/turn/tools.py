@@ -58,10 +58,7 @@ _LOOK_AHEAD = 32
 def start_calls(
     turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Begin to make a reply's calls. If there is none to make, go on as after the last call.
-
-    `changed` has the arguments that a person has changed, by call id.
-    """
+    """Begin to make a reply's calls. If there is none to make, go on as after the last call."""
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
         # No batch is sent, but the notes about the calls that are not made have used the next batch's number.
@@ -179,10 +176,7 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
 def settle(
     state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> Transition:
-    """Record how a call ended, and send the next calls that may be sent. After the last, go on with the turn.
-
-    After a server's death or a timeout, calls under way at other servers still finish.
-    """
+    """Record how a call ended, and send the next calls. After the last call, go on with the turn."""
     call_id = event.call_id
     settled = record_settlement(state.calls[call_id], state.turn.iterations, event)
     if call_id in state.changed:
@@ -378,10 +372,7 @@ def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = No
 def _questions(
     turn: Turn, reply: s.JudgedReply, answered: frozenset[str] = frozenset()
 ) -> tuple[ApprovalQuestion, ...]:
-    """Return a question about each call that a person is to be asked about.
-
-    A call in `answered` has a question too, with which its decision is compared.
-    """
+    """Return a question about each call that needs approval or is in `answered`."""
     show = turn.run.show_schemas
     return tuple(
         question_about(each.call.call_id, each.tool, each.arguments, each.terms.reason, show_schema=show)
