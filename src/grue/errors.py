@@ -1,7 +1,6 @@
 """Every error that grue raises on purpose, under one root.
 
-The root is called `MCPError` because existing host programs catch that name. The text of an error says what
-is wrong, where, and how to fix it.
+The root is called `MCPError` because host programs catch that name. Each error's text says what to do.
 """
 
 from collections.abc import Sequence
@@ -104,10 +103,8 @@ class MCPServerStartupError(MCPError):
     """An MCP server could not be started: at the first connect of an episode, or outside a turn.
 
     Attributes:
-        server: The server's name in the configuration.
         phase: The step that failed: `spawn`, `initialize` or `list`.
-        command: The server's command line.
-        exit_status: The exit status of the server's process, if it exited.
+        exit_status: `None` unless the server's process exited by itself.
         stderr_tail: The last lines that the server wrote to stderr.
 
     Source: R6.1
@@ -176,7 +173,6 @@ class MCPRequestError(MCPError):
     """A request to a server outside a turn failed: the server refused it, or did not answer in time.
 
     Attributes:
-        server: The server's name.
         method: The method of the request, such as `prompts/get`.
         code: The JSON-RPC error code; `None` if the server sent no error.
     """
@@ -202,8 +198,7 @@ class LLMError(MCPError):
             `overloaded`, `region`, `model`, `tools`, `content`, `too_long`, `request`, `address`,
             `connection`, `timeout` or `reply`; empty if it is not known.
         status: HTTP status, or `None` if there was no reply.
-        retry_after_s: The wait in seconds that the endpoint asked for last, or `None`.
-        model: The model that was asked for.
+        retry_after_s: The wait that the endpoint asked for last; `None`: it did not ask.
         endpoint: Base URL without credentials.
         tool_calls: The tool calls of the turn so far (`ToolCallRecord`).
     """
@@ -234,7 +229,6 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
     """The turn's time limit passed.
 
     Attributes:
-        limit_s: The limit in seconds.
         doing: What the turn was waiting for when the limit passed.
         tool_calls: The tool calls so far (`ToolCallRecord`).
     """
@@ -291,10 +285,8 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
     """The turn is parked: it waits for a person's approval. `Runner.resume` continues it, in any process.
 
     Attributes:
-        turn: The number of the parked turn.
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
-        expires_at: When the questions expire, and their calls are denied, in seconds since the epoch; `None`:
-            never.
+        expires_at: When the questions expire and their calls are denied, in epoch seconds; `None`: never.
     """
 
     def __init__(
@@ -310,7 +302,6 @@ class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like t
     """A person changed the arguments of a call, and they do not fit the tool's input schema. Decide again.
 
     Attributes:
-        call_id: The call whose arguments the person changed.
         name: Canonical name of the call's tool.
     """
 
@@ -360,7 +351,6 @@ class ConversationParked(ConversationError):  # noqa: N818 - named for what the 
     Resume or abandon the parked turn, or go on in a `branch()` of the conversation.
 
     Attributes:
-        turn: The number of the parked turn.
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
     """
 

@@ -1,8 +1,7 @@
 """Check the settings that a user makes in Python: limits, policies, servers, models.
 
 A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value fails where it is
-written, and not in the middle of a turn. If such a Struct has the metaclass `OwnKeywords`, the error about a
-wrong keyword gives advice, too.
+written, and not in the middle of a turn. With the metaclass `OwnKeywords`, a wrong keyword fails with advice.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ def check_settings(
 ) -> None:
     """Check the fields of a user's settings: their types, and that numbers are finite and not negative.
 
-    A list becomes a tuple where a tuple is declared. A field that still has its default is skipped, to save
-    time: turns copy settings often.
+    A list becomes a tuple where a tuple is declared. To save time, a field that has its default is skipped.
 
     Args:
         settings: A Struct that calls this in `__post_init__`.
@@ -217,7 +215,7 @@ def shown(value: object) -> str:
 
 
 def is_usable(number: float, *, above_0: bool) -> bool:
-    """Return whether a number is finite, not negative, and small enough for a trace to hold."""
+    """Return whether a number is at least 0 (with `above_0`: above 0) and small enough for a trace."""
     return number < _MOST and (number > 0 if above_0 else number >= 0)
 
 

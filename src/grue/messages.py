@@ -3,8 +3,7 @@
 The messages are the interface between the actors, and a trace consists of them. A command is imperative and
 goes to one actor (`CallTools`). An event is past tense and reports the result of a command (`ToolTimedOut`).
 A note is only recorded in the trace (`IterationStarted`). The tag of each message is its class's name, so
-this module is also the schema of the trace file. A renamed class must keep its old tag, or old traces become
-unreadable.
+this module is also the schema of the trace file. A renamed class must keep its old tag, for old traces.
 
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
@@ -23,12 +22,12 @@ host ◀─ TurnCompleted | TurnFailed | TurnParked | TurnWaits ── agent
 ```
 
 Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
-are canonical, `{server}.{tool}`. Only a field called `tool` holds the bare name that the tool's server uses;
-`ContextItem.tool` is canonical, too. A field typed `object` holds a JSON value: None, bool, int, float, str,
-list or dict of the same.
+are canonical, `{server}.{tool}`. A field called `tool` holds the bare name that the tool's server uses; only
+`ContextItem.tool` is canonical. In a note, `endpoint` is the name of the endpoint's profile. A field typed
+`object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
 
 The classes that `__all__` lists are public. The other classes are internal: their names and fields in Python
-may change in any version. Traces that contain them stay readable.
+may change in any version. Traces with such messages stay readable.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
@@ -111,7 +110,6 @@ BatchId = NewType("BatchId", int)
 ConversationId = NewType("ConversationId", str)
 
 JsonObject: TypeAlias = dict[str, object]
-"""A JSON object: names with JSON values."""
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
@@ -148,17 +146,14 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """A tool as its server lists it.
 
     Attributes:
-        server: Name of the server in the configuration.
         tool: Bare name, as the server knows it; may contain dots.
         description: The server's text for the model; untrusted.
         input_schema: JSON Schema of the arguments, an object schema.
         output_schema: JSON Schema of the structured result, if the server declares one.
         full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools.
-        annotations: The server's statements about the tool's behaviour; untrusted. `None`: it makes none.
-        trusted: The annotations can be trusted: the tool lock holds this definition, or the tool is built in.
-            Never set by a server.
-        boxed: The tool's server runs in a box (a sandbox), and this machine enforces every limit of the box.
-            Never set by a server.
+        annotations: The server's statements about the tool's behaviour; untrusted. `None`: no statements.
+        trusted: grue trusts the annotations: the tool lock holds this definition, or the tool is built in.
+        boxed: grue runs the tool's server in a box (a sandbox), and this machine enforces all of its limits.
     """
 
     server: ServerName
@@ -277,7 +272,6 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
 
 
 ToolPart = Literal["description", "input_schema", "output_schema", "annotations"]
-"""A part of a tool's definition that its server can change."""
 
 
 # --- What is said in a conversation
@@ -336,10 +330,8 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
     """The host's text for the model.
 
     Attributes:
-        attachments: The images that are sent with the text. An endpoint that does not support one of them
-            gets a description of it instead.
-        stub: The shorter text that replaces this one if a `ContextPolicy` clears it; empty: it is never
-            cleared.
+        attachments: Images. An endpoint that does not support an image gets a description instead.
+        stub: The shorter text that replaces `text` if a `ContextPolicy` clears it; empty: never cleared.
     """
 
     text: str
@@ -452,7 +444,7 @@ class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         length: How many entries the conversation had, counting each `Rewritten` as an entry.
         digest: A SHA-256 of the entries' JSON, in hexadecimal; empty if there were no entries.
-        file: The file that the conversation is appended to; empty: it has none.
+        file: The file that the conversation is appended to; empty: no file.
     """
 
     conversation: ConversationId
@@ -474,7 +466,6 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
         signal: The signal that killed the process, such as `SIGKILL`.
         elapsed_s: Seconds since the spawn began.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
-        remedy: What the person can do about it.
         needs_login: Whether a person has to log in at the server (`grue login`).
     """
 
@@ -509,7 +500,6 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: How many requests were sent.
-        remedy: What the user can do about it.
         overflow: Set if the request was refused because it is longer than the model's context window.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
         retry_after_s: The wait that the endpoint asked for before the next request.
@@ -662,7 +652,6 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an endpoint reports about a reply, for telemetry and display only.
 
     Attributes:
-        id: The endpoint's id for the completion.
         service_tier: The service tier that answered (OpenAI).
         system_fingerprint: The version of the provider's system (OpenAI).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
@@ -764,11 +753,10 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
         conversation: An unknown id starts an empty conversation.
         request: One-based number of the request in its turn.
         stream: Record the reply's text piece by piece, as it arrives (`TextDelta`).
-        aside: Ask with a copy of the conversation, which itself does not change. The copy leaves out the
-            last reply, if its tool calls have no answers yet.
-        clears: The agent can shorten the history. So the LLM actor reports soon that the request is too long
-            for the model: it tries only a lower token limit for the reply or, at status 413, fewer images and
-            files.
+        aside: Ask with a copy of the conversation; the conversation itself does not change. The copy leaves
+            out the last reply, if its tool calls have no answers yet.
+        clears: The agent can shorten the history. So before the LLM actor reports that the request is too
+            long, it tries only a lower token limit for the reply or, at status 413, fewer images and files.
         presumed: The request offers tools that no server has listed yet in this turn. The agent may drop the
             request later (`DropCompletion`), before or after the reply has come.
     """
@@ -815,14 +803,13 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         refusal: The text of a refusal, if the endpoint marks the reply as a refusal.
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`), for people.
-        usage: Sum over all tries of this request, including one whose reply was cut short. The tokens of a
-            reply for which the endpoint reports none are estimated.
+        usage: Sum over all tries of this request. Tokens that the endpoint does not report are estimated.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         stopped: The endpoint's word for why it stopped the reply early; empty if the reply is complete or
             reached its length limit.
         written: Set if the model wrote its tool calls as text, even if grue has turned them into calls.
-        tokens: The reply's tokens, if the endpoint was asked for them. `None`: it reports none, or the reply
+        tokens: The reply's tokens, if grue asked for them. `None`: the endpoint reports none, or the reply
             contained a secret, which the tokens' ids would reveal.
     """
 
@@ -858,10 +845,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request is sent in a provider's batch, and a later process reads its reply.
-
-    `item` is the request's id in the batch.
-    """
+    """llm -> agent: the request is sent as `item` of a provider's batch. A later process reads its reply."""
 
     request: int
     item: str
@@ -882,7 +866,7 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
 
 
 class ServerSampled(Message, frozen=True, kw_only=True):
-    """sampling -> agent: a request of a server to the model has ended. It counts in the turn's budget."""
+    """sampling -> agent: a server's request to the model has ended. The turn's budget counts the request."""
 
     server: ServerName
     usage: Usage
@@ -939,10 +923,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: the cost of replies is not known, so a cost limit has no effect. Noted once for each runner.
-
-    `endpoint` is the name of the endpoint's profile.
-    """
+    """host: the cost of replies is not known, so a cost limit has no effect. Noted once for each runner."""
 
     compared = False
     model: str
@@ -951,10 +932,7 @@ class CostUncounted(Message, frozen=True, kw_only=True):
 
 
 class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
-    """llm: a reply does not fit the schema that was sent, so from now on prompts state the schema.
-
-    `endpoint` is the name of the endpoint's profile.
-    """
+    """llm: a reply does not fit the schema that was sent, so from now on prompts state the schema."""
 
     request: int
     endpoint: str
@@ -969,7 +947,6 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
     Attributes:
         tools: How many tools the request offered.
         prompt_tokens: How many tokens the endpoint has counted for all of the prompt.
-        endpoint: The name of the endpoint's profile.
     """
 
     compared = False
@@ -981,10 +958,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
 
 
 class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
-    """llm: from now on, requests leave out settings that the endpoint refuses. Noted once for each setting.
-
-    `endpoint` is the name of the endpoint's profile.
-    """
+    """llm: from now on, requests leave out settings that the endpoint refuses. Each setting is noted once."""
 
     compared = False
     request: int
@@ -1011,8 +985,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
     Attributes:
         changed: The fields of `WireProfile` whose values have changed, with their new values.
-        rewritten: Whether messages that were sent before are now encoded differently, so that the prompt
-            cache begins anew.
+        rewritten: Whether earlier messages are now encoded differently, so that the prompt cache begins anew.
     """
 
     request: int
@@ -1021,10 +994,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
 
 class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
-    """llm: thoughts in some replies of the conversation are not sent, because the endpoint cannot read them.
-
-    `replies` says how many replies have such thoughts.
-    """
+    """llm: `replies` replies are sent without their thoughts, which the endpoint cannot read."""
 
     conversation: ConversationId
     replies: int
@@ -1038,7 +1008,6 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
     The pieces of a request since its last restart, concatenated, are the reply's text so far.
 
     Attributes:
-        part: Whether the piece belongs to the answer's text or to the model's reasoning.
         restart: The request is being retried. Discard all its earlier pieces, of both parts. `text` is empty.
     """
 
@@ -1055,7 +1024,7 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
 class OpenSession(ToSession, frozen=True, kw_only=True):
     """agent -> session: connect, with `timeout_s` for each attempt.
 
-    A stdio server gets a new process, unless one was started in advance or kept after an earlier turn.
+    A stdio server gets a new process, unless a process was started in advance or kept after an earlier turn.
     """
 
     server: ServerName
@@ -1068,13 +1037,13 @@ class SessionOpened(Message, frozen=True, kw_only=True):
     """session -> agent: the server is connected and initialised, and grue has its list of tools.
 
     Attributes:
-        attempt: Number of the attempt that succeeded, from 1; above 1 after retries.
+        attempt: Number of the attempt that succeeded, from 1.
         protocol_version: The negotiated MCP revision; empty if this is not an MCP server.
-        pid: The server's process, if it has one.
+        pid: Id of the server's process; `None`: the server is not a process that grue has started.
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
-        box: What the server's process can reach in its box, and which limits this machine cannot enforce, as
-            a text; empty: the server has no box, or is not a process that grue has started.
+        box: A text about the server's box (a sandbox): what its process can reach, and which limits this
+            machine cannot enforce. Empty: the server has no box, or is not a process that grue has started.
 
     Source: R6.8, P8
     """
@@ -1095,8 +1064,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
     Attributes:
         newly: This turn disabled the server. Otherwise an earlier turn did.
-        last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
-            none.
+        last_words: The last line that the server wrote to stderr; empty: the server wrote no line.
         retry_s: Seconds until a turn may try to connect again. `None`: no turn of the episode tries again, or
             this turn did not try. Old traces lack this field and `last_words`.
 
@@ -1131,7 +1099,7 @@ class CallTools(ToSession, frozen=True, kw_only=True):
     """agent -> session: run these calls one after the other and report the result of each.
 
     Attributes:
-        after_timeout: What happens to the other calls of the batch after one has timed out.
+        after_timeout: What happens to the rest of the batch when a call has timed out.
 
     Source: R5.2, P17
     """
@@ -1157,8 +1125,7 @@ class ToolReturned(Message, frozen=True, kw_only=True):
     """session -> agent: the call was answered, with a result or an error.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty if the call was not sent, or the server is not an MCP
-            server.
+        request_id: Id of the JSON-RPC request; empty: the call was not sent, or not to an MCP server.
         error_code: The code of the JSON-RPC error that the server answered with; `None` if it sent none.
     """
 
@@ -1171,11 +1138,10 @@ class ToolReturned(Message, frozen=True, kw_only=True):
 
 
 class ToolTimedOut(Message, frozen=True, kw_only=True):
-    """session -> agent: no result came in time. The session has sent an MCP server a cancellation.
+    """session -> agent: no result came in time. An MCP server that got the call is sent a cancellation.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty if the call was not sent, or the server is not an MCP
-            server.
+        request_id: Id of the JSON-RPC request; empty: the call was not sent, or not to an MCP server.
 
     Source: R6.5, P24
     """
@@ -1191,8 +1157,7 @@ class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: the call was not sent to its server.
 
     Attributes:
-        refused: The call itself was wrong, and the model can correct it: for example, its arguments do not
-            fit the tool's schema, or the tool has changed.
+        refused: The call itself was wrong, for example its arguments, and the model can correct the call.
     """
 
     batch: BatchId
@@ -1205,8 +1170,7 @@ class ServerDied(Message, frozen=True, kw_only=True):
     """session -> agent: the server ended, or the connection broke, during this call.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty if the call was not sent, or the server is not an MCP
-            server.
+        request_id: Id of the JSON-RPC request; empty: the call was not sent, or not to an MCP server.
     """
 
     server: ServerName
@@ -1279,11 +1243,7 @@ class TaskCreated(SessionNote, frozen=True, kw_only=True):
 
 
 class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
-    """A session or the agent notes something about a server, such as noise on its stdout or a log line.
-
-    Attributes:
-        text: Untrusted, because much of it is the server's own text.
-    """
+    """session or agent: a notice about a server, such as noise on its stdout. `text` is untrusted."""
 
     compared = False
     server: ServerName
@@ -1297,7 +1257,6 @@ class ServerRequested(SessionNote, frozen=True, kw_only=True):
     Attributes:
         method: Such as `prompts/get` or `resources/read`.
         error: Why the request failed; empty: it was answered, or cancelled.
-        duration_s: Seconds from sending the request to its end.
     """
 
     server: ServerName
@@ -1311,8 +1270,7 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
     """session: a tool differs from the definition that the user approved in the tool lock.
 
     Attributes:
-        change: `added`: the tool is not in the lock. `removed`: the server no longer lists it. `changed`: its
-            definition differs in these `parts`.
+        change: `added`: not in the lock. `removed`: no longer listed. `changed`: these `parts` differ.
         refused: The tool is not offered to the model.
     """
 
@@ -1374,8 +1332,7 @@ class ApprovalPostponed(Message, frozen=True, kw_only=True):
     """approval -> agent: nobody answers now, so the turn is to be parked.
 
     Attributes:
-        expires_at: When the questions expire, and their calls are denied, in seconds since the epoch; `None`:
-            never.
+        expires_at: When the questions expire and their calls are denied, in epoch seconds; `None`: never.
     """
 
     expires_at: float | None = None
@@ -1403,10 +1360,7 @@ class AnswerRefused(Message, frozen=True, kw_only=True):
 
 
 class DeadlinePassed(Message, frozen=True, kw_only=True):
-    """agent -> agent: the time for this turn's work is over.
-
-    `kept_s` is the part of the turn's limit that is reserved for closing sessions.
-    """
+    """agent -> agent: only `kept_s` of the turn's limit are left. They are reserved for closing sessions."""
 
     limit_s: float
     kept_s: float = 0.0
@@ -1419,10 +1373,7 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 
 
 class IterationStarted(TurnNote, frozen=True, kw_only=True):
-    """agent: a request that offers tools is sent.
-
-    `iteration` is the number of the turn's replies with tool calls so far, plus 1.
-    """
+    """agent: a request with tools is sent, after `iteration - 1` replies with tool calls."""
 
     iteration: int
     max_iterations: int
@@ -1432,7 +1383,7 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: tools that a request offered before their servers had started were compared with the real ones.
 
     There are two cases. `server` is empty: all servers of the request have listed their tools, and the reply
-    is used, because it calls none in `changed`. Or `server` is set: a tool call has started this server only
+    is used: it calls no tool in `changed`. Or `server` is set: a tool call has started this server only
     now. Calls of its tools in `changed` are not sent, and the model is told so.
 
     Attributes:
@@ -1466,10 +1417,7 @@ class ToolDenied(TurnNote, frozen=True, kw_only=True):
 
 
 class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
-    """A person's decision had no effect, for example because it came too late or is about another call.
-
-    Noted by the agent or the approval actor.
-    """
+    """agent or approval: a person's decision had no effect, for example because it came too late."""
 
     call_id: CallId
     reason: str
@@ -1563,10 +1511,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own.
         sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
         references: When to offer `read_result`, which returns the rest of a tool result that was cut.
-            `later`: after the first cut result. `now`: from the start, because an earlier turn had a cut
-            result. `never`: not at all.
-        when_called: The servers that start at their first call, each with the tools that are offered for it
-            until then.
+            `later`: after the first cut result. `now`: from the start: an earlier turn had a cut result.
+        when_called: The servers that start at their first call, with the tools that are offered until then.
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never.
         waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
@@ -1625,8 +1571,7 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
         iterations: How many replies had tool calls.
         requests: How many completions were requested, by the turn and by its servers (sampling).
         usage: What all `requests` have cost.
-        untold: Results of tool calls that no request has sent to the model yet. The conversation keeps them
-            for its next turn.
+        untold: Tool results that no request has sent to the model. The conversation's next turn sends them.
     """
 
     turn: int
@@ -1645,7 +1590,7 @@ class TurnFailed(Message, frozen=True, kw_only=True):
     """agent -> host: the turn has no answer, and every session is closed.
 
     Attributes:
-        untold: Results of tool calls that no request has sent to the model yet, as in `TurnCompleted`.
+        untold: As in `TurnCompleted`.
         unread: Whether the turn ended while it waited for a reply of the model. The conversation does not
             contain that reply, even if it came later.
     """
@@ -1663,15 +1608,12 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 class TurnParked(Message, frozen=True, kw_only=True):
     """agent -> host: the turn waits for a person. Every session is closed, and the servers' state is lost.
 
-    This message and the trace before it hold all that a later process needs to go on. Old traces lack some of
-    the fields.
+    A later process needs only this message and the trace before it. Old traces lack some of the fields.
 
     Attributes:
-        calls: All tool calls of the model's last reply. Those that are neither in `settled` nor in
-            `Resumption.tasks` have not been sent.
+        calls: All tool calls of the last reply. Only those in `settled` or `Resumption.tasks` have been sent.
         settled: Calls of this reply that an earlier process has sent, with their results.
-        expires_at: When the questions expire, and their calls are denied, in seconds since the epoch; `None`:
-            never.
+        expires_at: As in `ApprovalPostponed`.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
         batches: The number of the last batch of tool calls.
         media_bytes: Decoded size of the attachments so far.
@@ -1796,10 +1738,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for a reply in a provider's batch, and every session is closed.
-
-    `item` is the request's id in the batch.
-    """
+    """agent -> host: the turn waits for the reply to `item` of a provider's batch. No session is open."""
 
     turn: int
     request: int
@@ -1876,7 +1815,7 @@ else:
             if isinstance(kind, type) and issubclass(kind, Message) and kind not in _BASES
         )
     ]
-"""Every message above; the trace reader decodes into it."""
+"""Every message above."""
 
 # When msgspec first reads a class, it builds a description of the class. If two threads do so at once, the
 # process crashes. So build all descriptions here: only one thread runs an import.

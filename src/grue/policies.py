@@ -35,14 +35,13 @@ ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
 NoticeKind: TypeAlias = Literal[
     "noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated", "updates_ended"
 ]
-"""What a server did outside of requests and replies.
+"""What a notice about a server (`ServerNoted`) reports.
 
 - `noise`: the server wrote a line that is not a JSON-RPC message.
 - `bad_tool`: a tool of the server, or a page of its listing, cannot be used and was left out; or the tools
   could not be listed again; or a pattern in the settings matches no tool.
-- `bad_schema`: a tool's results are not checked against its output schema, because that cannot be used.
-- `too_large`: a message was too large, so it was not read or was kept as text only; or there were too many
-  notices.
+- `bad_schema`: a tool's results are not checked against its output schema, because the schema cannot be used.
+- `too_large`: a message was not read, or kept as text only, because of its size; or too many notices came.
 - `log`, `progress`: the server sent a notification of this kind.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed; the
   notice's text is the resource's URI or the name of the list.
@@ -51,13 +50,13 @@ NoticeKind: TypeAlias = Literal[
 """
 
 UNLISTED = ", and the server lists no such tool"
-"""Ends a `bad_tool` notice about a pattern in a server's settings that matches no tool."""
+"""The end of a `bad_tool` notice about a pattern, in a server's settings, that matches no tool."""
 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
 SettlementKind: TypeAlias = Literal[
     "returned", "timed_out", "died", "skipped", "rejected", "denied", "interrupted"
 ]
-"""How a tool call was settled."""
+"""How a tool call was settled. `ToolCallRecord` explains the words."""
 
 FailureKind: TypeAlias = Literal[
     "refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"
@@ -90,12 +89,12 @@ FailureReason: TypeAlias = Literal[
 - `overloaded`: the endpoint has no capacity now, or failed by itself.
 - `region`: the endpoint does not serve this country or region.
 - `model`: there is no such model, or not for this account.
-- `tools`: the model or its server takes no tools.
+- `tools`: the model or the endpoint takes no tools.
 - `content`: moderation refused what was sent.
 - `too_long`: the request is longer than the model's context window, or than what the endpoint accepts.
 - `request`: the endpoint refuses the form of the request, or a value in it.
 - `address`: the base URL does not lead to an endpoint.
-- `connection`: no connection, or it broke.
+- `connection`: no connection was made, or it broke.
 - `timeout`: a time limit passed.
 - `reply`: the reply is not a completion, is damaged, or contains a garbled tool call of the model.
 """
@@ -118,8 +117,7 @@ ForceReason: TypeAlias = Literal["max_iterations", "no_content", "tool_timeout",
 
 # --- The policy for tools
 #
-# `protocol/tools/policy.py` applies it. A turn's policy is part of its first message, so that the trace shows
-# which policy the turn had.
+# A turn's policy is part of its first message, so that the trace shows which policy the turn had.
 
 Verdict = Literal["allow", "ask", "deny"]
 """A rule's verdict: a call is made, is made after a person has approved it, or is not made."""
@@ -131,8 +129,7 @@ class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     Attributes:
         read_only: The tool changes nothing.
         destructive: It may delete or overwrite. Only meaningful for a tool that is not read-only.
-        idempotent: A second call with the same arguments has no further effect. Only meaningful for a tool
-            that is not read-only.
+        idempotent: Repeating a call has no further effect. Only meaningful for a tool that is not read-only.
         open_world: It reaches things outside the server's own domain, such as the web.
     """
 
@@ -180,16 +177,14 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
-    """The rules for tool calls: made, asked about or denied. The default allows every call, one at a time.
+    """The rules that decide which tool calls are made. The default allows every call, one at a time.
 
     Attributes:
         rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
-        trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those
-            that the tool lock holds, are always trusted. All other annotations can only make the verdict
-            stricter.
-        parking: A turn that needs a person's approval ends, and `Runner.resume` continues it once the person
-            has answered. Requires a trace file. Without parking, the turn asks the runner's `approve`
-            callback.
+        trusted: Servers whose annotations are trusted. Annotations of the host's own functions and in the
+            tool lock always are. All other annotations can only make the verdict stricter.
+        parking: A turn that needs a person's approval ends; `Runner.resume` continues it after the answer.
+            Requires a trace file. Without parking, the turn asks the runner's `approve` callback.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
     """
 
@@ -200,16 +195,14 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
 
 # --- Questions about tool calls, and decisions
-#
-# A decision is used only for a call with the same id, tool, arguments and tool definition, so make it by a
-# method of its question.
 
 
 class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A person's answer to one question. Make it with a method of the question.
 
+    The answer is used only for a call with the same id, tool, arguments and tool definition.
+
     Attributes:
-        call_id: Id of the call that the answer is about.
         name: Canonical name of the tool.
         arguments_digest: Identifies the arguments that the person saw.
         definition_digest: Identifies the tool's definition that the question was about.
@@ -233,13 +226,10 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         call_id: Id of the call in its turn.
         name: Canonical name of the tool.
-        arguments: What the model wants to call it with; untrusted.
-        arguments_digest: Identifies the arguments.
-        definition_digest: Identifies the tool's definition.
+        arguments: What the model wants to call the tool with; untrusted.
         reason: Why the policy asks; empty if its rule gives no reason.
         description: The server's text about the tool; untrusted.
-        input_schema: The schema of the tool's arguments, for a person who changes them; untrusted. `None`:
-            the question was read from an old trace.
+        input_schema: Schema of the arguments, for a person who changes them; untrusted. `None`: an old trace.
     """
 
     call_id: str
@@ -277,8 +267,6 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 # --- The context window
-#
-# The rules are in `protocol/context/fit.py`.
 
 SUMMARY_REQUEST = (
     "The conversation so far will be replaced by your summary of it. Write down what is needed to go on "
@@ -295,15 +283,14 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
     """If there are many tools, offer the model two tools instead, which find and call the others.
 
     These are `find_tools(query)` and `call_tool(name, arguments)`. The list of tools in the prompt stays the
-    same, so prompt caches stay valid. Policies, approvals and traces show the tool that is called, not
-    `call_tool`.
+    same, so prompt caches stay valid. Policies, approvals and traces show the called tool, not `call_tool`.
 
     Attributes:
         above: The two tools are used if there are more tools than this (a whole number), or if the tools'
             definitions would fill more than this share of the context window (a number below 1, such as
             0.1). If the window's size is not known, 128,000 tokens are assumed.
         most: How many tools `find_tools` returns at most.
-        always: Patterns of canonical tool names (`files.read`, `web.*`) that are offered beside the two.
+        always: Patterns of canonical names (`files.read`, `web.*`) of tools that are offered beside the two.
 
     Raises:
         MCPConfigError: A number is out of its range.
@@ -338,13 +325,12 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
         high_water: Clear if a request would fill more than this share of `window_tokens - reply_tokens`.
         low_water: Clear until the request fills at most this share of the same number.
-        max_summaries: The most summaries in one turn. Each is a request to the model, which counts for the
-            budget, but not as an iteration.
+        max_summaries: The most summaries in one turn. Each is a request that the budget counts.
         summary_request: The text that asks for a summary; `{words}` is replaced by the summary's word limit.
         read_only: Patterns of canonical names (`files.*`) of tools that change nothing. Used only if the
-            model cannot read cleared results by `read_result` (see `TurnLimits.long_results`). Then the stubs
-            of these tools' results say that the tool can be called again, other stubs that the call must not
-            be repeated. A tool that is trusted and annotated as read-only needs no pattern.
+            model cannot read cleared results by `read_result` (see `TurnLimits.long_results`). Then the stub
+            of such a tool's result says that the tool can be called again; other stubs say that the call must
+            not be repeated. A tool that is trusted and annotated as read-only needs no pattern.
         bytes_per_token: Used to estimate a text's tokens, until the endpoint's own counts correct it.
 
     Raises:
@@ -412,8 +398,7 @@ STARTUP_TIMEOUT_S = 10.0
 class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How much may be spent on the model; `None`: no limit.
 
-    A turn that reaches a limit requests the final answer and then ends. If that answer is not acceptable, the
-    model is not asked for another.
+    A turn that reaches a limit requests the final answer, and ends even if that answer is not acceptable.
 
     Attributes:
         requests: Completions, including the forced final one. Retries are not counted.
@@ -435,13 +420,11 @@ class Batching(Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The folder for the stored requests, the batches' states and the turns' traces.
         most_items: The most requests of one batch; `None`: as many as the provider takes.
-        first_look_s: Seconds between the first two polls of a batch's state. Each later wait is 1.5 times as
-            long as the one before.
+        first_look_s: Seconds between the first two polls of a batch. Each later wait is 1.5 times as long.
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for this many seconds. A later run with
             the same `folder` goes on from there.
-        batch_timeout_s: Give up when a batch has not ended this many seconds after it was made. Providers
-            promise a day.
+        batch_timeout_s: Give up when a batch has not ended after this many seconds. Providers promise a day.
         retry_failed: Whether turns that failed in an earlier run are run again, from their beginning.
     """
 
@@ -458,9 +441,8 @@ class Batching(Struct, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""The default of `turn_timeout_s`. The retries of one request to a silent endpoint are used up after 750 s.
-So with this limit, a turn with a silent endpoint fails with an `LLMError`, which says more than
-`TurnTimedOut`."""
+"""The default of `turn_timeout_s`. The retries of a request to a silent endpoint are used up after 750 s. The
+turn then fails with an `LLMError`, which says more than `TurnTimedOut`."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")
@@ -470,15 +452,12 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
     """How much a turn may use.
 
     Attributes:
-        max_tool_iterations: The most replies with tool calls. After these, the model is asked for its final
-            answer, without tools.
+        max_tool_iterations: The most replies with tool calls. Then the model is asked for its final answer.
         tool_call_timeout_s: Time limit of each tool call.
         server_startup_timeout_s: Time limit for spawn, handshake and listing together. `None`: 10 s, and 60 s
             for a command such as `npx` that may have to download the server.
-        startup_timeouts_s: The servers that have another limit than `server_startup_timeout_s`, by name. The
-            runner sets this.
-        starts_at_once: How many servers may be starting at the same time, among those that start at their
-            first call (`when_called`).
+        startup_timeouts_s: By server name, limits that apply instead. The runner sets this.
+        starts_at_once: How many servers that start at their first call (`when_called`) may start together.
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
             handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
@@ -486,9 +465,8 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         max_image_bytes: Largest image that is sent to the model; 0: none is sent. For a larger one, the model
             gets a text with its type and size.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn; 0:
-            none is sent. For each one that exceeds the total, the model gets a text with its type and size.
-        max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
-            not offered to servers.
+            none is sent. For each item that exceeds the total, the model gets a text with its type and size.
+        max_samplings: Requests that all servers together may make to the model (MCP sampling); 0: none.
         turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;
             `None`: no limit.
         teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of
@@ -525,7 +503,7 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
 
 Keep = Literal["nothing", "loop", "sessions"]
 """What stays open after a turn of a runner. `nothing`: when a turn returns, all that it started has ended.
-`loop`: the event loop, in a thread of its own, and the connections to the model. `sessions`: these, and the
+`loop`: the event loop, in a thread of its own, and the connections to the model. `sessions`: also the
 sessions with tool servers."""
 
 StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
@@ -571,8 +549,7 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
             fails. `disable`: it goes on without the server's tools.
         first_connects: By server name, values that apply instead of `first_connect`. The runner sets this for
             servers that are configured with `required`.
-        connect_retries: Further attempts, in the same turn, after a failed connect to a server that was
-            connected before in the episode.
+        connect_retries: Further attempts in a turn to connect to a server that was connected before.
         retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
             next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15
             minutes. `None`: until the episode ends.
@@ -581,8 +558,7 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
             the model is asked for its final answer.
         after_death: What follows if a server dies during a turn. `force`: the model is asked for its final
             answer. `reconnect`: grue connects to the server again, once in a turn.
-        fallbacks_before_stop: `grue play` ends an episode after this many turns in a row in which the host's
-            fallback value was used.
+        fallbacks_before_stop: `grue play` ends an episode after this many fallback answers in a row.
         on_tool_drift: What to do about a tool that differs from the tool lock or is not in it. Has no effect
             without a lock.
 

@@ -53,12 +53,10 @@ class Tap(Protocol):
 class Mailbox(Generic[M]):
     """A named queue of envelopes with one reader.
 
-    Each envelope is recorded and queued without an `await` in between, so that the trace and the mailbox have
-    the same order.
+    Each envelope is recorded and queued without an `await` in between: trace and mailbox have the same order.
 
     Args:
         name: The owner's name, which is the receiver in every envelope of this mailbox.
-        tap: Records each message on its way in.
         bound: How many messages the mailbox holds before a sender has to wait; at least 1.
 
     Raises:
@@ -125,16 +123,11 @@ class Mailbox(Generic[M]):
     ) -> Any:
         """Send a message and return the body of the reply.
 
-        Args:
-            body: The question.
-            sender: Who asks.
-            timeout_s: How long to wait for the reply; `None`: no limit.
-            cause: Number of the envelope that made the sender ask.
+        `timeout_s` limits sending and waiting together; `None`: no limit. `cause`: see `Envelope`.
 
         Raises:
             AskTimedOut: No reply within `timeout_s`.
-            MailboxClosed: The mailbox was closed before the question was sent, or the reader ended before it
-                replied.
+            MailboxClosed: The mailbox was closed, or its actor ended before it replied.
         """
         reply = self.expect_reply(sender)
         try:
@@ -203,8 +196,7 @@ class Mailbox(Generic[M]):
 class ReplyChannel:
     """Carries the reply to one ask.
 
-    The reply does not go through the asker's mailbox: two actors with full mailboxes that ask each other
-    would deadlock.
+    The reply bypasses mailboxes. Otherwise two actors with full mailboxes that ask each other would deadlock.
     """
 
     def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
@@ -271,10 +263,7 @@ class Actor(Generic[M]):
                 await self.receive(envelope)
 
     def around(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that `run` enters before the first message and leaves after the last.
-
-        A subclass overrides this method for its set-up and clean-up.
-        """
+        """Return a context manager that `run` enters before the first message and leaves after the last."""
         return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:
@@ -297,10 +286,8 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
     """Trace note: an actor raised an unexpected exception.
 
     Attributes:
-        actor: The actor's name.
         error: Type and text of the exception.
-        where: File, line and function of each of the traceback's last frames, in the traceback's order. At
-            most five.
+        where: `FILE:LINE FUNCTION` of the traceback's last frames, at most five, the innermost last.
     """
 
     actor: str
@@ -321,12 +308,9 @@ class Supervisor:
     the group's scope, and a shielded scope protects them.
 
     Args:
-        recorder: Records every envelope.
-        turn: Number of the turn that the envelopes belong to; 0 outside turns.
+        turn: Number of the turn that the envelopes belong to; 0 outside turns. The owner of a group that
+            lives for several turns sets the attribute `turn` anew for each turn.
         stop_grace_s: Seconds an actor has to finish by itself.
-
-    Attributes:
-        turn: As the argument. The owner of a group that lives for several turns sets it anew for each turn.
 
     Raises:
         TraceError: On leaving, if the trace could not be written.
@@ -368,7 +352,7 @@ class Supervisor:
         self._group.start_soon(self._run, actor, whole, name=actor.name)
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Cancel all actors because `actor` raised `error`. At the block's end, call `raise_crash`."""
+        """Cancel all actors because `actor` raised `error`. Leaving the block then calls `raise_crash`."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
@@ -388,8 +372,7 @@ class Supervisor:
     ) -> bool | None:
         cut_short: BaseException | None = None
         self._stopping = True
-        # The block's exception may come from the host's code, for example from an observer that was called
-        # with a message of the block.
+        # The block may fail in the host's code, for example in an observer of a message that the block sends.
         host_failed = exc_val is not None and bool(raised_by(exc_val)) and not ends_the_task(exc_val)
         if exc_val is None:
             try:
@@ -418,10 +401,7 @@ class Supervisor:
                 await self._all_done.wait()
 
     async def _end(self, error: BaseException | None) -> bool | None:
-        """Cancel the running actors and wait for them.
-
-        Return whether `error` is the cancellation by which the task group ends its own tasks.
-        """
+        """End all actors. Return whether `error` is the cancellation by which the group ends its tasks."""
         if error is not None or self._running:
             self._group.cancel_scope.cancel()
         try:
@@ -438,8 +418,7 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Set this before `abandon` closes the mailbox, so that actors that send to it do not count as
-            # crashed.
+            # Set this before `abandon` closes the mailbox: actors that send to it do not count as crashed.
             self._stopping = self._stopping or whole
         except BaseException as raised:
             if ends_the_task(raised):

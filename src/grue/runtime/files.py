@@ -1,7 +1,6 @@
 """Read files that other programs may have damaged, and write files so that a kill cannot leave half of one.
 
-Most functions raise `OSError`, which the caller translates into its own error, for example with
-`os_errors_as`. `LineFile` and `cut_half_line` raise `TraceError`; `as_path` raises `MCPConfigError`.
+Most functions raise `OSError`, which the caller can translate with `os_errors_as`.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Ite
 
 
 def as_path(given: object, what: str) -> Path:
-    """Return `given` as a `Path`. Raise `MCPConfigError` if it is no path, or no file can have this path.
-
-    The error's text begins with `what`.
-    """
+    """Return `given` as a `Path`. Raise `MCPConfigError` if it is no path, or no file can have this path."""
     if not isinstance(given, str | os.PathLike):
         raise MCPConfigError(f"{what} wants a path, 'file' or Path('file'), not {shown(given)}.")
     path = Path(given)
@@ -170,8 +166,7 @@ def replacing(
     Args:
         path: The file. Its folder has to exist.
         mode: The permissions of the new file, less the process's umask.
-        fsync: Wait until the content is on the disk. Otherwise it survives the end of the process, but not a
-            crash of the machine.
+        fsync: Wait until the content is on the disk. Otherwise a crash of the machine can lose the content.
         draft: A fixed name for the draft, in the folder of `path`, for a file that has one writer at a time:
             the next write removes the draft of a killed writer. `None`: a random name.
         dir_fd: The open folder that `path` is relative to; `None`: the working directory.
@@ -301,7 +296,7 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove everything after the last newline; raises `TraceError`, also if the file is a pipe."""
+        """Remove everything after the last newline. Raise `TraceError` if that fails, as in a pipe."""
         try:
             require_regular(self._fd)
         except OSError as error:
@@ -321,14 +316,14 @@ class LineFile:
         return 0
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes; raises `TraceError`."""
+        """Truncate the file to `size` bytes, or raise `TraceError`."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
             raise self._refused(error) from error
 
     def sync(self) -> None:
-        """Flush the file to the disk (`fsync`); raises `TraceError`."""
+        """Flush the file to the disk (`fsync`), or close it and raise `TraceError`."""
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -346,7 +341,7 @@ class LineFile:
 
 
 def cut_half_line(path: Path, what: str) -> None:
-    """Remove an incomplete last line, which a killed writer may have left; raises `TraceError`."""
+    """Remove an incomplete last line, which a killed writer may have left, or raise `TraceError`."""
     file = LineFile(path, what)
     try:
         file.cut_half_line()

@@ -2,8 +2,7 @@
 
 A call into C holds the GIL until it returns, and so blocks the event loop even from another thread. Counting
 and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call:
-it takes about a millisecond per megabyte, and by default a model's reply or a server's message has at most
-8 MiB.
+it takes about a millisecond per megabyte; by default, a reply or a server's message has at most 8 MiB.
 
 A thread that needs the GIL waits for 5 ms until Python takes the GIL from its holder. Then a third thread may
 be quicker to get it. An event loop releases the GIL several times between two callbacks, so two busy threads
@@ -21,8 +20,7 @@ STEP = 2**18
 """How many bytes or characters one step handles."""
 
 JOINED_AT_ONCE = 2**20
-"""Parts with up to this many bytes together are joined in one call. That takes half a millisecond, as long as
-starting a thread."""
+"""Parts with up to this many bytes together are joined in one call. Starting a thread would take as long."""
 
 LONG = 131_072
 """A message whose JSON has at least this many bytes is handled in a thread."""
@@ -110,10 +108,7 @@ class LineBuffer:
         return None
 
     def rest(self) -> bytes | None:
-        """Return the bytes after the last newline; `None`: there are none.
-
-        Raises `CutLineError` as `take` does.
-        """
+        """Return the bytes after the last newline; `None`: no bytes. Raises `CutLineError` as `take` does."""
         if not self._received and self._head is None:
             return None
         return self._cut_off(len(self._received), skip=0)

@@ -1,7 +1,7 @@
 """Import large modules, and make a fork wait for imports in other threads.
 
-A fork waits until no other thread is in an import by grue, or in a call of pydantic or OpenSSL by grue.
-Otherwise the child would have half of a module, or a lock that nobody ever frees.
+A fork waits, for a limited time, until no other thread is in an import, or in a call of pydantic or OpenSSL
+by grue. Otherwise the child would have half of a module, or a lock that nobody ever frees.
 """
 
 import concurrent.futures.thread  # noqa: F401 - see register_at_fork
@@ -43,8 +43,7 @@ def is_loaded(*names: str) -> bool:
 def load_all(*names: str) -> None:
     """Import modules. Call this in a thread, so that the event loop is not blocked.
 
-    Only one thread imports at a time: otherwise one thread could find the module of another only half
-    loaded. Raises the errors of `load`.
+    Only one thread imports at a time, so that none finds a half-loaded module. Raises the errors of `load`.
     """
     with _one_at_a_time:
         missing = {name for name in names if name not in sys.modules}
@@ -68,23 +67,20 @@ def load(name: str) -> ModuleType:
 
 
 _OURS_WITHIN_S = 60.0
-"""How long a fork waits for the work that `_work_in` calls "ours". On a busy machine, imports take many
-seconds."""
+"""How long a fork waits for the work that `_work_in` calls "ours". An import can take many seconds."""
 
 _OTHERS_WITHIN_S = 5.0
-"""How long a fork waits for imports of other code. It is short, because a program may run its main loop
-within an import."""
+"""How long a fork waits for imports of other code. An import may run a program's whole main loop."""
 
 _outlasted: set[int] = set()
 """Threads whose imports took longer than `_OTHERS_WITHIN_S`. Later forks do not wait for these threads."""
 
 
 _SWITCH_S = 0.2
-"""Python's switch interval while a thread forks: how long a thread may keep the GIL while others wait for the
-GIL. Python's default is 5 ms."""
+"""Python's switch interval during a fork: how long a thread keeps the GIL while others wait for the GIL."""
 
 _usual_switch_s: float | None = None
-"""The program's own switch interval while a fork has changed it; `None`: no fork has."""
+"""The program's own switch interval while a fork has changed it; `None`: no fork has changed it."""
 
 
 def _wait_for_others() -> None:
@@ -137,8 +133,7 @@ def _work_in(frame: FrameType | None) -> str:
 
     - "ours": an import that grue's code makes or causes, for example at the first use of httpx. Also a call
       of pydantic or OpenSSL by grue: they initialise themselves at their first use, and hold locks meanwhile.
-    - "others": an import that grue's code has not caused, such as the import of a codec in a thread that
-      looks up a host name for an event loop.
+    - "others": an import that grue's code has not caused, such as a codec's when a host name is looked up.
     - "idle": the thread runs grue, but nothing that an `os.fork` has to wait for.
     - "": the thread neither imports nor runs grue.
     """

@@ -24,8 +24,7 @@ _ESCAPE_SEQUENCE = re.compile(
 _ESCAPES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-"""Matches in a JSON text: an escaped backslash, the two escapes of a surrogate pair, or the escape of a lone
-surrogate, which is the group."""
+"""Matches an escaped backslash, an escaped surrogate pair, or, as the group, an escaped lone surrogate."""
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -70,8 +69,7 @@ def shortened(text: str, limit: int) -> str:
 def plain_text(text: str) -> str:
     r"""Return `text` without terminal escape sequences and with its other control characters escaped.
 
-    Newlines and tabs stay; `\r\n` becomes `\n`. Use this for the output of programs that write for a
-    terminal.
+    Newlines and tabs stay; `\r\n` becomes `\n`. Use this for output that was written for a terminal.
     """
     return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
 

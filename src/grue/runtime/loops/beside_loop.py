@@ -68,10 +68,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
 
 
 def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
-    """Start `call` in a daemon thread, and return its future.
-
-    A caller without an event loop waits for the future with `concurrent.futures.wait` and a timeout. After
-    the timeout the call goes on in its thread.
+    """Start `call` in a daemon thread, and return its future. The future cannot be cancelled.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -95,8 +92,7 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 def context_of(library: str | None) -> Context:
     """Return a copy of the caller's context in which sniffio's context variable is `library`.
 
-    An unchanged copy would still name the async library of the caller's thread, so that `anyio.run` would
-    refuse to start a loop in a new thread.
+    With the library of the caller's thread in the copy, `anyio.run` would refuse to start in a new thread.
     """
     context = copy_context()
     if _library is not None:
@@ -127,7 +123,7 @@ async def look_up(*args: Any, **options: Any) -> list[Any]:
 
 
 STRETCH_S = 0.005
-"""Longest time in seconds that a loop works without a pause."""
+"""Longest time in seconds that a loop with a `Pace` works before other tasks can run."""
 
 
 class Pace:
@@ -165,7 +161,7 @@ def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
 class BackgroundTasks:
     """An async context manager that runs tasks beside its block, and cancels them when the block ends.
 
-    Unlike a task group, it raises the block's own exception unchanged.
+    Unlike a task group, it does not wrap the block's own exception.
     """
 
     def __init__(self) -> None:

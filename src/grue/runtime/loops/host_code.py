@@ -11,7 +11,6 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
     """Wraps a callback's exception, so that grue's code does not handle it as an exception of its own.
 
     For example, a `TimeoutError` of a callback during a request must not be taken for a slow model.
-    `single` unwraps the exception.
     """
 
     def __init__(self, error: BaseException, whose: str = "a callback of the host") -> None:
@@ -22,7 +21,7 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
 
 @contextlib.contextmanager
 def host_code(whose: str = "a callback of the host") -> Iterator[None]:
-    """Use this block to call the host's code: any exception but a cancellation becomes `HostCodeFailed`.
+    """Use this block to call the host's code: an exception becomes `HostCodeFailed`, unless it ends the task.
 
     `whose` names the callback in the error that the host gets. Empty: the error's own text names it.
     """
@@ -84,8 +83,7 @@ def ends_the_task(error: BaseException) -> bool:
 def single(error: BaseException) -> BaseException:
     """Take an exception out of the `HostCodeFailed` and the exception groups that contain it, and return it.
 
-    From a group, a `KeyboardInterrupt` or `SystemExit` is taken first. A group of several other exceptions is
-    returned as a group.
+    From a group, a `KeyboardInterrupt` or `SystemExit` is taken first; several other exceptions stay a group.
     """
     while True:
         match error:

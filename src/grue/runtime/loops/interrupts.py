@@ -1,7 +1,5 @@
 """Ctrl-C: the only module besides `cli/__init__.py` that handles or blocks signals of grue's own process.
 
-`runtime/processes/` sends signals to servers; it handles none.
-
 What a press of Ctrl-C does depends on where the main thread is, because Python runs signal handlers there:
 
 ```
@@ -34,17 +32,15 @@ another thread is in one of them        nothing: Python runs handlers in the mai
 
 "Raise now" means: raise `KeyboardInterrupt` at whatever line is running. The other presses lead to
 a `KeyboardInterrupt` at the wait or after the clean-up. The exceptions are the first row, a fleet's first two
-presses, and the interpreter's exit. The first two presses do not interrupt a host's callback that blocks. If
-the callback runs in another thread than the main one, no press interrupts it, but the main thread stops
-waiting for it.
+presses, and the interpreter's exit. The first two presses do not interrupt a host's callback that blocks. No
+press interrupts a callback in another thread than the main one, but the main thread stops waiting for it.
 
 Why not leave SIGINT to asyncio? Its handler raises `KeyboardInterrupt` at an arbitrary line from the second
 press on, usually in the middle of the clean-up: a server process stays alive, a lock stays held, or the loop
 never ends. Impatient users press twice within a second. Here the second press kills the processes that the
 clean-up waits for, so the clean-up ends by itself.
 
-The first row of the table is implemented in `cli/__init__.py`, because that code must run before anything
-else is imported.
+The code for the first row of the table is in `cli/__init__.py`, because it must run before all imports.
 """
 
 from __future__ import annotations
@@ -71,7 +67,7 @@ INTERRUPT_GRACE_S = 3.0
 """How long a thread waits, after a Ctrl-C, for the clean-up in another thread's loop."""
 
 _NOTICE_S = 0.05
-"""How often a waiting thread looks for a Ctrl-C that was deferred, or that an event loop has swallowed."""
+"""Time between two checks of a waiting thread for a Ctrl-C that was deferred or swallowed by a loop."""
 
 
 class WorkInterrupted(KeyboardInterrupt):
@@ -81,8 +77,7 @@ class WorkInterrupted(KeyboardInterrupt):
 def block_signals() -> None:
     """Block all signals in the current thread. Call this function in background threads.
 
-    A signal that the system delivers to a waiting background thread would not wake the main thread, which has
-    to handle it.
+    A signal to a waiting background thread would not wake the main thread, which has to handle the signal.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
@@ -114,11 +109,10 @@ def may_handle_interrupts() -> bool:
 
 
 class Interruptible:
-    """A cancel scope around a coroutine. Any thread can cancel it, even before the coroutine starts."""
+    """A cancel scope around a coroutine. Any thread can cancel the coroutine, even before it starts."""
 
     def __init__(self) -> None:
-        # Reentrant, because a signal handler or a finalizer may call `interrupt` in a thread that holds the
-        # lock.
+        # Reentrant: a signal handler or a finalizer may call `interrupt` in a thread that holds the lock.
         self._lock = threading.RLock()
         self._cancel: Callable[[], object] | None = None
         self._interrupted = False
@@ -161,9 +155,8 @@ class Interruptible:
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
     """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
 
-    The caller raises `WorkInterrupted` itself, after the loop has ended. This exception is a
-    `KeyboardInterrupt`: if a task raised it, asyncio would stop the loop at once, and under `nest_asyncio`
-    also log a traceback.
+    The caller raises `WorkInterrupted` itself, after the loop has ended. If a task raised this
+    `KeyboardInterrupt`, asyncio would stop the loop at once, and under `nest_asyncio` also log a traceback.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())
@@ -177,9 +170,8 @@ def run_in_main_thread(
     """Run a coroutine function in the loop that `run_loop` runs. Ctrl-C cancels it, at an `await`.
 
     Use this function only if `may_handle_interrupts()` is true. The second Ctrl-C calls `force_kill`, which
-    kills the processes that the clean-up waits for. The SIGINT handler is set before the loop starts, because
-    asyncio then sets none of its own. asyncio's handler would cancel the main task even while the loop
-    starts or ends.
+    kills the processes that the clean-up waits for. The SIGINT handler is set before the loop starts, so that
+    asyncio sets none: asyncio's handler would cancel the main task even while the loop starts or ends.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
@@ -217,8 +209,6 @@ def run_in_main_thread(
 
 
 class _PressCounter:
-    """A SIGINT handler that counts the presses, and raises only from the third press on."""
-
     def __init__(self) -> None:
         self.deferred = 0
         self._presses = 0
@@ -238,8 +228,7 @@ def defer_interrupts() -> Iterator[None]:
     the `try` that releases it. The loop's thread needs the same locks, and would hang. So the handler only
     counts presses in this block, and `wait_for`, which holds no lock, raises.
 
-    Blocks can be nested. The block has no effect outside the main thread, or if the host has its own SIGINT
-    handler.
+    Blocks can be nested. They do nothing outside the main thread, or if the host has its own SIGINT handler.
 
     Raises:
         KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.
@@ -290,8 +279,7 @@ class InterruptWatch:
 
     A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
     inside that loop is not interrupted, because the cancellation waits for the task's next `await`. The watch
-    sees that the task's count of cancellation requests has grown since the watch was created. So create the
-    watch before the work starts.
+    sees that the task's count of cancellation requests has grown. Create the watch before the work starts.
     """
 
     def __init__(self) -> None:
@@ -321,8 +309,7 @@ def wait_for(
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
-        # Ask every watch. Otherwise, one that was not asked would report this press at the next call of
-        # `wait_for`.
+        # Ask every watch. A watch that was not asked would report this press at the next call of `wait_for`.
         struck = [each.struck() for each in watches]
         if any(struck):
             raise KeyboardInterrupt

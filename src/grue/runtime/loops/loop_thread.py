@@ -1,8 +1,7 @@
 """One event loop for a whole episode, in a background thread, used from synchronous code.
 
 Connections stay open in the loop between calls, and background work goes on while the host does something
-else. The thread is a daemon. `interrupts.py` opens with a table of what each Ctrl-C does. This module must
-not know anything about the work that it runs.
+else. `interrupts.py` opens with a table of what each Ctrl-C does.
 
 `submit`, `interrupt` and `end` never wait for an answer of the loop's thread: the loop may be busy or about
 to end, or the caller may be the loop's own thread.
@@ -50,8 +49,7 @@ LoopContext: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextMa
 """Makes the context manager that is open while the loop runs, given the loop's task group."""
 
 CLOSE_GRACE_S = 1.5
-"""How long the clean-up at the loop's end may take before `force_kill` is called. A cancelled session needs
-at most one second."""
+"""How long the loop's clean-up may take before `force_kill`. A cancelled session needs at most 1 s."""
 
 CLOSE_WITHIN_S = 10.0
 """How long `close` waits after `CLOSE_GRACE_S`, when all processes have been killed."""
@@ -91,9 +89,8 @@ class LoopThread(Struct, frozen=True):
     def refuse_waiting(self) -> None:
         """Raise `MCPError` if the caller's wait for this loop could never end.
 
-        A wait never ends if the caller is in this loop, in a worker thread that a call in this loop waits
-        for, in the loop that all greenlets of gevent share, in a forked process, or in a signal handler that
-        has interrupted grue or an import.
+        A wait never ends in this loop, in a worker thread that a call in the loop waits for, in the loop that
+        greenlets share, in a forked process, or in a signal handler that has interrupted grue or an import.
         """
         self.refuse_forked()
         refuse_reentry()
@@ -110,7 +107,6 @@ the current code belongs to no `Call`."""
 
 
 def _refuse_in_shared_loop() -> None:
-    """Raise `MCPError` if the caller is in the loop that all greenlets share: its wait would never end."""
     if in_shared_loop():
         raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 
@@ -119,7 +115,6 @@ class Call(Future[T]):
     """The future of a coroutine function that runs in the loop. `interrupt` ends it with `WorkInterrupted`.
 
     Attributes:
-        loop_thread: The thread of the loop that the call runs in.
         submitted_at: When the call was submitted, on the monotonic clock.
         ended_at: When the call ended, on the same clock; `None` until it is done.
     """
@@ -139,7 +134,7 @@ class Call(Future[T]):
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set `ended_at`, then the exception, as `set_result` does with the result."""
+        """Set `ended_at`, then the exception."""
         self.ended_at = time.monotonic()
         super().set_exception(exception)
 
@@ -215,8 +210,7 @@ class EpisodeLoop:
 
     Args:
         context: Entered when the loop starts, left when it ends.
-        on_exit: Called in the loop's thread after the loop has ended, for whatever reason. Must be
-            synchronous and quick.
+        on_exit: Called in the loop's thread when the loop has ended, in every case. Must be quick.
         force_kill: Called if the loop takes too long to end. Kills the processes that the loop waits for.
             Must not wait.
         error_texts: Error texts for a loop that cannot be used; `None`: the texts for an episode's loop.
@@ -372,8 +366,7 @@ _running_loops: set[EpisodeLoop] = set()
 
 def _close_all() -> None:
     loops = list(_running_loops)
-    # The interpreter is exiting. At a Ctrl-C, `close` kills the processes; no caller is left that needs the
-    # `KeyboardInterrupt`.
+    # At a Ctrl-C, `close` kills the processes. No caller is left that needs the `KeyboardInterrupt`.
     with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
         for loop in loops:
             loop.end()

@@ -1,8 +1,7 @@
 """Run a coroutine from synchronous code with exactly one `anyio.run`.
 
 If an event loop runs in the calling thread (a notebook, an async web view), the new loop runs in another
-thread, while the caller waits. What Ctrl-C does is in `interrupts.py`. This module must not know what it
-runs.
+thread, while the caller waits. What Ctrl-C does is in `interrupts.py`.
 
 After gevent's `monkey.patch_all()` all threads are greenlets of one system thread, in which asyncio allows
 one running loop. A real thread would not help, because gevent's `subprocess` cannot start a process in it. So
@@ -269,7 +268,6 @@ class _SharedLoop:
                 wait([done], _CLEAN_UP_S)
 
     def end(self) -> None:
-        """End the loop, which no greenlet uses any more, and wait until its thread has ended."""
         if self._started.exception() is None:
             self._started.result().call_soon_threadsafe(self._over.set)
             self.thread.join()

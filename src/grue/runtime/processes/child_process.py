@@ -84,9 +84,7 @@ class ChildProcess:
        awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
 
     Args:
-        program: What to start.
-        registry: Holds the process until it is reaped. The registry's owner kills leftovers outside the event
-            loop.
+        registry: Holds the process until it is reaped, so that it can be killed without an event loop.
         limits: Time limits for closing, and size limits. If the process is started under a deadline, each
             grace is at most half of the time left, so that SIGTERM and SIGKILL still fit in.
         own_words: See `ProcessRegistry.spawn`.
@@ -386,8 +384,7 @@ class ServerProcess(ChildProcess):
     def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
         """Return the end of the server's standard error, made safe to print.
 
-        `redacted` removes secrets. It is called before the text is cut, because it would not recognise half a
-        secret.
+        `redacted` removes secrets, before the text is cut: half a secret would not be recognised.
         """
         self._read_stderr()
         limit = self._limits.stderr_tail_bytes
@@ -461,10 +458,7 @@ A full pipe holds fewer chunks. The limit is for a descendant that left the proc
 
 
 class Capture:
-    """Keeps at most `max_bytes` of a stream: one half from its beginning, the other from its end.
-
-    `size`: how many bytes were added.
-    """
+    """Keeps at most `max_bytes` of a stream's `size` bytes: half from its beginning, half from its end."""
 
     def __init__(self, max_bytes: int) -> None:
         self.size = 0

@@ -3,8 +3,7 @@
 A process that calls `setsid` leaves the group, and one whose parent has exited cannot be found by walking the
 process tree. But every child inherits the resource limits, and `exec` keeps them. So each server gets a
 unique number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and 10^18
-microseconds limit nothing. The search reads the hard limit: a process may raise its soft limit to the
-maximum, or lower it.
+microseconds limit nothing. The search reads the hard limit, because a process may change its soft limit.
 
 This works only on Linux, and only where `prlimit` and pidfds work; elsewhere nothing is marked or found. A
 process loses the mark if it lowers its hard limit, or raises it as root. A process that another program
@@ -178,8 +177,7 @@ def _exited(pidfd: int, within_s: float) -> bool:
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
     """Return the ids of all processes that started after the process `first`, and some other ids.
 
-    `first` started `age_s` seconds ago. The kernel assigns ids in ascending order, and after the highest id
-    it begins again with low ones.
+    `first` started `age_s` seconds ago. The kernel assigns ascending ids, and then starts again with low ids.
     """
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:
@@ -262,7 +260,7 @@ def described(pid: int) -> str:
 
 
 def live_members(pgid: int) -> list[int]:
-    """Return the ids of the processes of a process group that still run, without zombies."""
+    """Return the ids of the members of a process group, without zombies."""
     return [each.pid for each in all_processes() if each.group == pgid and not each.state.startswith("Z")]
 
 

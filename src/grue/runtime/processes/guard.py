@@ -66,8 +66,7 @@ times at most, because a zombie that nobody reaps is found each time.
 
 _END_S = 1.0
 """How long the interpreter's exit waits for the guard to end. The guard needs about a millisecond, but on a
-busy machine without `grep` it can need seconds.
-"""
+busy machine without `grep` it can need seconds."""
 
 
 class GuardUnavailableWarning(RuntimeWarning):
@@ -75,10 +74,7 @@ class GuardUnavailableWarning(RuntimeWarning):
 
 
 class HostGuard:
-    """The guard of this process. It starts at its first use and is replaced if it dies. Thread-safe.
-
-    If it cannot start, the next use tries again.
-    """
+    """The guard of this process. If it does not run, the next use tries to start it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -92,7 +88,7 @@ class HostGuard:
         return self._shell.pid if self._shell else None
 
     def start(self) -> None:
-        """Start the guard now. Without this call, the guard starts with the first server."""
+        """Start the guard now, before its first use."""
         with self._lock:
             self._ensure_running()
 
@@ -110,10 +106,7 @@ class HostGuard:
                 self._send(f"-{listed}")
 
     def end(self) -> None:
-        """Let the guard kill and remove what is still on its list, and end. Wait for a second at most.
-
-        A guard that needs longer does the rest alone.
-        """
+        """Let the guard kill and remove what is still on its list, and end. Wait for a second at most."""
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:

@@ -18,8 +18,7 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             server, since the user who pressed Ctrl-C is waiting.
         max_line_bytes: Longest line in either direction, and most bytes queued for a server that does not
             read. Exceeding this limit breaks the connection.
-        max_message_bytes: Longest message that is read. If an answer is longer, its request fails; the
-            session continues.
+        max_message_bytes: Longest message that is read. If an answer is longer, only its request fails.
         stderr_tail_bytes: How much of the end of the server's standard error is kept.
     """
 

@@ -15,8 +15,7 @@ before step 4 and the host then died, the guard could kill such a group. So noth
 leader earlier: an `ExitWatch` sees its exit without reaping it.
 
 Everything here except `ExitWatch.wait` is blocking code that needs no event loop and works from any thread.
-A `finally` outside `anyio.run` calls `ProcessRegistry.kill_leftovers`, also after a Ctrl-C has torn the loop
-down.
+So `ProcessRegistry.kill_leftovers` can be called after a Ctrl-C has torn the loop down.
 """
 
 from __future__ import annotations
@@ -214,8 +213,7 @@ class ProcessGroup:
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
         """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
 
-        Blocks. Safe to repeat, from any thread. Returns how the leader ended; `None`: it had not exited after
-        `patience_s`.
+        Blocks. Safe to repeat, in any thread. Returns how the leader ended; `None`: not within `patience_s`.
 
         Source: P9
         """
@@ -256,8 +254,7 @@ class ProcessGroup:
 class ProcessRegistry:
     """The process groups of one owner, so that leftovers can be killed without an event loop. Thread-safe.
 
-    Each owner, such as an episode, has its own registry, so that two runners do not kill each other's
-    servers.
+    Each owner, such as an episode, has a registry, so that two runners do not kill each other's servers.
 
     Source: R3.5, R3.7, P9
     """
@@ -291,8 +288,7 @@ class ProcessRegistry:
                 access. `None`: the user has chosen all words.
 
         Raises:
-            SpawnError: The command or the directory does not exist, the system refuses, or the box cannot
-                be enforced.
+            SpawnError: The command or `cwd` does not exist, the system refuses, or `sandbox` cannot be made.
             MCPConfigError: On Windows.
         """
         if os.name != "posix":
@@ -336,8 +332,7 @@ class ProcessRegistry:
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
         """Kill and reap all groups in the registry, and return how many there were.
 
-        `loop_running`: leave the groups' descriptors open, because their event loop may still run, in another
-        thread, and wait on them.
+        `loop_running`: leave the descriptors open, because a loop in another thread may still wait on them.
         """
         groups = list(self._groups.values())
         self.kill_now()
@@ -369,7 +364,7 @@ class ProcessRegistry:
 
 
 _all_groups: dict[int, ProcessGroup] = {}
-"""The groups of all registries. A forked child drops them. Those that are left at exit are killed."""
+"""The groups of all registries. A forked child drops them. Groups that are left at exit are killed."""
 
 
 def _kill_all() -> None:
@@ -387,10 +382,7 @@ def _disown_all() -> None:
 
 
 def _await_empty(pgid: int) -> None:
-    """Wait until all members of a killed group have ended, which takes a moment after the signal.
-
-    The kernel does not reuse the group's id while it has members.
-    """
+    """Wait until a killed group has no member left. Until then the kernel does not reuse the group's id."""
     deadline = time.monotonic() + _DEATH_S
     pause_s = 0.0002
     while _has_members(pgid) and time.monotonic() < deadline:

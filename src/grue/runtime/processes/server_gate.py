@@ -1,8 +1,7 @@
-"""The gate: if one is set, each start of an MCP server process waits until the gate admits it.
+"""The gate: an optional object that each start of an MCP server process waits for.
 
 A program that shares a machine between processes, such as a fleet, sets a gate in each of its processes. The
-wait at the gate does not count against a server's start-up limit. `grue.transports.llm.exchange` has the gate
-for requests to a model.
+wait at the gate does not count against a server's start-up limit.
 """
 
 from typing import Protocol

@@ -184,15 +184,14 @@ _LETTERS = bytes(ord("a") if chr(byte).isalnum() and byte < 128 else ord(" ") fo
 
 
 _LONG_PROBE = 16
-"""A run of letters and digits of this length is rare in ordinary text."""
+"""Least length of a long probe. A run of so many letters and digits is rare in ordinary text."""
 
 
 class _SecretIndex(NamedTuple):
     """The registered secrets, the longest first, and parts of them (probes) for a quick first search.
 
-    The `long_probes` consist of letters and digits only. Before a search for them, `may_match` replaces each
-    letter and digit of the text by `a`, and looks for `shortest_run`, a run of `a` that is as long as the
-    shortest long probe.
+    The `long_probes` have only letters and digits. `may_match` searches for them only if the text, with each
+    letter and digit replaced by `a`, has `shortest_run`: a run of `a` as long as the shortest long probe.
     """
 
     secrets: tuple[_Secret, ...] = ()
@@ -303,8 +302,7 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                # A placeholder has replaced a number or word that the message's type requires: try again, and
-                # redact fewer places.
+                # A placeholder has replaced a number or word that the type requires: redact fewer places.
                 continue
         return self._redact_message(written, body, in_prose)
 
@@ -620,5 +618,4 @@ class _BeginningMatcher:
 
 
 _State: TypeAlias = tuple[str, int, int]
-"""A state of the match: the rest of the current character's form, the number of the spelling, and the next
-position in that spelling."""
+"""The rest of the current character's form, the spelling's number, and the next position in the spelling."""

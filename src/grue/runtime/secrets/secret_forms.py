@@ -142,8 +142,7 @@ def _escaped(secret: str) -> bytes:
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
     """Return a regular expression for one character, plain or escaped.
 
-    `escape` matches the backslashes before an escaped form such as `u0041`; `may_escape` matches those before
-    the character itself.
+    `escape` matches the backslashes before a form such as `u0041`, `may_escape` those before a raw character.
     """
     raw = re.escape(char.encode())
     ways = [escape + _numbered(char), escape + _by_bytes(char)]
@@ -269,8 +268,7 @@ _SECRET_PARTS = re.compile(
 _SECRET_WORDS = frozenset(
     ("AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD")
 )
-# A variable whose name ends in one of these words says where a secret is, and does not contain it. Nor do
-# the variables in `_NOT_SECRET` contain one.
+# A variable whose name ends in one of these words, or is in `_NOT_SECRET`, contains no secret itself.
 _PLACES = frozenset(("DIR", "DIRECTORY", "FD", "FILE", "FOLDER", "PATH", "PID", "SOCK", "SOCKET"))
 _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPWD", "PWD"))
 

@@ -4,11 +4,9 @@ A background thread writes the lines, so that a slow disk does not delay a turn.
 for the disk only if the host sends or receives the envelope. It then blocks even the event loop, until the
 envelope is flushed. If it did not wait, the process could be killed after the host has acted on a turn's
 answer, but before the answer is written. The resumed episode would repeat the turn, and the host would act
-twice. If the disk does not answer within `flush_within_s`, the turn goes on: an incomplete trace is better
-than a program that hangs.
+twice. After `flush_within_s` the turn goes on: an incomplete trace is better than a program that hangs.
 
-A file belongs to one episode. Only one process at a time can write it. Secrets are removed before an envelope
-gets here.
+A file belongs to one episode. Only one process at a time can write it. Envelopes come without secrets.
 """
 
 from __future__ import annotations
@@ -63,7 +61,6 @@ class LineQueue:
     child the queue is closed, and the parent writes the queued lines.
 
     Args:
-        file: The file. Only the thread writes and closes it.
         write: Writes the collected lines to `file`, in the thread. Raises `TraceError` if it fails.
         fsync: Whether each flush calls `fsync`.
 
@@ -165,7 +162,6 @@ class LineQueue:
         return None not in entries
 
     def _require_whole(self) -> None:
-        """Raise `TraceError` if writing failed, or the queue is closed."""
         if self._refusal is not None:
             self._told = True
             raise TraceError(self._refusal)
@@ -198,14 +194,12 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
     """How a trace file is written.
 
     Attributes:
-        fsync: Call `fsync` at each flush. Without it a flushed line survives the death of the process, but
-            not a crash of the machine.
+        fsync: Call `fsync` at each flush. Otherwise a crash of the machine can lose flushed lines.
         max_payload_bytes: Longest JSON text of a message that stays in its line. A longer one goes into a
             separate file, named by its hash, in `payloads` next to the trace.
-        outside: The host's name as sender and receiver. An envelope from or to it is flushed before `record`
-            returns.
+        outside: The host's name. An envelope from or to the host is flushed before `record` returns.
         flush_within_s: How long `record` waits for a flush at most. If a flush takes longer, `record` waits
-            only 50 ms for each later flush, until one is done within 50 ms. Late lines are still written.
+            only 50 ms for each later flush, until a flush is done within 50 ms. Late lines are still written.
         version: Version of the program that writes the file, for the header.
     """
 
@@ -234,21 +228,17 @@ def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
 class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
-    Thread-safe. A file lock keeps two processes from writing the same file. In a forked child the writer is
-    closed.
+    Thread-safe. A file lock keeps other processes from writing the file. A forked child's writer is closed.
 
     Args:
-        path: The file.
         episode: Id of the episode, for the file's first line.
         started_at: Seconds since the epoch; `None`: now.
-        options: How the file is written.
         resume: Continue an existing file. An incomplete last line is removed.
 
     Raises:
-        TraceError: The file cannot be created, or it is not empty. With `resume`: the file is not this
-            episode's trace, or has another format. With or without `resume`: another process is writing the
-            file. When an envelope is recorded, on `flush` and on `close`: writing failed. The lines written
-            before stay readable.
+        TraceError: The file cannot be opened, or another process is writing it. Without `resume`: it is not
+            empty. With `resume`: it is not this episode's trace, or has another format. When an envelope is
+            recorded, on `flush` and on `close`: writing failed. The lines written before stay readable.
 
     Attributes:
         last_seq: Number of the last envelope in the file when the writer opened it; 0: there was none.

@@ -6,8 +6,6 @@ line is written to `payloads/SHA256.json`, and the line holds a `PayloadReferenc
 The base64 of an image that a tool returned would be in several messages. So `TraceWriter` cuts the base64
 out of their bodies, and writes it once, as a JSON string, to a payload file. In a body `""` takes its place,
 and the line has an `Extract`.
-
-This module opens no files; `file.py` writes and `reader.py` reads.
 """
 
 import os
@@ -48,8 +46,6 @@ class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """First line of a trace file.
 
     Attributes:
-        format: Version of the format.
-        episode: Name of the episode.
         started_at: Seconds since the epoch.
         version: Version of the program that created the file; empty if unknown.
     """
@@ -97,8 +93,7 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
 
     Attributes:
         at: Offset in bytes of the `""` that replaces the string, in the body's JSON.
-        sha256: SHA-256 of the string's JSON with its quotes, in hexadecimal. The file's name is this hash and
-            `.json`.
+        sha256: As in `PayloadReference`, of the string's JSON with its quotes.
         bytes: Length of the JSON.
     """
 
@@ -134,10 +129,7 @@ because there the quotes have backslashes."""
 
 
 def long_strings(written: bytes) -> list[tuple[int, int]]:
-    """Return start and end of each long base64 string in a body's JSON, quotes included.
-
-    The JSON is not parsed, because it may have megabytes.
-    """
+    """Return start and end of each long base64 string in a line's JSON, quotes included, without parsing."""
     found: list[tuple[int, int]] = []
     for member in _BASE64_MEMBERS:
         at = written.find(member)
@@ -191,8 +183,7 @@ _PACKED = (
 
 
 MAX_DEPTH = 250
-"""Largest nesting of a body in levels, small enough for a recursive reader. Messages from models and servers
-are limited to 100 levels when they are received."""
+"""Largest nesting of a body in levels, small enough for a recursive reader."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
 """What decoding JSON from an untrusted file can raise. `MCPConfigError`: the file holds an invalid limit."""
@@ -229,10 +220,7 @@ def error_text(error: Exception) -> str:
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
-    """Raise `TraceError` if a message's number is not above the previous one (`after`), or a time is invalid.
-
-    `number` is the line's number in the file.
-    """
+    """Raise `TraceError` if the message number in line `number` is not above `after`, or a time is wrong."""
     if line.seq <= after:
         raise damaged(path, number, f"not in order: message {line.seq} comes after message {after}")
     if not (abs(line.t) <= _LATEST_S and abs(line.at) <= _LATEST_S):

@@ -42,7 +42,6 @@ class Trace(Struct, Generic[B], frozen=True):
     """A trace file that was read into memory.
 
     Attributes:
-        header: The file's first line.
         envelopes: All complete envelopes, in order.
         cut_short: Whether the last line was incomplete, for example because the host was killed.
     """
@@ -69,10 +68,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the body's type, also of a body in a payload file; empty: the body begins with no tag.
-
-        The bodies that grue itself writes begin with a tag.
-        """
+        """The body's tag, also of a body in a payload file; empty: the body does not begin with a tag."""
         body = self.line.body
         tag = tag_at_start(body)
         if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:
@@ -91,7 +87,6 @@ class TraceReader(Generic[B]):
     Each iteration opens the file and closes it at the end.
 
     Args:
-        path: The file.
         body_type: Type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
 
     Raises:
@@ -100,7 +95,6 @@ class TraceReader(Generic[B]):
             payload file is missing or altered. An incomplete last line is no error: see `cut_short`.
 
     Attributes:
-        header: The file's first line.
         cut_short: Whether the last line was incomplete when the last iteration or `follow` ended.
     """
 
@@ -173,8 +167,7 @@ class TraceReader(Generic[B]):
         Args:
             stop: Called whenever the end of the file is reached; `True` ends the iteration.
             poll_s: Seconds between two reads at the end of the file.
-            over: Called with the last envelope in the file; `True` means that no further one is expected, and
-                ends the iteration.
+            over: Called after `stop`, with the last envelope that was read; `True` ends the iteration.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -193,8 +186,7 @@ class TraceReader(Generic[B]):
                 if stop() or (last is not None and over(last)):
                     return
                 time.sleep(poll_s)
-                # Read the incomplete line again: it may be complete now, or a writer that resumes the trace
-                # may have replaced it.
+                # The incomplete line may be complete now, or replaced by a writer that resumes the trace.
                 file.seek(start)
 
     def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
@@ -274,9 +266,7 @@ class TraceReader(Generic[B]):
 
 
 def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
-    """Read a whole trace file into memory.
-
-    `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
+    """Read a whole trace file into memory. The arguments are those of `TraceReader`.
 
     Raises:
         TraceError: As `TraceReader`.

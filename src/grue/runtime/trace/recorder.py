@@ -1,7 +1,6 @@
 """The recorder of the trace: numbers all envelopes, removes secrets, and passes them to the observers.
 
-Each envelope is passed to the observers once, in the order of the numbers, with placeholders for secrets; the
-actors receive the original message.
+Each observer gets each envelope once, in order, with placeholders for secrets. Actors get the original.
 
 If a message is long, a thread searches it for secrets, so that the event loop is not blocked. Until the
 thread is done, it also handles all later messages, to keep their order. Call `shown` before a result is given
@@ -37,9 +36,8 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread starts with the first call, and ends after `check` has found all calls finished. The
-    interpreter does not exit before all calls are finished. A call stays in `calls` until `check` finds it
-    finished.
+    The thread starts with the first call, and ends when `check` has removed the last call from `calls`. The
+    interpreter does not exit before all calls are finished.
     """
 
     def __init__(self) -> None:
@@ -92,17 +90,14 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
 
     Attributes:
         seq: Number in the trace, from 1, in the order in which envelopes entered their mailboxes.
-        t: Seconds since the recorder was made, monotonic. In a resumed trace this time goes on from the
-            last time in the file (`Recorder.resume`).
+        t: Seconds since the recorder was made, monotonic; a resumed trace goes on from the file's last time.
         at: Seconds since the epoch, wall clock.
         turn: One-based number of the turn; 0 outside turns.
         sender: Name of the actor that sent the message.
         receiver: Name of the mailbox that the message was put into; `trace` for a note.
         cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
-        body: The message.
         redacted: Whether a secret in the body was replaced by a placeholder.
-        copied: Whether a fork repeats this message of another turn. Nothing was sent or paid again, so no
-            request, call, token, cost or time is counted for it (`grue.tracing.forks`).
+        copied: Whether a fork repeats this message of another turn. Nothing was sent or paid again.
         is_long: Whether the body's JSON is so long that work on it belongs in a thread. Not part of a trace.
         reply_to: The `ReplyChannel` for the answer to an ask (`Mailbox.ask`); never part of a trace.
     """
@@ -129,15 +124,13 @@ class Recorder:
     """Number, time and redact envelopes, and pass them to the observers. Thread-safe.
 
     Args:
-        secrets: Values that must not leave the process, by name. In envelopes, `[redacted:NAME]` takes the
-            place of a value.
+        secrets: Values to hide, by name. In envelopes, `[redacted:NAME]` takes the place of a value.
         clock: Returns a monotonic time in seconds.
         wall_clock: Returns the seconds since the epoch.
 
     Attributes:
         around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
-            tool call runs. An observer may set it when it is added. The OpenTelemetry observer does, so that
-            spans which a function tool starts become children of the call's span.
+            tool call runs. An observer may set this when it is added, to give the call a context.
     """
 
     def __init__(
@@ -173,10 +166,7 @@ class Recorder:
         self._late = self._backlog.calls
 
     def for_another_trace(self) -> Recorder:
-        """Return a new recorder that hides the same secrets.
-
-        It has no observers, and its first envelope gets number 1.
-        """
+        """Return a new recorder with the same secrets, but without observers. It begins with number 1."""
         other = Recorder(clock=self._clock, wall_clock=self._wall_clock)
         other._redaction = self._redaction
         return other
@@ -266,10 +256,7 @@ class Recorder:
             added_to(self)
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call each function in `watched` with every message of its type from now on, after recording it.
-
-        The functions get the messages unredacted.
-        """
+        """Call each function in `watched` with every later message of its type, recorded but unredacted."""
         self._watched = watched
 
     def record(
@@ -285,9 +272,8 @@ class Recorder:
     ) -> Envelope[B]:
         """Record `body` and return its envelope, unredacted.
 
-        Outside an event loop this waits until the observers have seen the envelope. Inside an event loop, a
-        long message may reach them after this returns: await `shown`. Held-back text (`hold_back`) is
-        recorded later.
+        Outside an event loop this waits until the observers have seen the envelope. Inside a loop, a long
+        message may reach them later: await `shown`. Held-back text (`hold_back`) is recorded later.
         """
         # A piece without text means that the model's reply starts again from its beginning.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
@@ -365,8 +351,7 @@ class Recorder:
 
     def _show(self, envelope: Envelope[Any], written: bytes) -> None:
         if len(written) >= LONG or self._late:
-            # `_pass_on` takes the bytes out of this list. A lambda with the bytes themselves would keep the
-            # megabytes in memory.
+            # `_pass_on` empties this list. A lambda with the bytes themselves would keep megabytes in memory.
             left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return
