@@ -16,15 +16,14 @@ from msgspec import Struct
 
 from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
+from grue.config.wiring import llm_settings, tool_lock
 from grue.errors import MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint, usable_case, with_endpoint
 from grue.fleet.work import Episode, contains, work
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop import AgentLoop
-from grue.hosts.agent_loop.loop import RunnerOptions, prefixed_policy, prefixed_search
+from grue.hosts.agent_loop.loop import RunnerOptions, configured_options
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
-from grue.policies import FailurePolicy
 from grue.testing.offline import offline_endpoint, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 
@@ -101,16 +100,7 @@ def _options(case: TalkCase) -> RunnerOptions:
     own = case.mcp and case.mcp_config is not None
     if own:
         config.mcp_config_file = str(Path(str(case.mcp_config)).absolute())
-    return RunnerOptions(
-        limits=turn_limits(config),
-        policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
-        tool_policy=prefixed_policy(config.tool_policy),
-        tool_lock=tool_lock(config) if own else None,
-        budget=episode_budget(config),
-        context=config.context,
-        tool_search=prefixed_search(config.tool_search),
-        start=config.mcp_start,
-    )
+    return configured_options(config, tool_lock(config) if own else None)
 
 
 def _servers(case: TalkCase) -> dict[str, ToolServer]:

@@ -10,7 +10,7 @@ import boxes
 import pytest
 from typer.testing import CliRunner
 
-from grue import ContextPolicy, StdioServer
+from grue import ContextPolicy, StdioServer, ToolSearch
 from grue.cli.app import app
 from grue.cli.chat import program
 from grue.cli.chat.options import ChatOptions, wire_chat
@@ -91,6 +91,14 @@ def test_a_chat_has_the_context_policy_of_the_project(run: CliRunner) -> None:
     assert wire_chat(options).runner["context"] == ContextPolicy()
     Path("pyproject.toml").write_text("[tool.grue.context]\nwindow_tokens = 32000\n")
     assert wire_chat(options).runner["context"] == ContextPolicy(window_tokens=32_000)
+
+
+def test_a_chat_searches_tools_as_the_project_says(run: CliRunner) -> None:
+    options = ChatOptions(offline=True, mcp=False)
+    assert wire_chat(options).runner["tool_search"] is None
+    Path("pyproject.toml").write_text('[tool.grue.tool_search]\nabove = 40\nalways = ["shop.list"]\n')
+    always = ("shop.list", "mcp.shop.list")
+    assert wire_chat(options).runner["tool_search"] == ToolSearch(above=40, always=always)
 
 
 def test_a_line_without_an_answer_is_told_and_the_next_one_is_answered(run: CliRunner) -> None:

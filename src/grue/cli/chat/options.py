@@ -11,9 +11,9 @@ from grue.cli.play_options import EpisodeOptions, existing, resumed_options
 from grue.cli.project import BUNDLED_SERVER, KnownServers, declines_mcp, known_servers, watched_server
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
-from grue.hosts.agent_loop.loop import RunnerOptions, prefixed_policy
-from grue.policies import ContextPolicy, FailurePolicy, ToolPolicy, ToolRule
+from grue.config.wiring import llm_settings, tool_lock, turn_limits
+from grue.hosts.agent_loop.loop import RunnerOptions, configured_options, prefixed_policy
+from grue.policies import ContextPolicy, ToolPolicy, ToolRule
 from grue.protocol.tools.lock import ToolLock
 from grue.testing.offline import MODEL, offline_endpoint, reply_in_chat
 from grue.tool_sessions.server_specs import McpServer
@@ -107,15 +107,12 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
     return ChatWiring(
         endpoint=_endpoint(options, config),
         servers=servers,
-        runner=RunnerOptions(
-            limits=turn_limits(config, options.turn_timeout_s),
-            policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
-            tool_policy=_tool_policy(config.tool_policy, ask=options.ask),
-            tool_lock=lock,
-            budget=episode_budget(config),
-            start=config.mcp_start,
-            context=config.context or ContextPolicy(),
-        ),
+        runner={
+            **configured_options(config, lock),
+            "limits": turn_limits(config, options.turn_timeout_s),
+            "tool_policy": _tool_policy(config.tool_policy, ask=options.ask),
+            "context": config.context or ContextPolicy(),
+        },
         notes=notes,
         learned=learned,
     )

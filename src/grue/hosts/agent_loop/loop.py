@@ -63,6 +63,7 @@ from grue.policies import StartWhen
 from grue.protocol.tools.lock import ToolLock
 
 if TYPE_CHECKING:
+    from grue.config.settings import GameConfiguration
     from grue.hosting import LlmEndpoint
 
 
@@ -312,6 +313,22 @@ class RunnerOptions(TypedDict, total=False):
     start: StartWhen
 
 
+def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> RunnerOptions:
+    """Return the options that a project's settings determine. `lock` is the servers' tool lock, if any."""
+    from grue.config import wiring  # imported here, because it loads pydantic
+
+    return {
+        "limits": wiring.turn_limits(config),
+        "policy": FailurePolicy(on_tool_drift=wiring.on_tool_drift(config)),
+        "tool_policy": prefixed_policy(config.tool_policy),
+        "tool_lock": lock,
+        "budget": wiring.episode_budget(config),
+        "context": config.context,
+        "tool_search": prefixed_search(config.tool_search),
+        "start": config.mcp_start,
+    }
+
+
 class LoopOptions(RunnerOptions, total=False):
     """Further arguments of `AgentLoop.from_toml`, with the meaning that they have for an `AgentLoop`."""
 
@@ -436,14 +453,7 @@ class AgentLoop:
         configured = from_configuration(path, servers=not injected)
         settings: LoopOptions = {
             "servers": configured.servers,
-            "limits": configured.limits,
-            "policy": configured.policy,
-            "tool_lock": configured.tool_lock,
-            "budget": configured.budget,
-            "tool_policy": prefixed_policy(configured.tool_policy),
-            "context": configured.context,
-            "tool_search": prefixed_search(configured.tool_search),
-            "start": configured.start,
+            **configured_options(configured.config, configured.tool_lock),
             **options,
         }
         return cls(configured.llm if llm is None else llm, **settings)
