@@ -6,7 +6,7 @@ exception. So until a command has imported all that it needs, and again after it
 the process at once, with status 130. The guard (`grue.runtime.processes.guard`) then kills the servers that
 still run.
 
-This code is in `__init__` because Python runs it before any other module of grue.
+This code is in `__init__`, which Python runs before `main.py`.
 """
 
 import os

@@ -1,10 +1,9 @@
-"""`grue add` and `grue remove`: write a server into `mcp_config.json`, and remove one from there.
+"""`grue add` and `grue remove`: write a server into `mcp_config.json`, or remove it.
 
 A server's description and its bundle are untrusted. So grue shows the user the server's command before it
 writes anything. When the user has agreed, grue writes the entry and starts the server. npm and PyPI packages
-and bundles run in a sandbox, if this machine can enforce one. grue itself downloads two things: the
-description, from the registry or the URL that the user has named; and the bundle, if the user agrees to its
-address.
+and bundles run in a sandbox, if this machine can enforce sandboxes. grue itself downloads two things: the
+description, from a registry or a URL; and the bundle, if the user agrees to its address.
 """
 
 import io
@@ -82,7 +81,7 @@ class Adding(Struct, frozen=True, kw_only=True):
 
 
 def add_server(adding: Adding) -> bool:
-    """Add a server; return `False` if the server was started and failed.
+    """Add a server; return `False` if its start failed.
 
     A server whose environment variables are not set yet is not started.
 
@@ -169,13 +168,6 @@ def _add_bundle(
 
 @contextmanager
 def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
-    """Download a bundle if the user agrees, and yield its path. At the end, delete the bundle.
-
-    The bundle's digest is not checked here.
-
-    Raises:
-        MCPConfigError: The user did not agree, or the bundle cannot be downloaded.
-    """
     where = printable(_address(offered.url).hostname or "")
     say(f"download {printable(offered.url, 500)}")
     question = f"Download it from {where}? Nothing of it is started yet."
@@ -377,15 +369,11 @@ def _fetched(url: str) -> object:
 
 
 def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: int = 0) -> None:
-    """Write the body at `url` into a file. Sends no API key.
-
-    More than `most` bytes, or more than `within_s` seconds, are an error. At most `redirects` redirects are
-    followed, but none from https to http.
-    """
+    """Write the body at `url`, of at most `most` bytes, into a file. Sends no API key."""
     import httpx
 
-    # Use no proxy of the environment for an address on this machine, because no proxy can reach it. Decide
-    # this for each address, because a redirect may lead from this machine to another, or back.
+    # No proxy can reach an address on this machine. `mounts` decides for each address, because a redirect may
+    # lead from this machine to another, or back.
     direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
 
     async def fetch() -> None:
@@ -492,7 +480,6 @@ class _Answers:
         return tuple(_words(typed)) if wanted.repeated else (typed,) if typed else ()
 
     def refuse_unused(self) -> None:
-        """Raise `MCPConfigError` for a `--set NAME=VALUE` that the description does not ask for."""
         for name in self._given.keys() - self._used:
             known = ", ".join(sorted(self._used)) or "nothing"
             raise MCPConfigError(
@@ -525,11 +512,6 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the entry for `mcp_config.json`, with a sandbox if the server needs one.
-
-    A server by URL, a program of the user's own and an OCI image get no sandbox. If this machine cannot
-    enforce sandboxes, no server gets one.
-    """
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry

@@ -1,6 +1,6 @@
-"""The commands of `grue` and their options. Most are implemented in the module of the same name.
+"""The commands of `grue` and their options.
 
-A command imports its module inside the function, so that other commands start quickly. Then it calls
+A command imports its modules inside the function, so that other commands start quickly. Then it calls
 `take_interrupts`: from there on, a Ctrl-C raises KeyboardInterrupt. If a command returns `False`, the exit
 status is 1.
 """

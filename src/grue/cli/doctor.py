@@ -74,8 +74,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 def machine(*, needed: bool) -> Finding:
     """Report which sandbox limits this machine can enforce.
 
-    `needed`: whether a server has a sandbox. If so, the finding is a `note` if this machine cannot enforce
-    some limit.
+    `needed`: a server has a sandbox, so a limit that cannot be enforced makes the finding a `note`.
     """
     have = coverage()
     missing = have.missing(hosts=True)
@@ -92,8 +91,7 @@ _SHEBANG_BYTES = 256
 
 
 def _is_installed(server: McpServer) -> bool:
-    # If npx has installed the package, a start of the server downloads nothing. grue cannot tell whether uvx
-    # has installed a package.
+    # For npx, a direct command exists only if the package is installed. grue cannot tell this for uvx.
     return (
         isinstance(server, StdioServer)
         and launcher_of(server) == "npx"
@@ -106,10 +104,9 @@ def boot_lines(
 ) -> Iterator[str]:
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
-    `opened` is the report of the first start, which included a download unless the package was `installed`,
-    and was slowed down by the starts of other servers unless the server was `alone`. For comparison, the
-    server is started alone and without a download, unless the first start was like that already. It is also
-    started without its launcher, such as `npx`.
+    `opened` is the report of the first start. `installed`: this start downloaded nothing. `alone`: no other
+    server started at the same time. Unless both are true, the server is started again for comparison. If
+    `direct_command` knows a faster command, the server is also started with that.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return
@@ -159,10 +156,7 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the interpreter in the program's `#!` line, and how many seconds the interpreter takes to start.
-
-    `None`: the program has no `#!` line, or its interpreter is neither Node.js nor Python, or fails.
-    """
+    """Return the interpreter in the program's `#!` line and its start time in seconds; `None`: unknown."""
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""
     words = next((words for known, words in _DO_NOTHING.items() if name.startswith(known)), None)
@@ -198,7 +192,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""If a server needs at least so many seconds to start, `grue doctor` advises to start it when called."""
+"""If a server takes at least so many seconds to start, `grue doctor` proposes "start": "when_called"."""
 
 
 def examine(
@@ -294,7 +288,6 @@ class _Named(NamedTuple):
 
 
 def _programs() -> Iterator[_Named]:
-    # Parse the programs, but do not run them.
     programs = sorted(path for path in Path().glob("*.py") if not path.name.startswith("test_"))
     for path in programs[:_MOST_PROGRAMS]:
         with suppress(OSError, SyntaxError, ValueError, RecursionError):
@@ -384,9 +377,8 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    # The finding is `WRONG` if a tool was refused because it has changed: the user can approve the tool. The
-    # finding is a `note` if a changed tool is still used, or if a tool is malformed: only its author can mend
-    # that.
+    # `WRONG`: a tool was refused because it has changed, and the user can approve the tool. `note`: a changed
+    # tool is still used, or a tool is malformed, which only its author can mend.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used
@@ -405,7 +397,7 @@ def _tools(
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
     """Say how much time "start": "when_called" would save, if the server's start takes at least 0.1 s.
 
-    Nothing is said about a server that already has this setting, or "start": "beside".
+    Say nothing if the setting is "when_called" or "beside" already.
     """
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return

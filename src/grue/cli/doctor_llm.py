@@ -1,9 +1,8 @@
 """The checks of `grue doctor` for the configured LLM endpoint.
 
-They request the list of models, which no provider charges for, and then run three small turns: one that
-asks for a short reply, one with a tool, and one whose answer has a schema. If the model does not call the
-tool, the prompt's tokens with and without the tool tell whether the endpoint passes tools to the model.
-A reply to one of these requests has at most 400 tokens.
+They request the list of models, and then run three small turns: one that asks for a short reply, one with a
+tool, and one whose answer has a schema. If the model does not call the tool, the prompt's tokens with and
+without the tool tell whether the endpoint passes tools to the model. A reply has at most 400 tokens.
 """
 
 import difflib
@@ -86,8 +85,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
     """
     try:
         settings = llm_settings(config)
-        # Check each model without its fallback models (`then`): one of them could answer for a model that is
-        # down.
+        # Check each model without its fallback models (`then`), which could answer for a model that is down.
         chain = [LlmEndpoint(_patient(structs.replace(each, then=()))) for each in (settings, *settings.then)]
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
@@ -118,8 +116,8 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    # To end soon, a check does not retry after an error or a truncated reply, and its time limit is
-    # `_PATIENCE_S`, unless the project configures another time limit.
+    # To end soon, a check does not retry after an error or a truncated reply. Its time limit is
+    # `_PATIENCE_S`, unless the project configures another limit.
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
@@ -205,11 +203,8 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 
 
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
-    """Return the finding about tools after the turn that offers a tool has failed with `failure`.
-
-    If that turn has timed out, it is run again with a limit of `_SHORT` tokens. A short reply may come in
-    time, and it says how many tokens the prompt has.
-    """
+    # If the turn with a tool has timed out, run it again with a limit of `_SHORT` tokens: a short reply may
+    # come in time, and says how many tokens the prompt has.
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None
     counts = _left_out(endpoint, brief, spoken) if brief is not None and brief.replies else None
@@ -227,8 +222,8 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
     """If the model does not see an offered tool, return a prompt's tokens with the tool, and without it.
 
-    `None`: the two counts differ enough, so the model sees the tool. Also `None` if the endpoint does not
-    count tokens, that is, if it reports no number, or the same number for two different prompts.
+    `None`: the counts differ enough, so the model sees the tool; or the endpoint reports no count, or an
+    equal count for two different prompts.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]

@@ -42,8 +42,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
 
-    With `retry`, episodes that were given up are run again, too: those with three failed attempts, and those
-    whose result is damaged.
+    With `retry`, episodes that were given up, after three failed attempts or for a damaged result, run too.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
@@ -106,9 +105,7 @@ def _cost(planned: PlannedWork) -> str:
 
 
 def stop_fleet(directory: Path) -> None:
-    """Ask the process that runs a fleet to stop once its running episodes have ended.
-
-    A second call asks the process to cancel these episodes.
+    """Ask the process that runs a fleet to stop after the running episodes; a second call cancels these.
 
     Raises:
         FleetError: The folder holds no fleet.
@@ -123,8 +120,7 @@ def stop_fleet(directory: Path) -> None:
         )
         say(f"The fleet {what}. To go on, run its sweep again.")
     else:
-        # A process on another machine may run the fleet. Its lock may not be visible here, but the process
-        # reads the file that `stop` has written.
+        # A process on another machine, which may not be visible here, also reads the file that `stop` writes.
         say("No process of this machine runs the fleet. One on another stops after its running episodes.")
 
 
@@ -158,7 +154,7 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
 
 
 def warnings_of(sweep: Sweep) -> list[str]:
-    """Return a warning if the sweep has a limit in dollars, but no price for one of its models."""
+    """Return a warning if the sweep has a limit in dollars, but lacks the price of a model, or all prices."""
     budget = sweep.budget
     if budget.money_usd is None:
         return []

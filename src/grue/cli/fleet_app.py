@@ -1,4 +1,4 @@
-"""The commands of `grue fleet` and their options. Most of what they do is in the modules `fleet*.py`."""
+"""The subcommands of `grue fleet` and their options."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -29,8 +29,8 @@ def fork_fleet(
 ) -> bool:
     """Fork the turns of `fork.trace`, a trace or a folder of traces, and print the progress.
 
-    `where` is the condition that a turn has to meet, as text; empty: all turns. The other options are as in
-    the help of `grue fleet fork`. Returns whether all forks are done.
+    `where` is the condition that a turn has to meet; empty: all turns. `workers` 0: one per core. The other
+    options are as in the help of `grue fleet fork`. Returns whether all forks are done.
 
     Raises:
         FleetError: The condition cannot be read, no turn meets it, or the fleet's folder cannot be used.
@@ -67,7 +67,7 @@ def fork_fleet(
 
 
 def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
-    """Before any fork runs, raise an error if the change cannot be made to this turn."""
+    # Before any fork runs, raise an error if the change cannot be made to this turn.
     recorded = read_run(turn.trace, turn.turn, turn.at)
     refuse_script(recorded, fork)
     LlmEndpoint(model_for(recorded.asks(recorded.place(turn.at)), change.llm, fork.model, fork.base_url))

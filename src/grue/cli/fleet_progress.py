@@ -1,7 +1,4 @@
-"""The progress display of `grue fleet run`, `retry` and `fork`.
-
-At a terminal, the display has one or two status rows. Elsewhere it prints JSON Lines.
-"""
+"""The progress of `grue fleet run`, `retry` and `fork`: status rows at a terminal, JSON Lines elsewhere."""
 
 import time
 from pathlib import Path
@@ -40,15 +37,12 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost so far: `costs`, or the sum over the finished episodes if that has more requests."""
+        """The cost so far: in `costs` or in `tally`, whichever counts more requests."""
         return max(self.costs.spent, self.tally.spent, key=lambda spent: spent.requests)
 
     @property
     def left_s(self) -> float | None:
-        """An estimate of the seconds that the missing episodes will take.
-
-        `None`: this run has finished fewer than ten episodes.
-        """
+        """Estimated seconds for the missing episodes; `None`: this run has finished fewer than ten."""
         tally = self.tally
         fresh = tally.done - tally.before
         missing = tally.total - tally.done - tally.given_up - tally.unpaid
@@ -160,10 +154,7 @@ def _cost(spent: Amount, budget: FleetBudget) -> list[str]:
 
 
 def trace_command(place: Path, id_: str) -> str:
-    """Return the command that shows the trace of an episode's last attempt.
-
-    If no attempt has begun, return the command that shows the episode.
-    """
+    """Return the command that shows the last attempt's trace, or the episode if no attempt has begun."""
     attempts = FleetFolder(place).episode(id_).attempts()
     if not attempts:
         return f"grue fleet show {shown_argument(place)} {id_[:10]}"

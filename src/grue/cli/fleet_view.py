@@ -93,8 +93,8 @@ def print_table(
 ) -> None:
     """Print a table with the mean scores, one row for each combination of settings.
 
-    `by` names the settings. `None`: those with several values, except `seed`; without `as_json` only so many
-    that there are at most 24 rows. With `everything`, episodes that are not in the latest sweep count too.
+    `by` names the settings. `None`: all settings with several values, except `seed`; without `as_json`, fewer
+    if these make more than 24 rows. With `everything`, episodes outside the latest sweep count too.
 
     Raises:
         FleetError: The folder holds no fleet, one of its files is damaged, or no episode has a setting of
@@ -122,7 +122,7 @@ def print_table(
     rows = [
         {
             **dict(zip(axes, key, strict=True)),
-            # Zork, for example, has a setting and a score with the name `turns`.
+            # A setting and a score may have the same name, such as `turns` in Zork.
             **{f"{name} (score)" if name in axes else name: _statistics(scores[name]) for name in scores},
         }
         for key, scores in cells.items()
@@ -231,8 +231,7 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
 
 def _statistics(values: list[float]) -> dict[str, float]:
     count = len(values)
-    # The squares of large scores would overflow. So divide the scores by a power of two, which changes no
-    # digit of a score.
+    # The squares of large scores would overflow. Division by a power of two changes no digit of a score.
     unit = math.ldexp(1.0, math.frexp(max(map(abs, values)))[1] - 1)
     mean = math.fsum(value / unit for value in values) / count
     spread = math.fsum((value / unit - mean) ** 2 for value in values)

@@ -56,9 +56,9 @@ class ForkOptions(Struct, frozen=True, kw_only=True):
 class Change(Struct, frozen=True, kw_only=True):
     """The changes with which a recorded turn is run again.
 
-    `llm` has new values of fields of `LlmSettings`, for the fork's `Runner`. The other attributes are
-    arguments of `Runner.fork`: `changes` has new values of fields of `TurnLimits` and `FailurePolicy`. The
-    keys of `tool_results` are ids of calls, the keys of `tools` are names of servers.
+    `llm` has new values of fields of `LlmSettings`. The other attributes are arguments of `Runner.fork`:
+    `changes` has new values of fields of `TurnLimits` and `FailurePolicy`. The keys of `tool_results` are ids
+    of calls, the keys of `tools` are names of servers.
     """
 
     llm: dict[str, Any] = {}
@@ -200,8 +200,8 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    # `file` is a listing, or a tool lock with a listing beside it. If there is no file called `lock`, this
-    # name stands for the project's tool lock.
+    # `file` is a listing, or a tool lock with a listing in its folder. If there is no file `lock`, this name
+    # stands for the project's tool lock.
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_lock_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

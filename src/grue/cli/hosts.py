@@ -1,7 +1,6 @@
 """Load the classes of facts that installed hosts record, so that the trace commands can show such facts.
 
 A host is a program that runs turns, such as `grue play`. A fact is a record that a host adds to the trace.
-Each host defines facts of its own.
 """
 
 from contextlib import suppress
@@ -18,10 +17,7 @@ _OURS = ("grue.cli.chat.facts", *(host.facts for host in BUNDLED.values() if hos
 
 
 def load_hosts() -> None:
-    """Import the modules in which hosts define facts.
-
-    If a module cannot be imported, its facts are shown as raw data.
-    """
+    """Import the modules that define facts. If an import fails, the module's facts are shown as raw data."""
     for name in _OURS:
         with suppress(ImportError):  # the host needs an extra that is not installed
             import_module(name)

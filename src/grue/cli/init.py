@@ -1,7 +1,4 @@
-"""`grue init`: write a small program, its test and `mcp_config.json`.
-
-A file that exists is never changed.
-"""
+"""`grue init`: write a small program, its test and `mcp_config.json`. A file that exists is never changed."""
 
 import json
 import os
@@ -104,8 +101,7 @@ _LOCAL_S = 0.5
 
 
 def _found_model() -> tuple[str, str]:
-    # If no API key for the default endpoint is set, and Ollama runs on this machine, return a model of
-    # Ollama. The user can change URL and model in agent.py.
+    # If no API key for the default endpoint is set, and Ollama runs here, return a model of Ollama.
     if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
         return _DEFAULT
     with suppress(httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
@@ -119,9 +115,9 @@ def _found_model() -> tuple[str, str]:
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write the files of a new project into a folder, and print what was written and what to do next.
 
-    `sources` are configuration files of other programs such as Claude; all usable servers in them are copied.
-    Without `sources`, grue looks for such files. At a terminal, it asks about each file whether to copy its
-    servers. In a pipe, it prints a `grue init --from` command for each file.
+    `sources`: configuration files of other programs such as Claude, whose MCP servers are copied. If empty,
+    grue looks for such files: at a terminal it asks for each file whether to copy the servers, in a pipe it
+    prints a `grue init --from` command for each file.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.

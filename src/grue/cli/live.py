@@ -1,6 +1,4 @@
-"""The live view of `grue play` and `grue run`: lines about each turn (the story of the episode).
-
-At a terminal, status rows are shown below the story.
+"""The live view of `grue play` and `grue run`: lines about each turn, and status rows at a terminal.
 
 The view is an observer of the trace. In the turn's thread it only queues each message; a thread of its own
 prints ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe delays only the end of
@@ -10,8 +8,8 @@ The cursor rests at the beginning of the status rows, so that erasing from the c
 removes them, however a resized terminal has wrapped them. The cursor is never hidden, so nothing has to be
 restored when the process ends, even if the process is killed.
 
-The first of the status rows shows the end of a reply that is arriving, the arguments of a call, or a server's
-report of its progress. The second is the status line:
+The first status row shows the end of a reply that is arriving, the arguments of a call, or a server's report
+of its progress. The second status row is the status line:
 
 ```
     "thinking":"The cat is on the trapdoor, so the sardines
@@ -44,7 +42,7 @@ from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
 _LEFT_OUT = ("settings", "conditions")
-"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed: the options and the configuration."""
+"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed."""
 
 
 class JsonPrinter:
@@ -157,10 +155,7 @@ def _status(progress: Progress, now: float, width: int, spinner: str) -> Row:
 
 
 def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
-    """Return the parts of the status line in display order, each as (rank, text, style).
-
-    In a narrow terminal, the parts with the highest ranks are left out first.
-    """
+    # A part is (rank, text, style). In a narrow terminal, parts with the highest ranks are left out first.
     parts = []
     doing = [*progress.doing.values()]
     if doing:
@@ -237,9 +232,8 @@ _NARROWEST = 20
 class LiveView(Closing):
     """Shows an episode while it is played: an observer of the trace, and a context manager.
 
-    Status rows are shown if `output.redraws`. `max_turns` is the turn limit to show until the trace has an
-    `EpisodeStarted`, which names the limit; 0: none. `story` writes the text for each message; `None`: a
-    plain `Story`. `clock` returns monotonic seconds.
+    `max_turns` is the turn limit that is shown until the trace has an `EpisodeStarted`; 0: no limit is shown.
+    `story` makes the lines for each message; `None`: a plain `Story`. `clock` returns monotonic seconds.
     """
 
     def __init__(

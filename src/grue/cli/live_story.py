@@ -1,6 +1,6 @@
 """The story of an episode: its turns, moves and tool calls in lines for people.
 
-Text from the game, the model and the tools is untrusted, so unprintable characters are replaced.
+Text from the game, the model and the tools is untrusted, so its unprintable characters are replaced.
 """
 
 import json
@@ -23,18 +23,17 @@ BOLD, CYAN = "1", "36"
 _TEXT_CHARS = 300
 _NAME_CHARS = 60
 _SECOND_COLUMN = "\0"
-"""Stands for the second column of a wide character while a text is wrapped; no printable text has it."""
+"""A placeholder for the second column of a wide character. No printable text contains the placeholder."""
 
 
 class Line(Struct, frozen=True):
     """A paragraph of the story.
 
     Attributes:
-        text: The text; every character in it is printable.
-        style: ANSI attributes of the text, such as "2" for dim.
+        text: Has only printable characters.
+        style: ANSI attributes of `text`, such as "2" for dim.
         hanging: The indentation, as spaces, of all rows but the first.
-        lead: Text in front of `text`, with a style of its own.
-        lead_style: ANSI attributes of `lead`.
+        lead: Printed before `text`, with `lead_style`.
     """
 
     text: str
@@ -65,7 +64,7 @@ def _wrapped(text: str, width: int, hanging: str) -> list[str]:
 
 
 def painted(text: str, style: str) -> str:
-    """Return `text` between escape sequences that set and reset `style`."""
+    """Return `text` between escape sequences that set and reset `style`; without a style, `text` itself."""
     return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
 
 
@@ -85,9 +84,8 @@ class Story:
     """Converts the messages of a trace into lines for people.
 
     Args:
-        beside_status: Whether a status line shows running tool calls. If so, a call is printed when it has
-            ended. Otherwise the call is printed when it begins, and a server's progress messages are printed
-            too.
+        beside_status: A status line shows running tool calls, so a call is printed when it has ended.
+            Otherwise a call is printed when it begins, and the progress messages of servers are printed too.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:

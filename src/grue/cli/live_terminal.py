@@ -1,4 +1,4 @@
-"""The terminal, pipe or file to which the live view prints: its size, its colours, and writing to it."""
+"""The terminal, pipe or file to which the live view prints."""
 
 import os
 import select
@@ -14,14 +14,11 @@ ASCII_SPINNER = "|/-\\"
 class Terminal:
     """An output stream, which may be a terminal, a pipe or a file.
 
-    A terminal shows status rows unless `TERM` is `dumb`. With status rows it also shows colours unless
-    `NO_COLOR` is set.
+    If `TERM` is `dumb`, a terminal shows neither status rows nor colours. `NO_COLOR` turns off only colours.
 
     Args:
-        stream: Where to print. If it has a file descriptor, text is written to the descriptor: a thread that
-            waits in `stream.write` for a stopped terminal would hold a lock that the interpreter needs to
-            exit.
-        environ: The environment, `os.environ` by default.
+        stream: If it has a file descriptor, text is written to the descriptor: a thread that waits in
+            `stream.write` for a stopped terminal would hold a lock that the interpreter needs to exit.
 
     Attributes:
         redraws: Whether the cursor can be moved, so that the status rows can be overwritten.

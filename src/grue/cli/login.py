@@ -20,7 +20,7 @@ def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: b
     """Let the user log in to a server in a browser, and store the tokens.
 
     Raises:
-        MCPError: There is no such server, it has no login, or the login was refused.
+        MCPError: There is no such server, it takes no login, or the login was refused.
     """
     chosen = _by_url(server, mcp_config)
 
@@ -37,7 +37,7 @@ def logout(server: str, mcp_config: Path | None) -> None:
     """Remove the stored tokens of a server, and revoke them if the authorization server can.
 
     Raises:
-        MCPError: There is no such server, it has no login, or the stored tokens cannot be read or removed.
+        MCPError: There is no such server, it takes no login, or the stored tokens cannot be read or removed.
     """
     chosen = _by_url(server, mcp_config)
     found, revoked = load("grue.transports.mcp.login").log_out(chosen)

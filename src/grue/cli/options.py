@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, so that each has the same help everywhere."""
+"""Options and arguments that several commands have."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,8 +57,8 @@ def run_folder(written: str) -> Any:
 def resume(what: str, also: str, but: str = "") -> Any:
     """Return the option `--resume`.
 
-    The arguments are parts of its help text. `what`: what is resumed, such as `chat`. `also`: which options
-    can be given together with `--resume`. `but`: which values are not those of the first run.
+    `what`: what is resumed, such as `chat`. `also`: which options can be given together with `--resume`.
+    `but`: which values are not those of the first run.
     """
     return typer.Option(
         metavar="RUN",
@@ -68,7 +68,7 @@ def resume(what: str, also: str, but: str = "") -> Any:
 
 
 def out(default: str, condition: str = "") -> Any:
-    """Return the option `--out`. `condition`: what else its help says, such as `; it must not exist yet`."""
+    """Return the option `--out`. `condition`: what the help adds, such as `; it must not exist yet`."""
     return typer.Option(
         "--out", "-o", metavar="FILE", help=f"The file to write{condition}.", show_default=default
     )
@@ -93,7 +93,7 @@ Otel = Annotated[
 
 
 def offline(also: str = "") -> Any:
-    """Return the option `--offline`. `also`: what else its help says."""
+    """Return the option `--offline`. `also`: what the help adds."""
     return typer.Option("--offline", help=f"Use a script in place of an LLM; needs no API key.{also}")
 
 

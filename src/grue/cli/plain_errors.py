@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If no command has this name, the error suggests the command in `_MEANT`, if any.
+        """Find the command. For an unknown name, the error suggests what `_MEANT` has for it.
 
         In a group such as `grue trace`, the error suggests only commands of this group.
         """
@@ -99,7 +99,6 @@ def _plain_usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    # With the environment variable `GRUE_DEBUG`, `_complain` also prints the traceback.
     try:
         yield
     except MCPError as error:

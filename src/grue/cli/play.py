@@ -82,8 +82,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         for observer in backends:
             recorder.add(observer)
         if past is not None:
-            # Read the trace again: another process may have continued the episode before the folder was
-            # locked.
+            # Another process may have continued the episode before the folder was locked.
             past = read_past(folder_path)
         parts = _setup(options, past, recorder)
         setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
@@ -148,10 +147,7 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
-    """Return the settings, the bundled server, and a notice to the user that the bundled server is used.
-
-    The server is `None` if the bundled server is not used. The notice is empty if there is nothing to print.
-    """
+    """Return the settings, the bundled server or `None`, and a notice about this server or an empty text."""
     config = GameConfiguration.of_project()
     model = options.model
     if options.offline:

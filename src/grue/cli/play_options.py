@@ -18,7 +18,7 @@ class EpisodeOptions(Struct, frozen=True, kw_only=True):
     """The options that `grue play`, `grue chat` and `grue run` have in common.
 
     Attributes:
-        resume: The run folder of an episode to resume. Most options are then taken from its trace.
+        resume: The run folder or trace of an episode to resume. Most options are then taken from the trace.
     """
 
     offline: bool = False
@@ -104,7 +104,7 @@ S = TypeVar("S", bound=EpisodeOptions)
 
 
 def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
-    """Return the options called `names`, and the working directory, as the trace records them."""
+    """Return the options called `names`, and the working directory, for the trace."""
     given = {name: getattr(options, name) for name in names}
     chosen: m.JsonObject = msgspec.to_builtins(given, enc_hook=str)
     return {**chosen, "started_in": str(Path.cwd())}

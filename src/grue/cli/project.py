@@ -1,4 +1,4 @@
-"""Find the project's settings and MCP servers, for all commands that need them."""
+"""Find the project's settings and MCP servers."""
 
 import json
 import shutil
@@ -70,10 +70,10 @@ def project_tables() -> ProjectTables | None:
 
 
 def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:
-    """Return the servers in `mcp_config`; without it, those in the project's file, or the bundled server.
+    """Return the servers in `mcp_config`; if it is `None`, in the project's file, or else the bundled server.
 
-    If the project's file exists, it is used even if no setting turns MCP on. If pyproject.toml has
-    `enabled = false`, the bundled server is returned instead.
+    The project's file is used if a setting turns MCP on. It is also used if it exists, unless pyproject.toml
+    has `enabled = false`.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A single invalid server goes into `unusable`.
@@ -123,8 +123,7 @@ def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
 def named_server(known: KnownServers, name: str, *, preset: bool = True) -> StdioServer:
     """Return the server of this name, which grue starts as a process.
 
-    `preset`: whether the user could also have named a preset. If so, the error for an unknown name lists the
-    presets too.
+    `preset`: the user could also name a preset, so the error for an unknown name lists the presets.
 
     Raises:
         MCPConfigError: No server has that name, its configuration is invalid, or grue reaches it by URL.
@@ -149,8 +148,8 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], tuple[str, str]]]:
     """Return a server that grue will watch, not limit, and a function that proposes a sandbox for it.
 
-    Call the function after the server has ended. It returns, as JSON, the sandbox that would have sufficed
-    for what the server has done; and a sentence about what the sandbox does not allow, or an empty text.
+    Call the function after the server has ended. It returns the sandbox, as JSON; and a sentence about
+    folders that the server used but the sandbox does not permit, or an empty text.
 
     Raises:
         MCPConfigError: As `named_server`.

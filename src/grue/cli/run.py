@@ -114,7 +114,7 @@ class RunLines(JsonPrinter):
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "hosts" / "skill_agent" / "example" / "agent.yaml"
 STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}
-"""The exit status by the reason for the end; 1 for every other reason."""
+"""The exit status by the reason why the run ended; 1 for every other reason."""
 _RECORDED = ("agent", "offline", "model", "base_url")
 
 
@@ -122,9 +122,9 @@ class RunOptions(EpisodeOptions, frozen=True, kw_only=True):
     """The options of `grue run`; see its help.
 
     Attributes:
-        agent: The agent's file; `None`: `agent.yaml`. With `offline`, the bundled example stands in for a
-            missing `agent.yaml`.
-        task: The task; empty: the task in the agent's file.
+        agent: The agent's file; `None`: `agent.yaml`. With `offline`, a copy of the bundled example stands in
+            for a missing `agent.yaml`.
+        task: Empty: the task in the agent's file.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 

@@ -1,4 +1,4 @@
-"""`grue runs`: list the recorded episodes in a folder. `grue trace` reads the `latest_trace` by default."""
+"""`grue runs`: list the recorded episodes in a folder. `latest_trace` finds the latest."""
 
 import time
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from grue.tracing.overview import Overview
 from grue.tracing.reading import open_episode
 
 RUNS = Path("runs")
-"""The folder in which commands such as `grue play`, and `Runner(trace="runs")`, put run folders."""
+"""The folder in which commands such as `grue play` put run folders."""
 
 FORK = "-fork"
 """The suffix of the names of run folders that `grue fork` makes."""
 
 _MOST_RESULT_BYTES = 2**20
 _MOST_READ_BYTES = 2**24
-"""The most bytes that the list reads, in all, of traces in folders without a result file."""
+"""The most bytes, in all, that `list_runs` reads of traces without a result file."""
 _HEADER = b'{"trace":"grue"'
 
 
@@ -99,7 +99,7 @@ def _of_fleet(folder: Path) -> str:
 def latest_trace() -> Path:
     """Return the latest trace in `runs` or in the working directory.
 
-    A failed fork is returned only if there are only failed forks.
+    A fork that failed or did not finish is returned only if there is no other trace.
 
     Raises:
         MCPConfigError: There is no trace in these two folders.
@@ -132,7 +132,7 @@ def _overview(path: Path) -> Overview | None:
 
 
 def traces_in(folder: Path) -> Iterator[Path]:
-    """Yield the run folders and trace files in a folder, the latest first. Unreadable ones are left out.
+    """Yield the run folders and trace files in a folder, the latest first.
 
     Raises:
         MCPConfigError: The folder itself cannot be read.

@@ -1,4 +1,4 @@
-"""The subcommands of `grue sandbox` and their options; `sandbox.py` implements them."""
+"""The subcommands of `grue sandbox` and their options."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,8 +1,4 @@
-"""Print text safely.
-
-A path, an error or a server's text may contain escape sequences, characters that change the writing
-direction, and secrets from the environment. `say` replaces all of these.
-"""
+"""Print text, with escape sequences, characters that change the writing direction and secrets replaced."""
 
 import os
 import shutil
@@ -33,11 +29,11 @@ def grue_from(folder: Path) -> str:
 
 
 GRUE = grue_from(Path.cwd())
-"""How the user starts `grue`. Commands that grue proposes begin with it."""
+"""The command that starts grue from the working directory."""
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print any text, escaped and without secrets, to standard output or standard error."""
+    """Print text as `shown` returns it, to standard output or standard error."""
     typer.echo(shown(text), err=err)
 
 

@@ -12,7 +12,7 @@ from grue.runtime.safe_text import printable
 
 
 def list_served_skills(agent: Path, *, approve: bool) -> bool:
-    """Print each skill with its files and whether it is approved; return whether an agent can use them all.
+    """Print each skill with its files and whether it is approved; return whether an agent can use all skills.
 
     With `approve`, write `mcp_skills.lock`.
 

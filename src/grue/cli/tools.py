@@ -70,9 +70,8 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterator[str]:
     """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
-    In the lock, the other servers of the configuration file keep their tools. `shown` has the same tools
-    without secrets. Servers whose tool definitions contain a secret are left out of the file with the
-    definitions, `mcp_tools.listing.json`.
+    The lock keeps the tools of the configuration file's other servers. `shown` has the same tools without
+    secrets. A server whose tool definitions contain a secret is left out of `mcp_tools.listing.json`.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.

@@ -1,4 +1,4 @@
-"""The subcommands of `grue trace` and their options; `trace.py` and the `trace_*.py` implement them."""
+"""The subcommands of `grue trace` and their options."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ def trace_root() -> None:
 
 
 def chosen_trace(file: Path | None) -> Path:
-    """Return the trace that the user named. Without one, return the latest, and print its path to stderr."""
+    """Return `file`; if it is `None`, return the latest trace and print its path to stderr."""
     if file is not None:
         return file
     from grue.cli.runs import latest_trace

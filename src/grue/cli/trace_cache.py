@@ -1,4 +1,4 @@
-"""`grue trace cache`: print how much of each prompt repeats an earlier one, and where they first differ."""
+"""`grue trace cache`: print how much of each prompt repeats an earlier prompt, and the first difference."""
 
 from collections.abc import Iterator
 from pathlib import Path

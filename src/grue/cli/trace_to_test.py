@@ -1,7 +1,7 @@
 """`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies.
 
-The test has the recorded replies of the model, and the recorded limits and policies. Its tools are functions
-that return the recorded results, or with `--tools` your own functions. grue's code is the current one.
+The test has the recorded limits and policies. Its tools are functions that return the recorded results, or
+with `--tools` your own functions.
 """
 
 import base64
@@ -44,7 +44,7 @@ from grue.testing.decisions import arguments_of
 from grue.tracing.message_words import failure_words
 
 _SHORT = 300
-"""Longest result that a test asserts, in characters; people do not read longer ones."""
+"""The longest result that a test asserts, and the longest error text that is printed, in characters."""
 
 _FIND_TOOLS = find_tools(()).name
 
@@ -64,10 +64,10 @@ def to_test(
 ) -> bool:
     """Write the test file, run the test, print the result, and return whether it has passed.
 
-    Each of `tools` is `SERVER=MODULE:NAME`: where your code has the functions that are the server's tools.
-    `answer` is `MODULE:NAME`: where your code has the type of the answer or its `AnswerSpec`; `None`: the
-    test maps each recorded text to the recorded answer. `out` must not exist yet; `None`: a file named for
-    the episode and the turn. Without `run_once`, the test counts as passed.
+    Each of `tools` is `SERVER=MODULE:NAME`, the functions that the test calls as the server's tools. `answer`
+    is `MODULE:NAME`, the type of the answer or an `AnswerSpec`; `None`: the test maps each recorded text to
+    the recorded answer. `out` must not exist yet; `None`: a file named for the episode and the turn. Without
+    `run_once`, the test counts as passed.
 
     Raises:
         MCPConfigError: An option is malformed, the file exists or cannot be written, or the turn cannot be
@@ -245,11 +245,10 @@ _OWN = re.findall(
     "SYSTEM USER REPLIES HISTORY APPROVED CHANGED ANSWERS REFUSED RECORDED MADE recorded recorded_answer"
     " servers scripted_llm llm request runner outcome cut tool Any Path pytest",
 )
-"""Names that a written test has besides those that it imports from grue."""
+"""Names that a written test may use, besides the names that `_names` returns."""
 
 
 def _names_of(places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the name that the test uses for each (module, name) of your code; no two are equal."""
     used = {*_OWN, *(name for package in _PACKAGES for name in _names(package))}
     names: dict[tuple[str, str], str] = {}
     for place in places:
@@ -300,10 +299,7 @@ def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Ite
 
 
 def _recorded_spec(run: RecordedRun) -> str:
-    """Return Python source of an `AnswerSpec` that maps each recorded text of the model to its answer.
-
-    Empty if every answer was the model's text itself.
-    """
+    """Return Python source of an `AnswerSpec`; empty: not needed, each answer was the model's text itself."""
     form, fallback = run.begun.answer, run.begun.fallback
     read = _read(run)
     if (
@@ -360,9 +356,8 @@ def _replies(run: RecordedRun) -> Iterator[str]:
             case m.CompletionReceived() as reply if envelope.receiver == AGENT:
                 replies[reply.request] = reply
             case m.ReplyDropped(request=request):
-                # Leave out a reply that the recorded turn dropped, because a server then did not start, or
-                # listed other tools than the request had offered. In the test, servers list their tools
-                # before the request, so no reply is dropped.
+                # The recorded turn dropped this reply, because a server did not start or listed other tools
+                # than expected. The test drops no reply: its servers list their tools before the request.
                 replies.pop(request, None)
     yield "REPLIES = ["
     for reply in replies.values():
@@ -482,7 +477,7 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
 
 
 def _functions(tools: Sequence[m.ToolDefinition]) -> dict[str, str]:
-    """Return a name for each tool's function. No two are equal, even if `_word` is equal for two tools."""
+    # No two names are equal, even if `_word` is equal for two tools.
     functions: dict[str, str] = {}
     for tool in tools:
         functions[tool.name] = _unused(f"recorded_{_word(tool.name).lower()}", functions.values())
@@ -550,7 +545,7 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    # If the turn's limits on the length of results are not the default ones, assert which results were cut.
+    # If the limits on the length of results are not the default limits, assert which results were cut.
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):
         return

@@ -1,8 +1,7 @@
 """Carry questions from a turn to the person at the terminal, and the answers back.
 
-The turn runs in a thread of its own, but only the main thread reads the terminal: if two threads read it,
-each would get some of the keys. A cancelled turn stops waiting for its answer at once, and an answer that
-comes later is dropped.
+The turn runs in a thread of its own, but only the main thread reads the terminal: if two threads read, each
+would get some of the keys. A cancelled turn stops waiting at once, and an answer that comes later is dropped.
 """
 
 import asyncio

@@ -39,8 +39,8 @@ class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
 class ChatCommands:
     """Runs the slash commands of a chat.
 
-    `/save` writes into `here`, the folder in which the user started this process, which may not be the
-    working directory.
+    Relative paths of `/save` begin at `here`, the folder in which the user started this process. A resumed
+    chat may have another working directory.
     """
 
     def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:

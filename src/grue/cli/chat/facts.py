@@ -56,7 +56,7 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
 
     Attributes:
         file: Name of the file in which the conversation continues.
-        calls: Names of the tools that the turn has called.
+        calls: The tools that the turn has called, each as `server.tool`.
     """
 
     between_turns: ClassVar[bool] = True

@@ -1,7 +1,4 @@
-"""The lines that a chat prints about calls, results, questions, tools and costs.
-
-Names, arguments, results and descriptions are untrusted; they are made printable here.
-"""
+"""The lines that a chat prints, with unprintable characters of untrusted texts replaced."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +23,7 @@ _QUESTION_CHARS = 2000
 _DESCRIPTION_CHARS = 2000
 _SCHEMA_CHARS = 4000
 _READ_CHARS = 100_000
-"""The most characters of a result that are read. Only one line is shown."""
+"""The most characters of each part of a result that are read, because only one line is shown."""
 
 
 def started(event: ToolStarted) -> Line:

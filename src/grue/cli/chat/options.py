@@ -66,8 +66,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
 
     Attributes:
         notes: Sentences about settings that have no effect, and about servers with an invalid configuration.
-        learned: Returns, as JSON, the sandbox that the server of `--learn` needs, and a sentence about what
-            this sandbox does not allow, or an empty text; `None` without `--learn`.
+        learned: The function that `watched_server` returns; `None` without `--learn`.
     """
 
     endpoint: LlmEndpoint
@@ -82,7 +81,6 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 
     Raises:
         MCPConfigError: An option, a setting or a file cannot be used, or there is no key for the endpoint.
-        MissingDependencyError: There are MCP servers, and `mcp` is not installed.
     """
     config = GameConfiguration.of_project()
     config.ask(options.base_url, options.model)
@@ -119,10 +117,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 
 
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
-    """Return the policy of a chat. With `ask`, the user is asked about each call that `policy` would allow.
-
-    The returned policy never parks a turn, because the person to ask is at the terminal.
-    """
+    # With `ask`, ask about each call that `policy` would allow. Never park: the person is at the terminal.
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)
         policy = replace(policy, rules=(*asking, ToolRule(verdict="ask")))

@@ -1,8 +1,7 @@
 """Ask the person at the terminal: about tool calls, and for input that a server requests.
 
-`LineReader` reads the answers, and all other input of a chat, with the standard library alone;
-`prompting.py` has the reader with editing and completion. A server describes the input that it requests as a
-form. The form's texts are untrusted.
+`LineReader` reads the answers, and all other input of a chat, with the standard library alone. A server
+describes the input that it requests as a form. The form's texts are untrusted.
 """
 
 import contextlib
@@ -58,9 +57,9 @@ class Reader(Protocol):
 
 
 class LineReader:
-    """Reads lines of standard input. A backslash at the end of a line joins the next line to it.
+    """Reads lines of `source`. A backslash at the end of a line joins the next line to it.
 
-    `asks`: whether `source` is a terminal, on which a person can be asked.
+    `asks`: whether a person at a terminal can be asked.
     """
 
     def __init__(self, source: BinaryIO, *, asks: bool) -> None:
@@ -89,10 +88,7 @@ class LineReader:
             forget_typed(self._source)
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Print `question` on stderr, and return the next line; `None`: the input has ended.
-
-        For an empty line, `default` is returned.
-        """
+        """Print `question` on stderr; return the next line (`default` if empty); `None`: the input ended."""
         say(question, err=True)
         line = self._line()
         return None if line is None else line.strip() or default
@@ -117,8 +113,7 @@ class Field(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: The type of the field's value, as JSON Schema names it.
         options: The values to choose from, and how each is shown; empty if any value can be typed.
-        default: The schema's default value as text; empty: the schema has no default. A terminal with line
-            editing shows the text, and the user can edit it. Elsewhere an empty input means the default.
+        default: The schema's default value as text; empty: the schema has no default.
     """
 
     name: str
@@ -138,7 +133,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 def fields_of(schema: m.JsonObject) -> Iterator[Field]:
-    """Yield the fields of the form that a JSON Schema of an object describes."""
+    """Yield the fields, 50 at most, of the form that a JSON Schema of an object describes."""
     properties = schema.get("properties")
     required = schema.get("required")
     for name, described in list(properties.items() if isinstance(properties, dict) else ())[:_MOST_FIELDS]:
@@ -288,11 +283,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the field has a valid value, and return it; `None` if it is optional and left empty.
-
-        Raises:
-            EOFError: The input has ended.
-        """
+        """Ask until the field has a valid value; `None`: the field is optional and was left empty."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if text is None:
@@ -305,7 +296,7 @@ class Person:
                 self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
 
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Let the person edit the arguments. `None`: there is no usable edit, so ask the person again."""
+        """Let the person edit the arguments. `None`: there is no usable edit, so ask about the call again."""
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
             before = json.dumps(question.arguments)

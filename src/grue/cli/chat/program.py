@@ -28,7 +28,7 @@ from grue.tracing.message_words import DIM
 
 
 def chat(options: ChatOptions) -> bool:
-    """Chat until the user leaves. Return `False` if the input is a pipe and some line of it had no answer.
+    """Chat until the user leaves. Return `False` if a turn or a command failed, except at a terminal.
 
     Raises:
         MCPConfigError: An option or a file cannot be used; nothing was started.
@@ -89,7 +89,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             if left_out:
                 screen.tell(Line(left_out, DIM))
         if not talk.turn and options.resume is None and options.run_dir is None:
-            # Nothing was said, so there is nothing to resume: remove the run folder at the end.
+            # There is nothing to resume: remove the run folder at the end.
             empty.callback(shutil.rmtree, talk.path, ignore_errors=True)
         elif not options.quiet:
             screen.tell(Line(f"To go on: {GRUE} chat --resume {shown_argument(where)}", DIM))
@@ -107,12 +107,12 @@ def _require_prompt_toolkit() -> None:
 
 
 class ChatProgram:
-    """The loop of a chat. `/save` writes into `here`.
+    """The loop of a chat. Relative paths of `/save` begin at `here`.
 
     Attributes:
-        talk: The conversation. Set it before `run`.
-        reader: Where input comes from; by default the lines of standard input.
-        failed: Whether an input had no answer.
+        talk: Set it before `run`.
+        reader: Reads the input; by default, lines of standard input.
+        failed: Whether a turn or a command has failed. An unknown command does not count.
     """
 
     def __init__(self, screen: Screen, redaction: Redaction, here: Path) -> None:
@@ -125,7 +125,7 @@ class ChatProgram:
         self._person = Person(lambda: self.reader, screen, redaction)
 
     def run(self) -> None:
-        """Read and answer until the input ends or the user types `/quit`.
+        """Read and answer until the input ends, the user types `/quit`, or an error ends the chat in a pipe.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, if the input is not a terminal.
@@ -147,7 +147,7 @@ class ChatProgram:
                 self._screen.end(None)
                 self._screen.tell(Line("(Ctrl-D or /quit leaves.)", DIM))
             except UnknownCommand as error:
-                # A mistyped command is no failed turn, so the exit status stays 0.
+                # A mistyped command does not change the exit status.
                 self._screen.end(None)
                 self._screen.tell(lines.complaint(str(error)))
             except MCPError as error:

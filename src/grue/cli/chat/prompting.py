@@ -72,11 +72,7 @@ def typing_ahead_hidden() -> Iterator[None]:
 
 
 class PromptReader:
-    """Reads from a terminal.
-
-    `tools` returns names for completion, `status` the row below the prompt. Secrets are not kept in the
-    history.
-    """
+    """Reads from a terminal. `tools` returns names for completion, `status` the row below the prompt."""
 
     asks = True
 
@@ -122,7 +118,7 @@ class PromptReader:
 
 
 class ChatCompleter(Completer):
-    """Completes slash commands, the path of `/save`, and names of tools. `tools` returns these names."""
+    """Completes slash commands, the path of `/save`, and the names that `tools` returns."""
 
     def __init__(self, tools: Callable[[], Sequence[str]]) -> None:
         self._tools = tools

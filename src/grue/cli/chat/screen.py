@@ -1,7 +1,6 @@
 """The output of a chat: at a terminal each word as it arrives, in a pipe only whole answers.
 
-At a terminal a status row shows what the turn waits for. The cursor is never hidden, so it need not be
-restored.
+At a terminal, a status row shows what the turn waits for. The cursor is never hidden.
 """
 
 import sys
@@ -172,7 +171,6 @@ class PipeScreen:
 
 
 Screen: TypeAlias = TerminalScreen | PipeScreen
-"""Where the events of a chat are shown."""
 
 
 class _WaitingRow:

@@ -89,7 +89,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     """The result of a chat: `result.json` in its run folder.
 
     Attributes:
-        reason: Why the chat ended: `ended` (the user left), `failed` (a turn had no answer) or `interrupted`.
+        reason: `ended` (the user left), `failed` (a turn or a command failed) or `interrupted`.
         turns: Number of turns, including those that were taken back.
         duration_s: Seconds that this run took. All other numbers include the earlier runs of the chat.
     """
@@ -111,13 +111,13 @@ class Talk:
     calls `say`.
 
     Attributes:
-        runner: Runs the turns.
         turn: Number of the last turn in the trace; 0 before the first turn.
         changed: For a resumed chat: what differs from its earlier run (model, endpoint or servers).
 
     Raises:
         TraceError: The run folder cannot be written; or the chat cannot be resumed.
         ConversationError: The conversation's file cannot be read or written.
+        MissingDependencyError: There are MCP servers, and `mcp` is absent or too old.
     """
 
     def __init__(self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[Any], object]) -> None:
