@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "With `after_turn` or `beside_turn`, the server of the first turn starts as if --start were not "
-        "given: the first turn has no previous turn.",
+        "The first turn has no previous turn. With `after_turn` or `beside_turn`, its server starts as the "
+        "default says.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -143,9 +143,9 @@ _GameServers = Annotated[
     typer.Option(
         metavar="FILE",
         help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="depends on enabled under tool.grue.mcp in pyproject.toml. Not set: a server that comes "
-        "with grue. true: the file that config_file in that table names, or mcp_config.json if it names "
-        "none. false: no server",
+        show_default="enabled under tool.grue.mcp in pyproject.toml decides. true: the file that config_file "
+        "in that table names, else mcp_config.json. false: no server. Without enabled: a server that comes "
+        "with grue",
     ),
 ]
 _Turns = Annotated[
@@ -193,7 +193,9 @@ def play(
     resume: Annotated[
         Path | None,
         resume(
-            "episode", "--turns, --turn-timeout and the options below", ", and --turns that of its last run"
+            "episode",
+            "--turns, --turn-timeout and the options below",
+            "; --turns, unless you give it, stays as it was last given",
         ),
     ] = None,
     start: _Start = None,
@@ -399,9 +401,9 @@ def add(
     entry, starts the server and approves its tools, as `grue tools --lock` does.
     If a tool changes later, grue reports it. The server is not started if an
     environment variable that it needs is not set. No tools are approved if there
-    are other servers in mcp_config.json and no mcp_tools.lock yet: a lock with
-    the new server alone would report all tools of the others. In both cases the
-    command prints what to do.
+    are other servers in mcp_config.json and no mcp_tools.lock, the list of
+    approved tools: grue would report the tools of the others as not approved. In
+    these two cases the command prints what to do.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. A program that is not your own runs
@@ -482,7 +484,7 @@ def chat(
     ] = None,
     resume: Annotated[
         Path | None,
-        resume("chat", "--turn-timeout and --quiet", ", and the model is the one last chosen by /model"),
+        resume("chat", "--turn-timeout and --quiet", ", but the model is the one last chosen by /model"),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="In a pipe, print only answers and errors.")
@@ -500,7 +502,8 @@ def chat(
 
     At a terminal, type /help for the commands of the chat. A turn is one input
     with the model's answer. In a pipe, the exit status is 1 if an input has no
-    answer. To ask one question from the command line:
+    answer, or if a command such as /save fails. To ask one question from the
+    command line:
     echo "What is on my list?" | grue chat
     """
     from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
@@ -560,14 +563,14 @@ def run(
             "full one is written there too."
         ),
     ] = None,
-    resume: Annotated[Path | None, resume("run", "the options below")] = None,
+    resume: Annotated[Path | None, resume("task", "the options below")] = None,
     stream: Stream = False,
     langfuse: Langfuse = False,
     otel: Otel = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Run a task with an agent whose model replies with lists of actions, in JSON.
+    """Run a task with an agent that plans its steps, such as tool calls, as JSON.
 
     AGENT.yaml names the model, the MCP servers, the skills and the limits. To
     see an example without an API key, use grue run --offline: if there is no

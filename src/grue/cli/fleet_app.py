@@ -41,8 +41,8 @@ _Sweep = Annotated[
     Path,
     typer.Argument(
         metavar="SWEEP.toml",
-        help="The sweep: the file that names a function, the cases to call it with and the settings to "
-        "compare.",
+        help="The sweep: a file that names a function, the cases to call it with and the settings to "
+        "compare. `grue fleet --help` shows one.",
     ),
 ]
 
@@ -80,8 +80,8 @@ _Batch = Annotated[
     typer.Option(
         "--batch",
         help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
-        "may take a day. When answers have arrived, the function is called again from its beginning: it must "
-        "make the same requests, and gets the answers.",
+        "may take a day; the command waits. When answers have arrived, it calls the function again from its "
+        "beginning. The function must make the same requests, and now gets the answers.",
     ),
 ]
 
@@ -137,8 +137,9 @@ def retry(
     """Run a sweep's episodes that have no result, also those that were given up.
 
     `grue fleet run` gives an episode up after three attempts, or if its result is
-    damaged. Otherwise the commands do the same, but only `grue fleet run` has
-    --plan.
+    damaged. An episode whose function raised an error has a result and is not
+    run again. Apart from episodes that were given up, and from --plan, the two
+    commands do the same.
     """
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
@@ -170,7 +171,7 @@ _Where = Annotated[
         "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
         "failed: the turn ended with an error.\n\n"
         "parked: the turn waits for an approval.\n\n"
-        "empty, as in `outcome =`: the end of the turn is not in the trace.\n\n"
+        "no VALUE, as in `outcome =`: the trace does not have the end of the turn.\n\n"
         "`tool = X` is true if at least one call of the turn is to X, and `tool != X` if none is; the same "
         "holds for error. In `tool = X and error ~ Y` the error may be that of another call.",
         show_default="all turns",
@@ -227,12 +228,14 @@ def fork(
     """Fork many recorded turns, with the same change in each. After a stop, the same command continues.
 
     A fork runs a recorded turn again from its beginning, with another model,
-    prompt, limit or setting; see `grue fork`. The forks and the recorded turns
-    become episodes of a fleet. To compare them, with the fleet's folder DIR:
+    prompt, limit or setting. A tool call that the turn made too gets the recorded
+    result. The forks and the recorded turns become episodes of a fleet. To
+    compare them, where DIR is the fleet's folder:
     grue fleet compare DIR:fork=recorded :fork=changed
 
     Their scores are: score (1 if the model gave an answer, else 0), same_answer
-    and same_calls (1 if they are as recorded, else 0), requests and tool_calls.
+    and same_calls (1 if they are as recorded, else 0), requests and tool_calls
+    (how many there were).
     """
     from grue.cli.fleet_fork import fork_fleet
     from grue.cli.fork import ForkOptions
@@ -292,8 +295,8 @@ def table(
 
     Only episodes of the latest sweep count (the sweep that was run last in this
     folder), and of these only episodes with a score. A line below the table
-    counts the episodes without a score whose function failed. Each row names one
-    of its episodes, for `grue fleet show`.
+    counts the episodes that failed and so have no score. Each row names one of
+    its episodes, for `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -307,8 +310,7 @@ def _pass(otherwise: str) -> Any:
         "--pass",
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
-        show_default="if all scores lie between 0 and 1: 1, or 0 with --lower-is-better; otherwise "
-        f"{otherwise}",
+        show_default=f"1, or with --lower-is-better 0, if all scores lie from 0 to 1; otherwise {otherwise}",
     )
 
 
@@ -356,10 +358,10 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI. LOSS is a number such as 0.05. The exit status is 1 if B's mean score is worse "
-            "than A's by LOSS or more and the interval does not contain 0; 0 if the interval rules out such "
-            "a loss; 2 if neither can be said, as with fewer than 15 cases (with --cluster: groups), and "
-            "after an error. Needs numpy and scipy.",
+            help="For CI. LOSS is a number such as 0.05. Exit status 1: B's mean score is worse than A's by "
+            "LOSS or more, and the interval does not contain 0. Exit status 0: the interval rules out such a "
+            "loss. Exit status 2: neither is certain, there is no interval, or an error occurred. Needs "
+            "numpy and scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -382,17 +384,17 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. The compared settings are those that have
-    one value in all of A and another in all of B, such as model. Two episodes
-    belong to the same case if all other settings, such as question and seed, are
-    equal; base_url may differ. A case that only A or only B has is left out. The
-    mean difference B - A of the cases is printed with its 95 %
-    confidence interval. With fewer than 15 cases (with --cluster: groups of
-    cases), or without the packages numpy and scipy, there is no interval, and a
-    sign test decides whether B is better.
+    A and B are compared case by case. A setting is compared if it has one value
+    in all of A and another in all of B, such as model. Episodes with the same
+    values of all other settings, such as question and seed, are one case;
+    base_url may differ. A case that only A or only B has is left out. The mean
+    difference B - A of the cases is printed with its 95 % confidence interval.
+    There is no interval with fewer than 15 cases, or with --cluster 15 groups of
+    cases, and none without the packages numpy and scipy. Then a sign test decides
+    whether B is better.
 
-    If each case was run several times (repetitions in SWEEP.toml), its scores
-    are averaged, and two chances are compared too: that at least one of N runs
+    If each case was run N times (repetitions in SWEEP.toml), its scores are
+    averaged, and two chances are compared too: that at least one of the N runs
     passes (pass@N), and that all pass (pass^N). --pass says which scores pass.
     """
     from grue.cli.fleet_view import print_comparison
@@ -480,12 +482,12 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
-    Failed are episodes whose score does not pass, and episodes that have begun
-    and have no score. In the latter, the sweep's function raised an error or took
-    too long; a server or the model could not be reached; the sweep's budget was
-    used up; the episode's files cannot be read; or the run was interrupted or has
-    not finished. Only episodes of the latest sweep count: the sweep that was run
-    last in this folder.
+    An episode has failed if its score does not pass, or if it has begun and has
+    no score. It has no score if the sweep's function raised an error or took too
+    long; if a server or the model could not be reached; if the sweep's budget was
+    used up; if the episode's files cannot be read; or if the run was interrupted
+    or has not finished. Only episodes of the latest sweep count: the sweep that
+    was run last in this folder.
     """
     from grue.cli.fleet_failures import print_failures
 
@@ -511,7 +513,7 @@ def report(
     out: Annotated[Path | None, out("DIR/report.html")] = None,
     open_browser: OpenPage = False,
 ) -> None:
-    """Write an HTML page about the latest sweep: scores by settings, costs, cases, failures, episodes.
+    """Write an HTML page about the latest sweep: costs, cases, failures, episodes, scores by settings.
 
     The latest sweep is the one that was run last in this folder. The page is
     one file and works offline.

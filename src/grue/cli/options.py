@@ -62,8 +62,8 @@ def resume(what: str, also: str, but: str = "") -> Any:
     """
     return typer.Option(
         metavar="RUN",
-        help=f"Go on with the {what} in this run folder. The options above keep the values of its first run"
-        f"{but}. Besides --resume you can give only {also}.",
+        help=f"Go on with the {what} in this run folder. Besides --resume you can give only {also}. The "
+        f"other options stay as they were first given{but}.",
     )
 
 

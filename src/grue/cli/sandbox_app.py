@@ -66,7 +66,8 @@ def sandbox_try(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A server in mcp_config.json, whose sandbox is used, or a preset: pure, files or web.",
+            help="A server in mcp_config.json, whose sandbox is used; or pure, files or web, the presets "
+            "that `grue sandbox --help` explains.",
         ),
     ],
     command: Annotated[
@@ -101,12 +102,12 @@ def sandbox_learn(
 ) -> bool:
     """Watch a server during tool calls, and print a sandbox that suffices for them.
 
-    The server is started, and runs without a sandbox. This needs Linux 5.9 or
-    later. If the server reads six or more files of one folder, the printed
-    sandbox permits reading the whole folder, unless it is /, /tmp, /home or your
-    home folder. The printed JSON is {"sandbox": ...}: copy what is between the
-    outer braces into the server's entry in mcp_config.json. Without --trace, the
-    calls are read from standard input, one per line:
+    The server is started, and runs without a sandbox. To watch it, grue needs
+    Linux 5.9 or later. If the server reads six or more files of one folder, the
+    printed sandbox permits reading the whole folder, unless it is /, /tmp, /home
+    or your home folder. The printed JSON is {"sandbox": ...}: copy what is
+    between the outer braces into the server's entry in mcp_config.json. Without
+    --trace, the calls are read from standard input, one per line:
     read_file {"path": "notes.txt"}
 
     The exit status is 1 if a call fails.

@@ -79,8 +79,8 @@ def trace_show(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Only messages of this kind, such as ToolReturned, or a part of the name that no other kind "
-            "has, such as toolret. `grue trace show` prints the kinds, in the column message.",
+            help="Only messages of this kind, such as ToolReturned. A part of the name is enough, such as "
+            "toolret, if only one kind has it. `grue trace show` prints the kinds, in its second column.",
         ),
     ] = None,
     text: Annotated[
@@ -155,14 +155,14 @@ def trace_cache(
 ) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
-    The command compares the prompt of each request with earlier prompts, byte by
-    byte. It names the first difference and the message that caused it. In the
+    The command compares the prompt of each request, byte by byte, with the
+    earlier prompt that begins with the most equal text. It names the first
+    difference and the message that caused it. In the
     printed table, `repeats` is the percentage of a prompt that is the same as the
     beginning of an earlier prompt. `cached` is the percentage that the provider
     has read from its cache, according to its reply. `again` estimates the tokens
-    that a cache could not serve, although an earlier prompt had them: those from
-    the first difference to the end of the shorter prompt. The compared prompt is
-    the one with the longest common beginning.
+    from the first difference to the end of the shorter of the two prompts: no
+    cache could serve them.
     """
     from grue.cli.trace_cache import cache
 
@@ -224,7 +224,7 @@ def trace_html(
     ] = None,
     out: Annotated[
         Path | None,
-        out("trace.html beside the trace.jsonl; with OTHER: comparison.html beside that of OTHER"),
+        out("trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl"),
     ] = None,
     open_browser: OpenPage = False,
 ) -> None:
@@ -338,19 +338,20 @@ def trace_replay(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Use the system prompt in this file instead. As no model runs, this shows only the first "
-            "request of each turn that would differ. For new answers, use `grue fork --system`.",
+            help="Use the system prompt in this file instead. No model runs, so in each turn you see only "
+            "the first request that it changes. For new answers, use `grue fork --system`.",
             show_default="as recorded",
         ),
     ] = None,
 ) -> bool:
-    """Compute what grue decides after each recorded message, and compare it with the trace.
+    """Check whether grue would still decide after each recorded message as the trace says.
 
     Such a decision is to ask the model, to call a tool, to retry, or to end the
     turn. No model, server or tool runs: their messages are taken from the trace.
-    With the options from --set to --system you change settings, and see the first
-    decision in each turn that would have been different. The exit status is 1
-    if a decision differs from the recorded one.
+    Without options, the command tests a new version of grue against an old trace.
+    The options from --set to --system change settings, and you see in each turn
+    the first decision that would have been different. The exit status is 1 if a
+    decision differs from the recorded one.
     """
     from grue.cli.trace_replay import changes_from, replay
 
