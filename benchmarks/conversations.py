@@ -97,7 +97,7 @@ class Talker:
 
 
 def conversation_section(effort: Effort) -> Section:
-    """Show that a turn costs the same late in a conversation as early in it (docs/architecture.md)."""
+    """Show that a turn costs the same late in a conversation as early in it (docs/performance.md)."""
     early_at, late_at = effort.talk
     with tempfile.TemporaryDirectory() as folder:
         talker = Talker(Path(folder))

@@ -31,7 +31,7 @@ SCRIPT_TURNS = 5
 
 
 def episode_section(effort: Effort) -> Section:
-    """Compare turns of an episode (limits: 0.2 times the script's time; with a slow server 3 ms)."""
+    """Compare turns of an episode (limits: 0.2 times the script's time; with a slow server 5 ms)."""
     boot_s = effort.slow_boot_s
     slow_server, slow_pause_s = (*MCP_SERVER, "--boot-s", str(boot_s)), 2 * boot_s
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder:

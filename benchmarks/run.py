@@ -5,7 +5,7 @@
     python benchmarks/run.py --resume          the sections that were not measured within the last day
     python benchmarks/run.py --quick           all sections, with so few samples that the results mean nothing
 
-The limits are those of docs/architecture.md. A section measures its sides (grue and what it is compared with)
+The limits are those of docs/performance.md. A section measures its sides (grue and what it is compared with)
 alternately, so that other load on the machine affects all of them. Its results are written as soon as it has
 ended; Ctrl-C loses only the running section. An exceeded limit does not fail the run, because it can be the
 fault of a busy machine.

@@ -15,7 +15,7 @@ ROUNDS = 3
 
 
 def traces_section(effort: Effort) -> Section:
-    """Measure commands on 121 MB, as ratios to the time of decoding every message (limits: `LIMITS`)."""
+    """Measure commands on a long trace, compared with decoding every message (limits: `LIMITS`)."""
     took: dict[str, list[Cost]] = {name: [] for name in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"

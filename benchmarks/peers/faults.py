@@ -276,10 +276,10 @@ def page(text: str, sides: list[Side], took_s: float) -> str:
 
 This page compares what grue and other frameworks do when something goes wrong in a turn. The turn starts a
 server process, calls one tool, and gets the model's answer. In each row another thing goes wrong. Each cell
-shows one turn in a new process: how it ended (for an error, its class), how many seconds it took, and how
-many processes were `left` three seconds after the host had ended. `no end` means that the turn was still
-running after {DEADLINE_S:g} s; then the host was killed. For Ctrl-C the seconds are those from the signal
-to the end of the host.
+shows one turn in a new process, the host: how the turn ended (for an error, its class), how many seconds it
+took, and how many processes were `left` three seconds after the host had ended. `no end` means that the turn
+was still running after {DEADLINE_S:g} s; then the host was killed. For Ctrl-C the seconds are those from the
+signal to the end of the host.
 
 {text}
 
@@ -287,8 +287,9 @@ to the end of the host.
 than an error. `another answer` means that the turn ended with another text than the model's, for example a
 text that says that the agent gave up. The table does not show whether an error's text helps.
 
-`benchmarks/peers/faults.py` runs all turns, in {took_s / 60:.0f} minutes on two busy cores. A call may take
-{LIMIT_S:g} s in each framework that has a setting for it; all other settings are the defaults. The scripts
+`benchmarks/peers/faults.py` runs all turns, in {took_s / 60:.0f} minutes on two busy cores. Where a
+framework has time limits for a server's start and for a call, they are set to {LIMIT_S:g} s; all other
+settings are the defaults. The scripts
 are `benchmarks/peers/workers/*_turn.py`, of 30 to 60 lines each. The server is `grue.testing.faulty_server`.
 The page about performance says [how each framework is configured](performance.md#beside-other-frameworks).
 The versions:

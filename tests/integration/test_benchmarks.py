@@ -141,7 +141,7 @@ BARS = {
     'server that boots in 0.05 s, start="beside_turn": turn time, as a ratio to the least possible': 1.03,
     'time of a turn with start="after_turn", as a ratio to the script\'s': 0.2,
 }
-"""Bars of docs/architecture.md, by what they are called."""
+"""Bars of docs/performance.md, by what they are called."""
 
 HELD = [
     "memory in use by malloc",

@@ -187,7 +187,7 @@ def _short_reply(endpoint: LlmEndpoint, tried: "_Tried") -> Finding:
 def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
     tried = _Tried(endpoint, _CALL, tool=True)
     if tried.support is not None and not tried.support.supported:
-        return Finding("note", f"Tools: no, {tried.support.reason}.\nTurns of this model go without tools.")
+        return Finding("note", f"Tools: no, {tried.support.reason}.\nA turn with tools ends with an error.")
     if tried.failure is not None:
         return _open_tools(endpoint, spoken, tried.failure)
     if not tried.replies[0].tool_calls and (counts := _left_out(endpoint, tried, spoken)):

@@ -738,7 +738,7 @@ def _usable_url(base_url: str) -> httpx.URL:
 
 
 def _refuse_credentials(names_user: bool, query: list[str]) -> None:
-    """Refuse a URL that contains credentials, because httpx logs the URL with every request."""
+    """Refuse a URL that contains credentials, because HTTP libraries log URLs."""
     instead = "set api_key (in the environment: GRUE_API_KEY), or a header with extra_headers"
     if names_user:
         raise MCPConfigError(
