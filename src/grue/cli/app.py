@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous turn. With `after_turn` or `beside_turn`, its server starts as the "
-        "default says.",
+        "For the first turn, which has no previous turn, `after_turn` and `beside_turn` mean the same as the "
+        "default.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -143,9 +143,9 @@ _GameServers = Annotated[
     typer.Option(
         metavar="FILE",
         help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="enabled under tool.grue.mcp in pyproject.toml decides. true: the file that config_file "
-        "in that table names, else mcp_config.json. false: no server. Without enabled: a server that comes "
-        "with grue",
+        show_default="depends on enabled under tool.grue.mcp in pyproject.toml. true: the file in "
+        "config_file under tool.grue.mcp, else mcp_config.json. false: no server. Not set: a server that "
+        "comes with grue",
     ),
 ]
 _Turns = Annotated[
@@ -195,7 +195,7 @@ def play(
         resume(
             "episode",
             "--turns, --turn-timeout and the options below",
-            "; --turns, unless you give it, stays as it was last given",
+            ". Without --turns, its last value is kept",
         ),
     ] = None,
     start: _Start = None,
@@ -400,15 +400,15 @@ def add(
     The command shows what would run and asks whether to go on. Then it writes the
     entry, starts the server and approves its tools, as `grue tools --lock` does.
     If a tool changes later, grue reports it. The server is not started if an
-    environment variable that it needs is not set. No tools are approved if there
-    are other servers in mcp_config.json and no mcp_tools.lock, the list of
-    approved tools: grue would report the tools of the others as not approved. In
-    these two cases the command prints what to do.
+    environment variable that it needs is not set. The file mcp_tools.lock lists
+    the approved tools. If it does not exist and mcp_config.json has other
+    servers, no tools are approved, since grue would report the tools of the other
+    servers. In these two cases the command prints what to do.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. A program that is not your own runs
-    in a sandbox (see grue sandbox), if this machine can enforce one. An OCI image
-    runs in its own container instead.
+    in a sandbox (see grue sandbox); without one, if this machine cannot enforce
+    sandboxes. An OCI image runs in its own container instead.
     """
     from grue.cli.add import Adding, add_server
 
@@ -460,8 +460,8 @@ def chat(
         typer.Option(
             metavar="FILE",
             help=FILE_OF_SERVERS,
-            show_default=f"{CONFIGURED}; if there is no such file, a server that comes with grue; "
-            "with enabled = false in that table, no server",
+            show_default=f"{CONFIGURED}. No such file: a server that comes with grue. enabled = false under "
+            "tool.grue.mcp: no server",
         ),
     ] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Chat without tools.")] = False,
@@ -570,7 +570,7 @@ def run(
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Run a task with an agent that plans its steps, such as tool calls, as JSON.
+    """Run a task with an agent whose model writes its next steps, such as tool calls, as JSON.
 
     AGENT.yaml names the model, the MCP servers, the skills and the limits. To
     see an example without an API key, use grue run --offline: if there is no
@@ -621,8 +621,8 @@ _ToolResult = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CALL=FILE",
-        help="Give the recorded call with the id CALL the content of FILE as its result; repeatable. A file "
-        "whose name ends in .json may hold any JSON value. Any other file is a text. `grue trace show "
+        help="Use the content of FILE as the result of the recorded call with the id CALL; repeatable. A "
+        "file whose name ends in .json may hold any JSON value. Any other file is a text. `grue trace show "
         "--whole` prints the ids.",
     ),
 ]
@@ -641,7 +641,7 @@ _OtherTools = Annotated[
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: Annotated[int | None, turn_number("forked, or the one that contains the message of --at.")] = None,
+    turn: Annotated[int | None, turn_number("forked; with --at, the one that has this message.")] = None,
     at: _At = None,
     model: OtherModel = None,
     base_url: OtherUrl = None,
@@ -671,11 +671,12 @@ def fork(
 ) -> None:
     """Run a recorded turn again, with another model, prompt, limit, tool or result.
 
-    The messages before the one that --at names are taken from the trace. From
-    there on, the turn is run again. If the model makes a tool call that the
-    recorded turn has made too, with the same arguments, the call gets the
-    recorded result, and no tool runs. For other calls, see --misses. The command
-    prints the answer, and commands that compare the fork with the recorded turn.
+    The turn is run again from its first message, or from a later message that
+    --at names. Earlier messages are taken from the trace. If the model makes a
+    tool call that the recorded turn has made too, with the same arguments, the
+    call gets the recorded result, and no tool runs. For other calls, see
+    --misses. The command prints the answer, and commands that compare the fork
+    with the recorded turn.
     """
     from grue.cli.fork import ForkOptions, fork_turn
     from grue.cli.hosts import load_hosts

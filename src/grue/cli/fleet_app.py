@@ -80,8 +80,8 @@ _Batch = Annotated[
     typer.Option(
         "--batch",
         help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
-        "may take a day; the command waits. When answers have arrived, it calls the function again from its "
-        "beginning. The function must make the same requests, and now gets the answers.",
+        "may take a day; the command waits. Each time answers arrive, it calls the function again from its "
+        "beginning. The function must repeat its requests, and gets the answers.",
     ),
 ]
 
@@ -107,8 +107,9 @@ def run(
 
     An episode is one call of the sweep's function. An error that the function
     raises is a result too. If a worker process is killed, or a server or the
-    model cannot be reached, the episode is tried again. After three attempts it
-    is given up. The exit status is 1 if an episode is left without a result.
+    model cannot be reached, the episode is tried again, three times in all. After
+    that, only `grue fleet retry` runs it. The exit status is 1 if an episode is
+    left without a result.
 
     After Ctrl-C the running episodes are still run to their end; a second
     Ctrl-C cancels them.
@@ -134,12 +135,11 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Run a sweep's episodes that have no result, also those that were given up.
+    """Do the same as `grue fleet run`, and also run the episodes that it has given up.
 
     `grue fleet run` gives an episode up after three attempts, or if its result is
     damaged. An episode whose function raised an error has a result and is not
-    run again. Apart from episodes that were given up, and from --plan, the two
-    commands do the same.
+    run again. The exit status is the same as that of `grue fleet run`.
     """
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
@@ -171,7 +171,7 @@ _Where = Annotated[
         "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
         "failed: the turn ended with an error.\n\n"
         "parked: the turn waits for an approval.\n\n"
-        "no VALUE, as in `outcome =`: the trace does not have the end of the turn.\n\n"
+        "(empty), as in `outcome =`: the trace does not have the end of the turn.\n\n"
         "`tool = X` is true if at least one call of the turn is to X, and `tool != X` if none is; the same "
         "holds for error. In `tool = X and error ~ Y` the error may be that of another call.",
         show_default="all turns",
@@ -220,15 +220,15 @@ def fork(
         Path | None,
         _place(
             "forks",
-            "runs/NAME-forks, where NAME is the name of TRACES, or if it is a trace.jsonl, of its folder",
+            "runs/NAME-forks, where NAME is the name of the folder TRACES, or of the trace.jsonl's folder",
         ),
     ] = None,
     workers: Annotated[int | None, _workers("forks", "one per core")] = None,
 ) -> bool:
-    """Fork many recorded turns, with the same change in each. After a stop, the same command continues.
+    """Run many recorded turns again, each with the same change. After a stop, the same command continues.
 
     A fork runs a recorded turn again from its beginning, with another model,
-    prompt, limit or setting. A tool call that the turn made too gets the recorded
+    prompt, limit or setting. A tool call that is in the trace gets its recorded
     result. The forks and the recorded turns become episodes of a fleet. To
     compare them, where DIR is the fleet's folder:
     grue fleet compare DIR:fork=recorded :fork=changed
@@ -310,7 +310,7 @@ def _pass(otherwise: str) -> Any:
         "--pass",
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
-        show_default=f"1, or with --lower-is-better 0, if all scores lie from 0 to 1; otherwise {otherwise}",
+        show_default=f"if all scores lie from 0 to 1: 1, or 0 with --lower-is-better. If not: {otherwise}",
     )
 
 
@@ -384,13 +384,13 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. A setting is compared if it has one value
-    in all of A and another in all of B, such as model. Episodes with the same
+    A and B are compared case by case. The compared settings, such as model,
+    have one value in all of A and another in all of B. Episodes with the same
     values of all other settings, such as question and seed, are one case;
     base_url may differ. A case that only A or only B has is left out. The mean
     difference B - A of the cases is printed with its 95 % confidence interval.
-    There is no interval with fewer than 15 cases, or with --cluster 15 groups of
-    cases, and none without the packages numpy and scipy. Then a sign test decides
+    The interval needs the packages numpy and scipy, and at least 15 cases (if you
+    give --cluster, 15 groups of cases). Without an interval, a sign test decides
     whether B is better.
 
     If each case was run N times (repetitions in SWEEP.toml), its scores are
@@ -439,7 +439,7 @@ def score(
             'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '
             "0.\n\n"
             "judge: a question about the answer, such as 'Is the answer polite?'. A model gives a number "
-            "from 0 for not at all to 1 for fully. The keys model and base_url choose this model; without "
+            "from 0 (not at all) to 1 (fully). The keys model and base_url choose this model; without "
             "them the one in pyproject.toml is asked.\n\n"
             "function: a MODULE:FUNCTION.",
         ),

@@ -94,8 +94,8 @@ def sandbox_learn(
         list[Path] | None,
         typer.Option(
             metavar="TRACE",
-            help="Repeat the calls to this server that this trace records. They are really made: a call that "
-            "has written or deleted something does so again. Repeatable.",
+            help="Repeat the calls to this server that this trace.jsonl records. They are really made: a "
+            "call that has written or deleted something does so again. Repeatable.",
             show_default="read the calls from standard input",
         ),
     ] = None,
@@ -104,10 +104,10 @@ def sandbox_learn(
 
     The server is started, and runs without a sandbox. To watch it, grue needs
     Linux 5.9 or later. If the server reads six or more files of one folder, the
-    printed sandbox permits reading the whole folder, unless it is /, /tmp, /home
-    or your home folder. The printed JSON is {"sandbox": ...}: copy what is
-    between the outer braces into the server's entry in mcp_config.json. Without
-    --trace, the calls are read from standard input, one per line:
+    sandbox permits reading all of it, unless it is /, /tmp, /home or your home
+    folder. The printed JSON is {"sandbox": ...}: copy what is between the outer
+    braces into the server's entry in mcp_config.json. Without --trace, the calls
+    are read from standard input, one per line:
     read_file {"path": "notes.txt"}
 
     The exit status is 1 if a call fails.

@@ -155,14 +155,13 @@ def trace_cache(
 ) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
-    The command compares the prompt of each request, byte by byte, with the
-    earlier prompt that begins with the most equal text. It names the first
-    difference and the message that caused it. In the
-    printed table, `repeats` is the percentage of a prompt that is the same as the
-    beginning of an earlier prompt. `cached` is the percentage that the provider
-    has read from its cache, according to its reply. `again` estimates the tokens
-    from the first difference to the end of the shorter of the two prompts: no
-    cache could serve them.
+    For each request, the command finds the earlier prompt with the longest
+    identical beginning, and names the first difference and the message that
+    caused it. In the printed table, `repeats` is the percentage of a prompt that
+    is the same as the beginning of an earlier prompt. `cached` is the percentage
+    that the provider has read from its cache, according to its reply. `again`
+    estimates the tokens after the first difference, up to the length of the
+    shorter prompt: no cache could serve them.
     """
     from grue.cli.trace_cache import cache
 
@@ -344,9 +343,9 @@ def trace_replay(
         ),
     ] = None,
 ) -> bool:
-    """Check whether grue would still decide after each recorded message as the trace says.
+    """Check whether grue would still make the decisions that the trace records.
 
-    Such a decision is to ask the model, to call a tool, to retry, or to end the
+    The decisions are to ask the model, to call a tool, to retry, and to end the
     turn. No model, server or tool runs: their messages are taken from the trace.
     Without options, the command tests a new version of grue against an old trace.
     The options from --set to --system change settings, and you see in each turn
