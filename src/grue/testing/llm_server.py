@@ -197,7 +197,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     Attributes:
         path: The URL's path and query, such as `/v1/chat/completions`.
         headers: The headers, with their names in lower case.
-        body: The parsed body and fields from the path; empty if the body is not a JSON object.
+        body: The parsed body; empty if the body is not a JSON object.
         refused: Why the server refused the request; `None`: it did not, or only for its length.
         chat: The body translated to chat completions; empty if body or headers are malformed.
     """
@@ -407,7 +407,6 @@ class ScriptedLlmServer:
     ) -> tuple[LlmRequest, Refusal | None]:
         chat: Json = {}
         body, unreadable = _parse(raw)
-        body |= dialect.told(path) or {}
         refusal = dialect.admission(headers) or unreadable
         if refusal is None:
             with self._lock:
@@ -465,7 +464,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     raw = said.then != "keep" and said.after is None
     reply = None if raw else dialect.reply(said.body, said.status, request)
     if reply is None:
-        return said, {}
+        return _unless_streamed(said), {}
     try:
         wants_back = dialect.owed(reply)
         events = tuple(dialect.events(reply, request)) if request.get("stream") else ()
@@ -473,11 +472,14 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
         wants_back, events = {}, ()
     if events:
         return _streamed(said, dialect, events), wants_back
-    if said.amid:
-        # With `amid`, `after` is a place in a stream. This reply is not streamed, so send the whole of it.
-        said = replace(said, after=None)
+    said = _unless_streamed(said)
     # The bytes of a chat completion are sent as the script has them.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
+
+
+def _unless_streamed(said: LlmReply) -> LlmReply:
+    # With `amid`, `after` is a place in a stream. This reply is not streamed, so send the whole of it.
+    return replace(said, after=None) if said.amid else said
 
 
 def _streamed(said: LlmReply, dialect: Dialect, events: tuple[bytes, ...]) -> LlmReply:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.testing.llm_faults import dripping, error_in_stream, garbage_in_stream, mistyped, stalled, truncated
+from grue.testing.llm_faults import (
+    dripping,
+    error_in_stream,
+    garbage_in_stream,
+    mistyped,
+    stalled,
+    truncated,
+    web_page,
+)
 from grue.testing.llm_server import (
     LlmReply,
     ScriptedLlmServer,
@@ -221,6 +229,12 @@ def test_an_error_event_ends_a_stream(dialect: Dialect) -> None:
     name, event = read(served(dialect, error_in_stream(text_reply(LONG))).content)[-1]
     assert "broke off" in str(event)
     assert name == ("" if dialect is CHAT else "error")
+
+
+@ALL
+def test_a_fault_of_streams_leaves_a_web_page_whole(dialect: Dialect) -> None:
+    assert served(dialect, error_in_stream(web_page())).content == web_page().body
+    assert served(dialect, garbage_in_stream(web_page())).content == web_page().body
 
 
 @ALL
