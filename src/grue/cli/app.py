@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "For the first turn, which has no previous turn, `after_turn` and `beside_turn` mean the same as the "
-        "default.",
+        "For the first turn, which has no previous turn, `after_turn` and `beside_turn` mean: as without "
+        "--start.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -399,16 +399,18 @@ def add(
 
     The command shows what would run and asks whether to go on. Then it writes the
     entry, starts the server and approves its tools, as `grue tools --lock` does.
-    If a tool changes later, grue reports it. The server is not started if an
-    environment variable that it needs is not set. The file mcp_tools.lock lists
-    the approved tools. If it does not exist and mcp_config.json has other
-    servers, no tools are approved, since grue would report the tools of the other
-    servers. In these two cases the command prints what to do.
+    If a tool changes later, grue reports it. The approved tools are listed in
+    mcp_tools.lock.
+
+    If an environment variable that the server needs is not set, the command does
+    not start the server, and prints what to do. It does the same if there are
+    other servers, but no mcp_tools.lock yet: a new list with the tools of one
+    server would lack those of the others.
 
     API keys are not written into mcp_config.json, only the names of their
-    environment variables, such as ${API_KEY}. A program that is not your own runs
-    in a sandbox (see grue sandbox); without one, if this machine cannot enforce
-    sandboxes. An OCI image runs in its own container instead.
+    environment variables, such as ${API_KEY}. If this machine can enforce
+    sandboxes, a program that is not your own runs in one (see grue sandbox). An
+    OCI image runs in its own container instead.
     """
     from grue.cli.add import Adding, add_server
 
@@ -641,7 +643,7 @@ _OtherTools = Annotated[
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: Annotated[int | None, turn_number("forked; with --at, the one that has this message.")] = None,
+    turn: Annotated[int | None, turn_number("forked, or with --at the one that has message --at.")] = None,
     at: _At = None,
     model: OtherModel = None,
     base_url: OtherUrl = None,

@@ -80,8 +80,8 @@ _Batch = Annotated[
     typer.Option(
         "--batch",
         help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
-        "may take a day; the command waits. Each time answers arrive, it calls the function again from its "
-        "beginning. The function must repeat its requests, and gets the answers.",
+        "may take a day; the command waits. Each time answers arrive, it calls the function anew. The "
+        "function must make the same requests again, and gets at once the answers that have arrived.",
     ),
 ]
 
@@ -139,7 +139,7 @@ def retry(
 
     `grue fleet run` gives an episode up after three attempts, or if its result is
     damaged. An episode whose function raised an error has a result and is not
-    run again. The exit status is the same as that of `grue fleet run`.
+    run again. The exit status is 1 if an episode is left without a result.
     """
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
@@ -384,14 +384,14 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. The compared settings, such as model,
-    have one value in all of A and another in all of B. Episodes with the same
-    values of all other settings, such as question and seed, are one case;
-    base_url may differ. A case that only A or only B has is left out. The mean
-    difference B - A of the cases is printed with its 95 % confidence interval.
-    The interval needs the packages numpy and scipy, and at least 15 cases (if you
-    give --cluster, 15 groups of cases). Without an interval, a sign test decides
-    whether B is better.
+    A and B are compared case by case. The compared settings are those that
+    differ between A and B, such as model: all episodes of A have one value, and
+    all of B another. Episodes with the same values of all other settings, such as
+    question and seed, are one case; base_url is ignored. A case that only A or
+    only B has is left out. The mean difference B - A of the cases is printed with
+    its 95 % confidence interval. The interval needs the packages numpy and scipy,
+    and at least 15 cases (if you give --cluster, 15 groups of cases). Without an
+    interval, a sign test decides whether B is better.
 
     If each case was run N times (repetitions in SWEEP.toml), its scores are
     averaged, and two chances are compared too: that at least one of the N runs

@@ -261,10 +261,10 @@ def find_hosts(home: Path, project: Path) -> list[FoundServers]:
 def read_host(path: Path, host: str | None = None) -> FoundServers:
     """Return the servers in another MCP host's configuration file: JSON, JSON with comments, or TOML.
 
-    `host` is the name of that host; `None`: the file's path is used as its name.
+    `host` is that host's name; `None`: the file's path is used as the host's name.
 
     Raises:
-        MCPConfigError: The file cannot be read or has no servers.
+        MCPConfigError: The file cannot be read or parsed, or has no section for MCP servers.
     """
     entries = _entries(_parsed(path))
     if entries is None:

@@ -1,7 +1,7 @@
-"""The broker as a server in the driver's process: answers the workers.
+"""The broker's server in the driver's process. It says when workers may send a request or start a server.
 
-Each worker process has a connection to a Unix socket. A message is a line of JSON. When the connection ends,
-the worker's requests under way count as sent, and its server processes as ended.
+Each worker process has a connection to a Unix socket. A message is a line of JSON. When a connection ends,
+its worker's requests under way count as sent, and the MCP servers that the worker has started as ended.
 
 The server runs in a thread with an event loop of its own, so that the driver stays synchronous.
 """

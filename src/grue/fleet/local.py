@@ -193,7 +193,7 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait until a worker reports, dies or takes too long, or until another thread wakes this one."""
+        """Wait for a worker's report, death, timeout or next start, or for a wake-up. Then handle reports."""
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)

@@ -437,7 +437,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # If preparing the next start fails, that start does it again, and raises the error.
+        # This prepares the next start. If it fails here, the next start tries it again, and raises its error.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

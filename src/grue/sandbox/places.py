@@ -228,10 +228,10 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 
 
 def _environment(root: str, written: Sequence[str]) -> list[str]:
-    """Return the folders of the virtual environment `root`, of its base Python, and of its `.pth` files.
+    """Return the folders of the virtual environment `root`, its base Python, and those in its `.pth` files.
 
-    If `root` is in a folder of `written`, which the program may write, its `.pth` files are not read: the
-    program may have written any folder into them.
+    The `.pth` files are not read if `root` lies in a folder that the program may write (`written`): the
+    program could have added any folder to them.
     """
     found = [root]
     changeable = any(within(real_path(root), real_path(folder)) for folder in written)

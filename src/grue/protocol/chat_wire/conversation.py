@@ -106,7 +106,7 @@ _MOST_PER_TOKEN = 8
 """The most bytes of encoded text per token that any tokenizer reaches."""
 
 _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
-"""Each match is at least one token for any tokenizer."""
+"""Tokenizers make at least one token of nearly every match, so the number of matches is a low estimate."""
 
 _TOOL_PIECES, _ARGUMENT_PIECES = 5, 3
 """Fewest tokens that a tool, and each argument, adds to the names and descriptions, in any template."""

@@ -78,8 +78,8 @@ class ValidCall(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session together.
 
-    A `parallel` run may be under way together with runs at other servers. It is limited to one call, so that
-    the calls after it can still be skipped if a call at another server times out.
+    Several `parallel` runs may be under way at the same time, each at another server. A `parallel` run has
+    only one call: if a call at another server times out, the later calls are not sent yet and can be skipped.
     """
 
     server: m.ServerName

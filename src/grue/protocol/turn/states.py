@@ -358,14 +358,15 @@ class AwaitingTools(Struct, frozen=True):
 
     Attributes:
         calls: All tool calls of the reply by id, in order.
-        under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
+        under_way: The batches that have been sent and are not settled: at most one, unless calls run in
+            parallel; none while only servers in `starting` are waited for.
         unsent: The calls that are sent after these batches, in runs of consecutive calls to one server.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         died: The server that died. Then `FailurePolicy.after_death` applies, even if a call has timed out.
         timed_out: Whether a call has timed out, and `FailurePolicy.after_timeout` is not `continue`.
         changed: Arguments that a person has changed, by call id.
         tools: The tools, with their definitions at the time when the calls were allowed.
-        starting: Servers that this reply has started by calling them, and that have not reported yet.
+        starting: Servers that this reply has started by calling them, and that are neither ready nor failed.
     """
 
     turn: Turn

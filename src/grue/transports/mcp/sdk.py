@@ -191,10 +191,10 @@ class Link:
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
 
     async def _elicited(self, params: types.ElicitRequestParams) -> types.ElicitResult:
-        """Ask the user in the task that waits for the call; raises `SdkError` if the host's code fails.
+        """Ask the user, in the task that waits for the call's result.
 
-        An exception of the host's code would end the session, or, if it is a `TimeoutError`, look as if the
-        call had timed out.
+        Raises `SdkError` if the host's code fails. Any other exception would end the session, and a
+        `TimeoutError` would look as if the call had timed out.
         """
         try:
             return await self._elicit(params)
