@@ -192,7 +192,7 @@ def _ahead_of_grue(table: Table) -> list[str]:
 
 def _verdict(bar: Bar) -> str:
     verdict = "met" if bar.met else "**missed**"
-    return f"A bar: {bar.label}: {bar.measured} (bar: {bar.bound}): {verdict}."
+    return f'The bar for "{bar.label}" is {bar.bound}. Measured: {bar.measured}: {verdict}.'
 
 
 def _notes(tables: Sequence[Table], versions: Mapping[str, str]) -> list[str]:

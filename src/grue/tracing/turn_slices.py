@@ -41,7 +41,7 @@ class TurnSlice(Struct):
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn has no end, and no later turn has begun: the process may have been killed in it."""
+        """Whether the turn has no end, and no later turn has begun: the process may have died in it."""
         return self.begun and not self.over and not self.overtaken
 
 
