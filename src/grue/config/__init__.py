@@ -1,1 +1,1 @@
-"""The configuration files and settings that users write, checked with pydantic or msgspec."""
+"""The files and settings that configure grue, checked with pydantic or msgspec."""

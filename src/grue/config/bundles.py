@@ -61,7 +61,7 @@ class Bundle:
         `executable` is the path inside the bundle of the only file that is made executable; empty: no file.
 
         Raises:
-            MCPConfigError: The bundle is damaged or too large, or the folder cannot be written.
+            MCPConfigError: The bundle is damaged or too large, or the folder exists or cannot be written.
         """
         if os.path.lexists(folder):
             raise MCPConfigError(f"{folder} is there already. Remove it, or choose another --name.")
@@ -103,8 +103,8 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
     `sha256` is the digest that the file must have, in hexadecimal; `None`: the digest is not checked.
 
     Raises:
-        MCPConfigError: The file cannot be read, is not a bundle or has another digest. Or the bundle has too
-            many files, a link, or a file name that is not allowed.
+        MCPConfigError: The file cannot be read, is not a bundle or has another digest. Or the bundle is not
+            acceptable, for example because of too many files, a link, or a file name that is not allowed.
     """
     with ExitStack() as stack:
         try:

@@ -66,7 +66,7 @@ class Document:
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:
-        """Return the line of the value at this path, or of the nearest enclosing value that has a line."""
+        """Return the line of the value at this path, or of the nearest enclosing value; `None`: not known."""
         while keys and keys not in self.lines:
             keys = keys[:-1]
         return self.lines.get(keys)
@@ -164,7 +164,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one.
 
-    The permissions are `mode`, less the process's umask: by default, others may read the file.
+    The permissions are `mode`, less the process's umask. By default, a usual umask lets others read the file.
 
     Raises:
         MCPConfigError: The file cannot be written.
@@ -187,7 +187,8 @@ def parse_toml(text: str, path: Path) -> Document:
     """Parse a TOML document.
 
     Raises:
-        MCPConfigError: The text is not TOML. The error names line and column.
+        MCPConfigError: The text is not TOML (the error names line and column), is nested too deeply, or has a
+            number or a date that is out of range.
     """
     try:
         value = tomllib.loads(text)
@@ -272,8 +273,8 @@ def parse_json(text: str, source: Path) -> Document:
     """Parse strict JSON. Errors name `source`, the file that the text is from.
 
     Raises:
-        MCPConfigError: `text` is not strict JSON. The error may quote a key that occurs twice, but no string
-            value, which may be a secret.
+        MCPConfigError: `text` is not strict JSON, is nested too deeply, or has too large a number. The error
+            may quote a key that occurs twice, but no string value, which may be a secret.
     """
     try:
         value = json.loads(

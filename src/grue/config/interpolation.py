@@ -6,7 +6,8 @@ replaces an empty variable. The value of a variable is not expanded again, and n
 
 An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree: `#`
 comments, `export`, single quotes (literal), double quotes with the escapes `\n`, `\r`, `\t`, `\"` and `\\`.
-Variables inside a value are not expanded, because parsers disagree about that.
+A value in quotes may have several lines. Variables inside a value are not expanded, because parsers disagree
+about that.
 """
 
 import re
@@ -32,7 +33,7 @@ class Scope(Struct, frozen=True, kw_only=True):
     """The values for `${...}`.
 
     Attributes:
-        source: The file that contains the expressions, for errors; `None`: they come from no file.
+        source: The file that contains the expressions; `None`: they come from no file.
     """
 
     environ: Mapping[str, str]
@@ -46,8 +47,8 @@ def expand(text: str, scope: Scope, place: str) -> str:
     `place` says in errors where `text` stands, such as "MCP server 'github': env.TOKEN".
 
     Raises:
-        MCPConfigError: A variable is not set and has no default, or an expression is not supported. The error
-            shows no values or defaults.
+        MCPConfigError: A variable is not set and has no default, or an expression is malformed or not
+            supported. The error shows no values or defaults.
     """
     return _EXPRESSION.sub(lambda match: _value(match, scope, place), text)
 
@@ -95,8 +96,8 @@ def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
     `wanted_by` says in errors who refers to the file, such as "MCP server 'github'".
 
     Raises:
-        MCPConfigError: The file is missing, or a line is malformed. The error names the line's number and
-            never shows its text, which may contain a secret.
+        MCPConfigError: The file cannot be read, or a line is malformed. The error has the line's number, but
+            never its text, which may contain a secret.
     """
     missing = f"{wanted_by}: envFile not found: {path}\nCreate it, or remove envFile from the configuration."
     text = read_config_text(path, if_missing=missing).replace("\r\n", "\n")

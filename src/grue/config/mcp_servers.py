@@ -1,8 +1,8 @@
 """Read `mcp_config.json`, which names the MCP servers and says how each is started or reached.
 
 The format is that of other hosts: servers under `mcpServers`, VS Code's `servers` or Zed's `context_servers`,
-in strict JSON. A key in a server's entry that looks like a misspelling of one of grue's keys is an error. Any
-other key that grue does not use becomes a warning (`MCPConfig.warnings`), unless it is in `_HARMLESS_KEYS`.
+in strict JSON. A key in a server's entry that looks like a misspelling of one of grue's keys is an error.
+Most other keys that grue does not use become warnings (`MCPConfig.warnings`), but not `_HARMLESS_KEYS`.
 
 `${...}` is expanded when a server is used, not when the file is read. So a server that is never used may
 refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
@@ -231,7 +231,7 @@ class MCPServerConfig(BaseModel):
         transport: Another name for `type`, which some hosts use.
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
         timeout_seconds: The same limit as `timeout`, always in seconds.
-        startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
+        startup_timeout_seconds: Longest time for the spawn, the handshake and the listing of tools together.
         exit_grace_seconds: Time to exit after stdin was closed; `None`: the runner's limit.
         tools: Which tools are offered. The keys in `INCLUDING` and `EXCLUDING` are accepted instead.
         auth: How grue authenticates to the server at `url` (OAuth); `False`: grue sends only `headers`. The
@@ -380,8 +380,8 @@ class MCPConfig(BaseModel):
         folder. `named`: the user has named the file; if it is missing, the error says to correct the name.
 
         Raises:
-            MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
-                an invalid entry (the error names the server and the key).
+            MCPConfigError: The file cannot be read, is not strict JSON (the error names line and column), or
+                has an invalid entry (the error names the server and the key).
 
         Source: R2.1-3
         """
@@ -504,7 +504,8 @@ class MCPConfig(BaseModel):
         """Return one server's configuration with every `${...}` expanded and `cwd` absolute.
 
         Raises:
-            MCPConfigError: A variable is not set and has no default; the error names the server and the key.
+            MCPConfigError: A `${...}` cannot be expanded, or the `command` is then empty. The error names the
+                server and the key.
             KeyError: There is no such server, or it is disabled.
         """
         expanded = _expanded(name, self.mcpServers[name], self._scope)
@@ -536,7 +537,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     once, one waits for the other.
 
     Raises:
-        MCPConfigError: The file is no JSON object of servers, or cannot be written.
+        MCPConfigError: The file is no JSON object of servers, or cannot be read or written.
     """
     path = path.resolve()  # change the file that a symbolic link points to
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), one_at_a_time(path.parent):
@@ -600,7 +601,7 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
     With `offline`, npx downloads nothing.
 
     Raises:
-        MCPConfigError: The `envFile` cannot be read, or the URL or a header is invalid.
+        MCPConfigError: A file that `config` names cannot be read, or a value such as a header is invalid.
     """
     options = _options(config)
     if config.url is not None:

@@ -4,8 +4,9 @@ To support another host, add a line to `_places`. The hosts' files are only read
 
 Values that may be secret become `${NAME}` in a copied entry, and the user sets the variable `NAME`. Code
 cannot recognise every secret. So a value of `env` is kept only if it is plainly harmless: a short number, a
-word such as `true` or `debug`, a path. An argument `NAME=value` is treated likewise. All values of `headers`
-are replaced. Other arguments and URLs are kept, unless a name or the form of the value suggests a secret.
+word such as `true` or `debug`, a path. An argument `NAME=value` is treated likewise. Of the values of
+`headers`, only a scheme such as `Bearer` and harmless `${...}` are kept. Other arguments and URLs are kept,
+unless a name or the form of the value suggests a secret.
 """
 
 import json
@@ -247,7 +248,7 @@ def _places(home: Path, project: Path) -> Iterator[tuple[str, Path]]:
 
 
 def find_hosts(home: Path, project: Path) -> list[FoundServers]:
-    """Return the servers of each host whose file exists and has servers; the project's files come first."""
+    """Return the servers of each host whose file can be read and has servers, the project's files first."""
     found = []
     for host, path in _places(home, project):
         with suppress(MCPConfigError, OSError):  # OSError: the folder of the file cannot be searched

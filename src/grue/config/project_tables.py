@@ -173,7 +173,7 @@ _ELSEWHERE = {
 
 
 def where_it_belongs(name: str, root: str, here: str = "") -> str:
-    """Return a sentence that says where a setting belongs; empty: grue has no setting of that name.
+    """Return a sentence that says where a setting belongs; empty: it is not in `PLACES` or `_ELSEWHERE`.
 
     `root` is the table of grue's settings, such as `tool.grue`. `here` is the table below `root` in which the
     user wrote the setting; empty: directly in `root`.

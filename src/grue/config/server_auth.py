@@ -73,7 +73,7 @@ def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str
 
     Raises:
         ValueError: `oauth` is not understood. The error's text continues a sentence that begins with the name
-            `oauth`, such as "should be an object", and quotes no value, which may be a secret.
+            of the key, such as "should be an object", and quotes no value, which may be a secret.
     """
     if isinstance(oauth, bool):
         return oauth, ()

@@ -5,9 +5,9 @@ Everything in it is untrusted, and it chooses the program that will run. So `cli
 the user before it is written, and a description must not choose anything that the entry does not show:
 
 - For a registry's package, the entry starts only the launcher of the package's kind (npx, uvx, docker or
-  podman), with the package's name and version. A URL in place of the name is refused, because npx would
-  install from that URL. Options of npx and uvx, such as `--package`, are refused, too. Only docker and podman
-  get the description's options, such as mounts.
+  podman), with the package's name, version and arguments. A URL in place of the name is refused, because npx
+  would install from that URL. Options of npx and uvx, such as `--package`, are refused, too. Only docker and
+  podman get the description's options, such as mounts.
 - A `${NAME}` in the entry is refused unless it stands for a folder, or for an environment variable that grue
   shows to the user. Any other would read the user's environment unseen when the server starts.
 - An entry with characters that a terminal acts on is refused.
@@ -188,8 +188,8 @@ def read_server(
         description: The parsed JSON.
         ask: Called with each value that the description asks the user for; returns what the user gives.
         name: The server's name in `mcp_config.json`; `None`: the last part of the description's name.
-        kind: Which of the server's packages to use, such as `npm`, or `remote`; `None`: the first that grue
-            can start.
+        kind: Which of the server's packages to use, such as `npm`, or `remote` for an address; `None`: the
+            first package or address that grue can use.
         env: The names of the environment variables that are set. The entry refers to the variable of an
             optional secret only if that variable is set.
 
@@ -285,7 +285,7 @@ def _title(name: str, version: str, description: str) -> str:
 
 
 def default_name(name: str) -> str:
-    """Return a server's name for `mcp_config.json`: the last part of a package's name, without dots."""
+    """Make a server's name from the last part of a package's name, with only letters, digits, `_`, `-`."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-") or "server"
     return f"{plain}-server" if plain == "mcp" else plain
 
@@ -299,7 +299,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Check the entry against the rules in the module's docstring."""
+        """Check the entry against the rules in the module's docstring, and return a `Described`."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         for text in _texts(self.entry):
             if not text.isprintable():

@@ -1,4 +1,4 @@
-"""`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
+"""`GameConfiguration`: grue's settings in `pyproject.toml` or another TOML file.
 
 An unknown key is an error. A setting that the tables of `[tool.grue]` lack is taken from the same table below
 `[tool.zorkgpt]`. Below `[tool.zorkgpt]`, unknown keys of the tables `llm`, `agent_sampling`, `retry` and
@@ -150,9 +150,9 @@ class RetrySettings(_Table):
     """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
 
     The delay starts at `initial_delay`, and is multiplied by `exponential_base` after each attempt, up to
-    `max_delay`. A delay that the endpoint asks for replaces this delay; if the endpoint asks for more than
-    `max_asked_delay`, the request is not sent again. Each delay is lengthened at random by up to the fraction
-    `jitter_factor`.
+    `max_delay`. A delay that the endpoint asks for replaces this delay; after 5 failures, the longer of both
+    is used. If the endpoint asks for more than `max_asked_delay`, the request is not sent again. Each delay
+    is lengthened at random by up to the fraction `jitter_factor`.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5
@@ -251,7 +251,7 @@ class GameConfiguration(_Table):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When a server starts, if its entry has no `start`. `before`: before the first request of a
             turn. `beside`: together with that request, if grue has an earlier listing of the server's tools,
-            else as `before`. `beside_if_locked`: as `beside`, but only the lock's listing file counts.
+            else as `before`. `beside_if_locked`: as `beside`, but only a listing file beside the lock counts.
             `when_called`: at the first call of its tools, if grue has an earlier listing, else as `before`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`: no registry.
         client_base_url: Base URL of the LLM endpoint; OpenRouter by default.
@@ -305,7 +305,7 @@ class GameConfiguration(_Table):
         """Change to another endpoint or model, if one is given. A change removes the fallback models.
 
         Raises:
-            MCPConfigError: `base_url` is not a URL. The text names the option `--base-url`.
+            MCPConfigError: `base_url` is not a usable URL. The text names the option `--base-url`.
         """
         chosen = base_url or self.client_base_url, model or self.agent_model
         if chosen == (self.client_base_url, self.agent_model):

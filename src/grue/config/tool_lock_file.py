@@ -86,7 +86,7 @@ def write(
     could not be started. All other servers are removed from the file.
 
     Raises:
-        MCPConfigError: The file exists and is not a tool lock, or it cannot be written.
+        MCPConfigError: The lock or the listing file beside it is invalid, or the lock cannot be written.
     """
     before = read_tool_lock(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}

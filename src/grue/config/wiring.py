@@ -61,7 +61,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
     With `servers=False`, neither the file of servers nor the tool lock is read.
 
     Raises:
-        MCPConfigError: A file is missing or invalid.
+        MCPConfigError: A file is missing or invalid, or a variable of a `${...}` is not set.
     """
     config = GameConfiguration.from_toml(path)
     found: dict[str, McpServer] = {}
@@ -109,7 +109,8 @@ def tool_lock(config: GameConfiguration) -> ToolLock | None:
     """Return the tool lock of the configured servers; `None`: every tool may be offered.
 
     Raises:
-        MCPConfigError: The lock is invalid; or it is missing, and `mcp_tool_lock` is `refuse`.
+        MCPConfigError: The lock or the listing file beside it is invalid; or the lock is missing, and
+            `mcp_tool_lock` is `refuse`.
     """
     if config.mcp_tool_lock == "off":
         return None
@@ -133,7 +134,7 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
     """Return the settings of the configured endpoint, with the API key from the environment.
 
     Raises:
-        MCPConfigError: The API key is invalid, or a variable that a header refers to is not set.
+        MCPConfigError: The API key is invalid, or a `${...}` in a header cannot be expanded.
     """
     scope = Scope(environ=os.environ, workspace_folder=config.project_dir)
     headers = {
@@ -159,7 +160,8 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
 
 
 def _differing(model: NextModel) -> dict[str, Any]:
-    # A model without its own URL uses the first model's URL, and its wire format and headers if it sets none.
+    # A fallback model without a URL uses the first model's URL. Then it also uses the first model's wire
+    # format and headers, unless it sets its own.
     found = dataclasses.asdict(model)
     if model.client_base_url is not None:
         return found

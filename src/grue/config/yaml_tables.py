@@ -39,7 +39,7 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
     """The table `mcp`. A host may subclass it to add keys.
 
     Attributes:
-        enabled: Whether the servers are used. If not, their entries' `${VAR}` are not expanded.
+        enabled: Whether the servers are used. If not, neither `servers` nor `config_file` is read.
         servers: The servers' entries, by name. In an entry, `timeout_seconds` is the time limit for
             connecting, and `required: false` allows the agent to run without the server.
         config_file: An `mcp_config.json` that is read in place of `servers`.
@@ -56,7 +56,7 @@ def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSet
     `keys` is the path to `table` in the document, for errors.
 
     Raises:
-        MCPConfigError: A value cannot be used.
+        MCPConfigError: A value or the API key cannot be used.
     """
     sampling = {"temperature": table.temperature, "top_p": table.top_p, "max_tokens": table.max_tokens}
     chosen = {"agent_model": table.name, "client_base_url": table.base_url}
@@ -82,10 +82,10 @@ def servers_of(
     """Return the servers in the order of the file, and the names of the servers that may fail to connect.
 
     `keys` is the path to `table` in the document, for errors. Relative file paths start from the document's
-    folder.
+    folder. With a `config_file`, no names are returned.
 
     Raises:
-        MCPConfigError: An entry cannot be used, or a variable is not set.
+        MCPConfigError: The table, its `config_file` or an entry cannot be used, or a variable is not set.
     """
     if table.config_file is not None:
         if table.servers:
@@ -112,8 +112,8 @@ def servers_of_entries(
 ) -> dict[str, ToolServer]:
     """Return servers by name, in the given order.
 
-    An entry is a server, or a mapping with `command`, `args`, `env` and `timeout_seconds` (the limit for
-    connecting), or with `url`. A mapping with `disabled: true` is left out.
+    An entry is a server, or a mapping with keys such as `command`, `args`, `env`, `url` and `timeout_seconds`
+    (the limit for connecting). A mapping with `disabled: true` is left out.
 
     Raises:
         MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.

@@ -15,7 +15,7 @@ async def test_it_heats_until_the_room_is_warm() -> None:
 ```
 
 The actor runs under a real supervisor with a real mailbox. `tell`, `ask` and `idle` return when the actor
-waits for its next message, a reply or a timer, so a test needs no sleeps.
+waits for its next message, a reply or a timer, or has ended, so a test needs no sleeps.
 
 `virtual_time` runs a test in an event loop with a virtual clock. When all tasks wait, the clock jumps to the
 next timer. If there is none, the loop raises `Deadlock`, whose message has the line at which each task waits.
@@ -111,7 +111,7 @@ class FakeChannel(Mailbox[M]):
         """Take the oldest message out, which makes room for another one.
 
         Raises:
-            AssertionError: The mailbox is empty.
+            AssertionError: The mailbox is empty or abandoned.
         """
         try:
             envelope = self._exit.receive_nowait()
@@ -190,7 +190,7 @@ class ActorHarness:
 
     Attributes:
         watch: Has every message so far, and assertions about them.
-        note: Records a message without a receiver, for actors whose constructor takes a `Note`.
+        note: A function that records a message without a receiver, for actors that take such a function.
 
     Raises:
         RuntimeError: The event loop has no virtual clock.
@@ -262,10 +262,11 @@ class ActorHarness:
         self._tasks.start_soon(self._run, actor, name="the harness of " + actor.name)
 
     async def tell(self, body: object, *, sender: str = SENDER, cause: int | None = None) -> list[Any]:
-        """Send a message to the actor, and return what the actor has sent and noted until it waits again.
+        """Send a message to the actor, and then do as `idle`.
 
         Raises:
             MailboxClosed: The actor has ended.
+            RuntimeError: No actor was started.
         """
         await self._mailbox().send(body, sender=sender, cause=cause)
         return await self.idle()
@@ -282,7 +283,7 @@ class ActorHarness:
         return asked
 
     async def idle(self) -> list[Any]:
-        """Let the actor run until it waits, and return what it has sent and noted since the last call."""
+        """Let the actor run until it waits. Return what it has sent and noted since the last such call."""
         await self._loop.idle()
         self._raise_crash()
         return self._new()
@@ -301,7 +302,7 @@ class ActorHarness:
         return await self._end()
 
     async def cancel(self) -> list[Any]:
-        """Cancel the actor, and return what it has sent and noted while it cleaned up."""
+        """Cancel the actor, wait until it has ended, and return what it has sent and noted."""
         self._scope.cancel()
         return await self._end()
 
@@ -375,7 +376,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     async def idle(self) -> None:
-        """Wait until all other tasks wait, for a time or for a message. The virtual clock does not move."""
+        """Wait until all other tasks wait and no thread is at work. The virtual clock does not move."""
         waiter: asyncio.Future[None] = self.create_future()
         self._waiting_for_idle.append(waiter)
         await waiter
@@ -460,7 +461,7 @@ def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
     A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual.
 
     Raises:
-        Deadlock: All tasks wait, and either there is no timer or a thread has worked for 30 s of real time.
+        Deadlock: While the test runs, for the reasons in `run_in_virtual_time`.
     """
 
     @functools.wraps(test)
@@ -474,7 +475,7 @@ def virtual_loop() -> VirtualTimeLoop:
     """Return the running loop.
 
     Raises:
-        RuntimeError: The loop has no virtual clock.
+        RuntimeError: No loop runs, or the loop has no virtual clock.
     """
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualTimeLoop):
@@ -526,7 +527,7 @@ class TraceWatch:
         clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
 
     Attributes:
-        recorder: A recorder for a `Runner`, whose messages are then kept here. It writes no file.
+        recorder: A recorder for a `Runner`. The runner's messages are then kept here; no file is written.
 
     Source: L18
     """
@@ -541,7 +542,7 @@ class TraceWatch:
         """Return a `TraceWatch` with the messages of a trace file.
 
         Raises:
-            TraceError: The file cannot be read.
+            TraceError: The file is missing, damaged, not a trace, or of a later format.
         """
         watch = cls()
         watch.envelopes.extend(read_episode(path).envelopes)
@@ -560,7 +561,7 @@ class TraceWatch:
 
         Raises:
             AssertionError: The message was recorded too rarely or too often.
-            TypeError: `kind` has no such field.
+            TypeError: `kind` is a Struct without such a field.
         """
         found = self._found(kind, fields)
         if (times is None and not found) or (times is not None and len(found) != times):
@@ -573,7 +574,7 @@ class TraceWatch:
 
         Raises:
             AssertionError: Such a message was recorded.
-            TypeError: `kind` has no such field.
+            TypeError: `kind` is a Struct without such a field.
         """
         found = self._found(kind, fields)
         if found:

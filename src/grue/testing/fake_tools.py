@@ -98,7 +98,7 @@ class FakeToolServer:
         self._set_outcomes(tool, TimeoutError())
 
     def dies(self, tool: str, cause: str = "the server ended during tools/call") -> None:
-        """Make the server die when a tool is called."""
+        """Make the server die when this tool is called."""
         self._set_outcomes(tool, self._failure("call", cause))
 
     def fails_to_start(self, times: int = 1) -> None:

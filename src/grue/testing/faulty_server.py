@@ -1,7 +1,7 @@
 """An MCP server over stdio with faults that are selected by flags, for testing clients.
 
 Without flags it is a correct small server with three tools: `echo` (returns `text`), `fail` (a tool error),
-and `environ` (the value of one environment variable). Each flag adds one fault, or something legal but
+and `environ` (the value of one environment variable). Most flags add one fault, or something legal but
 uncommon, such as a request to the client. Flags can be combined:
 
 ```python
@@ -10,8 +10,9 @@ from grue.testing import faulty_server
 command, *args = faulty_server.argv("--silent-at", "call", "--ignore-eof", "--ignore-term")
 ```
 
-Flags such as `--silent-at` take a PHASE: `start` (before anything is read), `initialize`, `list` or `call`.
-The server uses only the standard library, and Python runs with `-S`, so that it boots in about 20 ms.
+Flags such as `--silent-at` take a PHASE: `start` (before anything is read; not for all flags), `initialize`,
+`list` or `call`. The server uses only the standard library, and `argv` starts Python with `-S`, so that the
+server boots in about 20 ms.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class FaultyServer:
         self._writing = threading.RLock()
 
     def serve(self) -> None:
-        """Read requests until the end of input, or until a fault ends the server."""
+        """Read and answer requests until the input ends, or until a fault stops the server."""
         self._begin()
         while message := self._next():
             if "method" in message and "id" in message:
@@ -281,7 +282,7 @@ class FaultyServer:
             yield line
 
     def _fails(self, phase: str) -> bool:
-        """Carry out the fault of this phase. Return whether the request stays unanswered."""
+        """Carry out a fault that prevents the answer in this phase. Return whether the answer is left out."""
         flags = self._flags
         if flags.exit_at == phase:
             sys.stderr.flush()
@@ -354,8 +355,8 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        # Send the client a request and wait for its answer. Requests of the client that arrive meanwhile are
-        # kept in `_unread`, and served afterwards.
+        # Send the client a request and wait for its answer. Other messages that arrive meanwhile are kept in
+        # `_unread`, and read afterwards.
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]

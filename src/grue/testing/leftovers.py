@@ -42,9 +42,9 @@ class _Present(NamedTuple):
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     """Assert that the `with` block leaves no process, descriptor or thread behind.
 
-    What existed before the block does not count, nor do these: grue's guard process; Python's fork server and
-    resource tracker, which a fleet starts and which end with the program; descriptors of Landlock rules that
-    grue keeps for the next sandbox. If the block raises an exception, nothing is checked.
+    What existed before the block does not count, nor do these: grue's guard process; the fork server and the
+    resource tracker of `multiprocessing`, which end with the program; descriptors of Landlock rules that grue
+    keeps for the next sandbox. If the block raises an exception, nothing is checked.
 
     Args:
         within_s: How many seconds to wait, after the end of the block, for leftovers to disappear.

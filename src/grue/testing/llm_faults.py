@@ -7,9 +7,9 @@ from grue.testing.llm_replies import text_reply
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-Each fault works with whole replies and with streams, in every format, except `error_in_stream` and
-`garbage_in_stream`, which change only streams. Two more faults, `silence` and `hang_up`, are in
-`llm_replies.py`.
+Faults work with whole replies and with streams, in every format, with these exceptions: `error_in_stream` and
+`garbage_in_stream` change only streams, and `compressed` always sends a whole chat completion. Two more
+faults, `silence` and `hang_up`, are in `llm_replies.py`.
 """
 
 import gzip
@@ -64,7 +64,7 @@ def error_in_200(message: str, code: int | str = 502, **error: str | Mapping[str
 def rate_limited(
     retry_after: float | datetime | None = None, message: str = "Rate limit exceeded."
 ) -> LlmReply:
-    """Return a 429; `retry_after` is in seconds, or a `datetime`, which is sent as an HTTP date."""
+    """Return a 429; `retry_after`: seconds, a `datetime` (sent as an HTTP date), or `None` (no header)."""
     if isinstance(retry_after, datetime):
         wanted = format_datetime(retry_after.astimezone(UTC), usegmt=True)
     else:

@@ -86,7 +86,8 @@ def tool_calls_reply(
             completions only with `ProviderRules.echo_reasoning`).
 
     Raises:
-        TypeError: A call is not a pair of name and arguments, or there are not as many ids as calls.
+        TypeError: A call is not a pair of name and arguments, there are not as many ids as calls, or
+            `content` is not a text.
     """
     for call in calls:
         match call:

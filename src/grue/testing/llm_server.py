@@ -13,8 +13,8 @@ One script serves every format: chat completions, OpenAI's Responses and Anthrop
 streamed (`grue.testing.providers`). Replies that fail during transmission are in `llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
-empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 instead of the
-next reply.
+empty texts, `tools: []` or too many cache markers. A request that fails the check gets an error, mostly a
+400, instead of the next reply.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ class ContextWindow(Struct, frozen=True):
         )
 
     def counted(self, reply: LlmReply, prompt: int) -> LlmReply:
-        """Return the reply; a completion gets `prompt` as the number of its prompt tokens."""
+        """Return the reply; in a completion with `usage`, `prompt` becomes the number of prompt tokens."""
         try:
             body = json.loads(reply.body)
             usage = body["usage"]
@@ -198,8 +198,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         path: The URL's path and query, such as `/v1/chat/completions`.
         headers: The headers, with their names in lower case.
         body: The parsed body; empty if the body is not a JSON object.
-        refused: Why the server refused the request; `None`: it did not, or only for its length.
-        chat: The body translated to chat completions; empty if body or headers are malformed.
+        refused: Why the server refused the request; `None`: it did not, or only for its length or its path.
+        chat: The body translated to chat completions; empty if the body is malformed or a header is missing.
     """
 
     path: str
@@ -242,7 +242,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return the end of an error text: the last message, and whether that message refuses a reply."""
+    """Describe the last message for an error text, and say if it refuses a reply; empty: it has no text."""
     from grue.messages import REPAIR_REQUEST  # imported here, because only a test that fails needs it
     from grue.runtime.safe_text import printable
 
@@ -274,18 +274,20 @@ class ScriptedLlmServer:
     It takes batches of such requests too (`grue.testing.providers.batches`).
 
     Args:
-        script: Replies in order, or a function from request to reply, called from several threads at once. A
-            text is short for `text_reply`.
+        script: Replies in order, or a function from request to reply, which several threads may call at once.
+            A text is short for `text_reply`.
         rules: The rules by which it refuses requests; default: `ProviderRules()`.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
         window: The most tokens that a request may have. The server then counts the tokens of each request and
             puts the number into `usage`. `None`: any number, not counted.
         port: The server's port; 0: a free one.
-        retry_after: The header `Retry-After` of errors that have none. With `"0"` a client retries at once.
+        retry_after: The header `Retry-After` of errors that have none, in replies to POST. With `"0"`, a
+            client retries at once.
 
     Attributes:
-        requests: Every request so far, refused ones included.
+        requests: Every POST so far that was not about batches, refused ones included, and every request that
+            was answered for a batch.
         listings: Every GET request so far that was not about batches.
         batches: The batches of this endpoint; `batches.faults` makes them fail.
         accepted: Number of connections so far.
@@ -363,7 +365,7 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Return the reply to a POST."""
+        """Answer a POST, and record it unless it is about batches."""
         reply = self._answer(path, headers, raw)
         if self._retry_after is None or reply.status < _FIRST_ERROR:
             return reply
@@ -393,7 +395,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET: a batch of requests, a file of such a batch, or the list of models."""
+        """Return the reply to a GET, such as a batch of requests, a results file or the list of models."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
@@ -460,7 +462,7 @@ def _wake(connection: socket.socket) -> None:
 
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
-    """Return the reply in the format `dialect`, and its reasoning, which later requests must repeat."""
+    """Return the reply, if possible in the format `dialect`, and the reasoning that requests must repeat."""
     raw = said.then != "keep" and said.after is None
     reply = None if raw else dialect.reply(said.body, said.status, request)
     if reply is None:

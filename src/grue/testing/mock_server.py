@@ -14,7 +14,7 @@ with server.serve_http() as url:
 ```
 
 Tools, resources and prompts are functions, added with the SDK's decorators (`tool`, `resource`, `prompt`,
-`completion`). `reference_server` in `mock_features.py` returns a server that uses each feature of MCP.
+`completion`). `reference_server` in `mock_features.py` returns a server that uses nearly all features of MCP.
 `grue mock-server` runs that server, or one of yours, as a program.
 """
 
@@ -213,7 +213,7 @@ class MockServer(MCPServer[Any]):
         return {uri for client in self._clients.values() for uri in client.subscribed}
 
     def logs(self, level: str, ctx: "ServerRequestContext[Any, Any]") -> bool:
-        """Return whether `level` is at least the level that the client has set with `logging/setLevel`."""
+        """Return whether `level` is at least the level that the client has set; default: `debug`."""
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self._client(ctx).log_level)
 
     async def tell_updated(self, uri: str) -> None:
@@ -257,7 +257,7 @@ class MockServer(MCPServer[Any]):
         `port` 0 chooses a free port. The transport `http` is Streamable HTTP; `sse` is the older HTTP+SSE.
 
         Raises:
-            OSError: The port is in use.
+            OSError: The port is not available.
         """
         listener = socket.create_server(("127.0.0.1", port))
         http = uvicorn.Server(
@@ -316,7 +316,7 @@ class MockServer(MCPServer[Any]):
     async def _check_request(
         self, ctx: "ServerRequestContext[Any, Any]", call_next: "CallNext"
     ) -> "HandlerResult":
-        """Refuse methods of switched-off features, protocol revisions outside of `era`, and unknown names."""
+        """Handle a request, or refuse it for its feature, its revision, or a missing or unknown name."""
         if any(ctx.method in _METHODS[feature] for feature in self._without):
             raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures with MCP servers and LLM endpoints, correct and faulty, to test agents with.
 
-pytest loads it in every environment where grue is installed, so it imports nothing of grue until a fixture is
-used.
+pytest loads it in every environment where grue is installed, so it imports grue's modules only in its
+fixtures.
 """
 
 import sys
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         """The type of the fixture `faulty_mcp_server`."""
 
         def __call__(self, *flags: str, name: str = "faulty") -> StdioServer:
-            """Return the server's configuration, with flags of `grue.testing.faulty_server`."""
+            """Return the configuration of a server that runs `grue.testing.faulty_server` with `flags`."""
 
     class ServesMockServer(Protocol):
         """The type of the fixture `mock_mcp_server`."""
@@ -135,7 +135,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
     """Start LLM endpoints with scripted replies; they are closed after the test.
 
     The script is a sequence of replies, or a function from request to reply; see `grue.testing.llm_server`.
-    Errors are sent with `Retry-After: 0`, so that the client does not wait before it retries.
+    An error without `Retry-After` is sent with `Retry-After: 0`, so that the client retries without a wait.
     """
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 

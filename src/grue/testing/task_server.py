@@ -53,7 +53,7 @@ class TaskServer:
             self._tasks = json.loads(options.store.read_text())
 
     def serve(self) -> None:
-        """Answer requests from standard input until the input ends."""
+        """Answer requests from standard input until the input ends or a task comes to the state `die`."""
         for line in sys.stdin:
             message = json.loads(line)
             if "id" in message and "method" in message:

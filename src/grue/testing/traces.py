@@ -24,9 +24,9 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
         changes: Changes to the recorded run, such as other limits; `None`: nothing is changed.
 
     Raises:
-        AssertionError: The agent no longer decides as recorded; the message shows the first difference and
-            the messages that led to it.
-        TraceError: The file is missing, damaged, or not a trace.
+        AssertionError: The agent or a session no longer acts as recorded; the message shows the first
+            difference and the messages that led to it.
+        TraceError: The file is missing, damaged, not a trace, or of a later format.
     """
     changes = changes or Changes()
     turns = list(replay_turns(open_episode(path), changes))
@@ -36,11 +36,11 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
 
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
-    """Check that each prompt of a trace begins with an earlier one, and return the number of prompts.
+    """Check that prompts of a trace begin with earlier ones, and return how many prompts were checked.
 
-    Within a conversation, each prompt has to begin with the whole of an earlier prompt: the last one that
-    offered tools, or the last one that did not. Across conversations with the same model, the tools and the
-    system text have to be the same. `grue trace cache` shows where prompts break these rules.
+    Within a conversation, each later prompt has to begin with the whole of an earlier prompt: the last one
+    that offered tools, or the last one that did not. Across conversations with the same model, the tools and
+    the system text have to be the same. `grue trace cache` shows where prompts break these rules.
 
     Args:
         path: A trace file or a run folder.
@@ -49,7 +49,7 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
 
     Raises:
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.
-        TraceError: The file is missing, damaged, or not a trace.
+        TraceError: The file is missing, damaged, not a trace, or of a later format.
     """
     prompts = list(cached_prompts(open_episode(path)))
     broken = [each for each in prompts if each.broken is not None and each.broken.part not in allow]

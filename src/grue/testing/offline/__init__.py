@@ -5,8 +5,8 @@ completions begin with `offline-`, and the thinking in its answers ends with "(s
 (`repertoire.py`), talks for `grue chat --offline` (`chatting.py`), and writes the report of the bundled
 example for `grue run --offline` (`reporting.py`).
 
-It replaces only the network (`transport.py`). Everything else is real: requests are encoded, sent with httpx
-and checked as strictly as a provider checks them, and the tools that it calls run.
+It answers in place of the network (`transport.py`). Everything else is real: requests are encoded, sent with
+httpx and checked as strictly as a provider checks them, and the tools that the script calls run.
 """
 
 from grue.testing.offline.chat_request import ChatRequest

@@ -64,7 +64,7 @@ class NamedSchema(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """The form of the answer. `json_schema` is set only if `type` is `json_schema`."""
+    """The form of the answer. The field `json_schema` belongs to the type of that name."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None

@@ -1,4 +1,4 @@
-"""A playbook: the commands that the offline model plays in a game, with a reason and thoughts for each."""
+"""A playbook: the commands that the offline model plays in a game, with reasons, and thoughts for some."""
 
 import re
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class Playbook(Struct, frozen=True):
 
 
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
-    """Return how many commands of a script were played; `None` if the last commands are not in the script.
+    """Return how many commands of a script were played; `None` if `recent` does not tell.
 
     A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
     script's commands just before this turn, the idle commands in `recent` are ignored, and the script is

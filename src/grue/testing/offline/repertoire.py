@@ -1,6 +1,6 @@
 """The playbooks of the offline model: for the game The House with any seed, and for Zork I.
 
-In other games the model explores (`explore`).
+In other games, and where a playbook has ended or does not fit, the model explores (`explore`).
 """
 
 import re
@@ -250,8 +250,8 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
     """Return the playbook for a game; `None`: there is none, and the offline model explores the game.
 
     Args:
-        game_title: The title as in `Game.name`: "The House", "zork1".
-        seed: The seed of the game, which determines the combination of the vault in the house.
+        game_title: The game's name, such as "The House" or "zork1".
+        seed: The seed of the game, which determines the combination of the vault in The House.
     """
     candidates = (house_playbook(seed), zork1_playbook())
     return next((playbook for playbook in candidates if playbook.is_for(game_title)), None)
@@ -289,7 +289,8 @@ def _steps(
 
 
 def _with_sum(step: Step, case: Case) -> Step:
-    # Before this step's command, the model sends three replies that deduce the combination of the vault.
+    # If there is a tool for thinking, the model sends three replies before this step's command. They deduce
+    # the combination of the vault.
     words = case.words
     names = [words[who].split(",")[0] for who in ("eldest", "middle", "youngest")]
     counted = names if words["order"] == "eldest first" else names[::-1]

@@ -1,7 +1,7 @@
 """The scripted model of `grue run --offline`: it writes the weekly report of the skill agent's example.
 
 It reads the notes through an MCP server for files if there is one, otherwise with the agent's own actions.
-The next action depends only on the results in the conversation, so the script also works in a resumed run.
+The next actions depend only on the request, so the script also works in a resumed run.
 """
 
 import csv

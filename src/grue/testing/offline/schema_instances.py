@@ -44,14 +44,14 @@ def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text:
     """Return a small value that `schema` accepts.
 
     Args:
-        schema: A JSON Schema; malformed ones are refused.
+        schema: A JSON Schema, which may be malformed.
         wishes: Preferred scalars for properties, by name, at any depth. They are used where the schema
             accepts them, even for optional properties, and ignored elsewhere.
         text: The value of each string without a usable wish, `const`, `enum` or `format`. It is cut or padded
             to the allowed length, and must not be empty.
 
     Raises:
-        UnsatisfiableError: The schema is malformed, contradictory, or not supported.
+        UnsatisfiableError: No value is found: the schema is malformed, contradictory, or not supported.
     """
     return _Maker(schema, wishes or {}, text).make(schema, 0)
 
@@ -83,7 +83,7 @@ class _Maker:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
-        """Split `schema` into schemas of one type each, without unions and `$ref`, and yield them."""
+        """Split `schema` into schemas of at most one type each, without unions and `$ref`, and yield them."""
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return

@@ -1,6 +1,6 @@
 """The scripted model: a function from request to reply, without state.
 
-If the request offers a thinking tool, the playbook's thoughts become calls of that tool.
+If the request offers a thinking tool, the thoughts of a step become calls of that tool, before the answer.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _NO_GAME: Final = (
 
 
 class FunctionCall(Struct, frozen=True):
-    """A tool call. `name` is spelled as in the request; `arguments` is JSON text."""
+    """A tool call. `name` is spelled as in the request; `arguments` is text, which should be JSON."""
 
     id: str
     name: str
@@ -46,9 +46,10 @@ class Reply(Struct, frozen=True):
 
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
-    """Answer a request with the playbook's command for the situation, or else with one that `explore` finds.
+    """Answer a request with the playbook's next command, or else with a command that `explore` finds.
 
-    A request that is not about a game gets a fixed answer, in the form that the request demands.
+    Thoughts usually come first, if the request offers a tool for them. A request that is not about a game
+    gets a fixed answer, in the form that the request demands.
 
     Raises:
         BadRequestError: No answer can have the shape that the request demands.

@@ -1,4 +1,4 @@
-"""Read the state of the game from the text of a request. The offline model knows nothing else."""
+"""Read the state of the game from the text of a request, the only place where the offline model sees it."""
 
 import json
 import re

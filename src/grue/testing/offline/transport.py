@@ -58,7 +58,7 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     Args:
         playbook: The playbook for the game (`playbook_for`); `None`: the model explores the game.
         strict_names: Allow only letters, digits, `_` and `-` in function names, as OpenAI does.
-        script: A function that answers the requests, such as `reply_in_chat`; by default, play a game.
+        script: A function that answers the requests, such as `reply_in_chat`; `None`: play a game.
         pause_s: Seconds between two pieces of a streamed reply; `None`: at a terminal 0.03, elsewhere 0. An
             `httpx.Client` gets all pieces without pauses.
     """

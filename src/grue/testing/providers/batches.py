@@ -1,8 +1,8 @@
 """The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
 
-The server shows a batch as running `BatchFaults.looks` times. When the client then asks for the batch again,
-each of its requests is checked and answered as if it had been posted alone, by the same script. Batches are
-refused for the reasons for which providers refuse them.
+When the client asks for a batch, the server at first shows it as running (`BatchFaults.looks` times). After
+that, the endpoint's script answers each request of the batch as if it had been posted alone, unless a fault
+is set. Batches are refused for many of the reasons for which providers refuse them.
 """
 
 import email.parser
@@ -35,21 +35,22 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class BatchFaults(Struct, kw_only=True):
-    """What goes wrong with batches of requests. It may be changed while the server runs.
+    """What goes wrong with batches of requests. The fields may be changed while the server runs.
 
     Attributes:
         looks: How often the server shows a batch as running before the batch ends.
         ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
             `unanswered` says otherwise. The requests of a `failed` batch are never answered. Anthropic's
             batches cannot fail: for them, `failed` means `completed`.
-        why: The provider's reason for a batch that has `failed`.
+        why: The reason that the server gives if `ends` is `failed`.
         unanswered: Called with the id of each request; returns the outcome of the request in place of a
             reply, or `None` to let it be answered. `lost`: the request is missing from the results.
         in_place: Called with method, path, and how often this path was requested with this method, from 1. If
             it returns a reply, such as a 429, that reply is sent and the request is not carried out.
         after: Called like `in_place`, but after the request was carried out. If it returns a reply, that
             reply is sent instead of the request's own.
-        results: Called with a results file's lines, and how often it was read, from 1; returns what to send.
+        results: Called with the lines of a results file, and how often the client has asked for the file,
+            from 1; returns what to send.
     """
 
     looks: int = 0
@@ -103,7 +104,7 @@ class ScriptedBatches:
         return re.search(r"/v1/(files|batches|messages/batches)(/|$)", plain) is not None
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Return the reply to a request about files or batches."""
+        """Carry out a request about files or batches, and return the reply."""
         plain, _, query = path.partition("?")
         with self._lock:
             self._times[method, plain] += 1

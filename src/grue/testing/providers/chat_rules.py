@@ -1,8 +1,8 @@
 """The rules of strict providers for a chat completions request, with error messages like theirs.
 
-No provider has all of these rules, but a request that keeps all of them is accepted by every provider.
-Requests in the other formats are translated to chat completions first. Functions that the formats use are
-here as well: they read completions, make reasoning look encrypted, and write the stream of chat completions.
+No provider has all of these rules, but every provider should accept a request that keeps all of them.
+Requests in other formats are translated to chat completions first. Functions that the formats share are here
+as well: for example, they read completions, make reasoning look encrypted, and write streams.
 """
 
 import base64
@@ -42,7 +42,7 @@ def words(text: str) -> frozenset[str]:
 
 
 def first_choice(completion: Json) -> tuple[Json, str]:
-    """Return the assistant's message of a completion, and its finish reason."""
+    """Return the assistant's message of a completion, and its finish reason (`stop` if it names none)."""
     choice = completion["choices"][0]
     return choice["message"], choice.get("finish_reason") or "stop"
 
@@ -238,16 +238,16 @@ _INTEGERS = frozenset({"top_k", "max_tokens", "max_completion_tokens", "n"})
 
 
 class ProviderRules(Struct, frozen=True, kw_only=True):
-    """Switches for rules that only some providers have.
+    """Rules and limits that only some providers have.
 
     Attributes:
         strict_names: Tool names must match `^[a-zA-Z0-9_-]{1,64}$`.
         cache_markers: How many content parts may have `cache_control`; 0: the field is refused as unknown.
-        tools_with_history: A request whose history has tool calls must have `tools`.
+        tools_with_history: A request with tool results in its history must have `tools`.
         max_description_chars: Longest description of a tool; `None`: no limit.
         echo_reasoning: A chat completions request must repeat the model's reasoning with its tool calls. The
             other formats always require that.
-        known_fields_only: A field of the request that neither OpenAI nor OpenRouter documents is refused.
+        known_fields_only: A top-level field of the request that is not in a fixed list is refused.
         max_image_base64: Longest base64 text of an image, in characters.
     """
 

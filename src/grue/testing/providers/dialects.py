@@ -1,7 +1,7 @@
 """The request formats of providers (`Dialect`), and their translation to chat completions and back.
 
-Scripts, rules and the offline model work on chat completions only. To add a format, write its translations,
-its stream and its rules in a module of its own, and add a `Dialect` here.
+Scripts, `ProviderRules` and the offline model work on chat completions only. To add a format, write its
+translations, its stream and its own rules in a module, and add a `Dialect` here.
 """
 
 import json
@@ -59,8 +59,9 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
         """Translate a request to chat completions, and check it.
 
-        `rules` are applied to the translated request. `owed` is the reasoning that the request must repeat.
-        Return the translated request, empty if it cannot be translated; and its refusal, or `None`.
+        `rules` are applied to the translated request. `owed` is the reasoning that the request must repeat;
+        in the chat format it counts only with `rules.echo_reasoning`. Return the translated request, empty if
+        `body` is malformed; and the request's refusal, or `None`.
         """
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
@@ -94,8 +95,8 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    # An assistant message repeats an earlier reply; DeepSeek and OpenRouter refuse it without that reply's
-    # reasoning.
+    # An assistant message with tool calls repeats an earlier reply. DeepSeek and OpenRouter refuse such a
+    # message without that reply's reasoning.
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():

@@ -133,7 +133,7 @@ def _part(part: Json) -> Json:
 def from_chat(completion: Json, request: Json) -> Json:
     """Return a chat completion as a Response.
 
-    Its reasoning item has a field `encrypted_content` if `request` asks for that.
+    A reasoning item of the Response has the field `encrypted_content` if `request` asks for that.
     """
     message, finish = first_choice(completion)
     why = _INCOMPLETE.get(finish)
@@ -261,7 +261,7 @@ def events(response: Json, request: Json) -> Iterator[bytes]:
 
 
 def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
-    """Return an output item, still empty, and the events (kind and content) that fill it in a stream."""
+    """Return an output item as a stream first has it, and the events (kind and content) that complete it."""
     match item["type"]:
         case "message":
             steps = [
@@ -339,7 +339,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield each reason to refuse a request. A request must send back the reasoning in `owed`."""
+    """Yield reasons to refuse a request. A repeated tool call must come with its reasoning in `owed`."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (
