@@ -7,12 +7,11 @@ from grue.testing.llm_replies import text_reply
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-Faults work with whole replies and with streams, in every format, with these exceptions: `error_in_stream` and
-`garbage_in_stream` change only streams, and `compressed` always sends a whole chat completion. Two more
-faults, `silence` and `hang_up`, are in `llm_replies.py`.
+Each fault works with whole replies and with streams, in every format, except `error_in_stream` and
+`garbage_in_stream`, which change only streams. Two more faults, `silence` and `hang_up`, are in
+`llm_replies.py`.
 """
 
-import gzip
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -96,13 +95,9 @@ def empty(status: int = 200) -> LlmReply:
 
 
 def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
-    """Compress the body with gzip, `stages` times."""
-    body = reply.body
-    for _ in range(stages):
-        body = gzip.compress(body)
-    return replace(
-        reply, headers={**reply.headers, "Content-Encoding": ", ".join(["gzip"] * stages)}, body=body
-    )
+    """Compress the body or the stream with gzip, `stages` times."""
+    coding = ", ".join(["gzip"] * stages)
+    return replace(reply, headers={**reply.headers, "Content-Encoding": coding}, gzip=stages)
 
 
 def in_place_of_json(body: bytes) -> LlmReply:

@@ -18,12 +18,14 @@ empty texts, `tools: []` or too many cache markers. A request that fails the che
 """
 
 import contextlib
+import gzip
 import json
 import os
 import socket
 import struct
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import responses as _REASONS  # noqa: N812 - a table
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -106,11 +108,14 @@ class ContextWindow(Struct, frozen=True):
         try:
             body = json.loads(reply.body)
             usage = body["usage"]
-        except (ValueError, KeyError, TypeError):
+            usage |= {"prompt_tokens": prompt, "total_tokens": prompt + usage.get("completion_tokens", 0)}
+        except (ValueError, KeyError, TypeError, AttributeError):
             return reply
-        usage |= {"prompt_tokens": prompt, "total_tokens": prompt + usage.get("completion_tokens", 0)}
         return replace(reply, body=json.dumps(body).encode())
 
+
+_GZIP = 31
+"""Value of `wbits` of zlib that makes the format of gzip."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """Value of SO_LINGER that makes closing a connection send RST instead of FIN."""
@@ -125,7 +130,7 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
     Raises:
         OSError: The client has closed the connection.
     """
-    for piece in _pieces(reply):
+    for piece in _pieces(_compressed(reply)):
         connection.sendall(piece)
         if reply.pace is not None and closing.wait(reply.pace.every_s):
             return False
@@ -136,6 +141,15 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
         # close() is not enough: a file object of the request handler keeps the socket open.
         os.close(connection.detach())
     return reply.then == "keep"
+
+
+def _compressed(reply: LlmReply) -> LlmReply:
+    for _ in range(reply.gzip):
+        stream = zlib.compressobj(wbits=_GZIP)
+        events = tuple(stream.compress(each) + stream.flush(zlib.Z_SYNC_FLUSH) for each in reply.events)
+        events = (*events, stream.flush()) if events else ()
+        reply = replace(reply, events=events, body=b"" if events else gzip.compress(reply.body))
+    return reply
 
 
 def _pieces(reply: LlmReply) -> Iterator[bytes]:

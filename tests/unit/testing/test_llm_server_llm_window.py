@@ -5,7 +5,14 @@ import json
 import httpx
 import pytest
 
-from grue.testing.llm_server import ContextWindow, ScriptedLlmServer, error_reply, hang_up, text_reply
+from grue.testing.llm_server import (
+    ContextWindow,
+    LlmReply,
+    ScriptedLlmServer,
+    error_reply,
+    hang_up,
+    text_reply,
+)
 from grue.testing.llm_server import ContextWindow as Window
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
@@ -47,3 +54,9 @@ def test_a_request_that_is_too_long_is_refused_in_openais_words_and_uses_up_no_r
 def test_a_reply_that_is_no_completion_is_sent_as_it_is() -> None:
     for reply in (error_reply(503, "busy"), hang_up(b"x")):
         assert Window(10).counted(reply, HELLO) is reply
+
+
+@pytest.mark.parametrize("usage", [None, 3, []])
+def test_a_reply_whose_usage_is_no_object_is_sent_as_it_is(usage: object) -> None:
+    body = json.dumps({"choices": [], "usage": usage}).encode()
+    assert ContextWindow(100).counted(LlmReply(body=body), 7).body == body

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.testing.llm_faults import (
+    compressed,
     dripping,
     error_in_stream,
     garbage_in_stream,
@@ -229,6 +230,14 @@ def test_an_error_event_ends_a_stream(dialect: Dialect) -> None:
     name, event = read(served(dialect, error_in_stream(text_reply(LONG))).content)[-1]
     assert "broke off" in str(event)
     assert name == ("" if dialect is CHAT else "error")
+
+
+@ALL
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reply_is_compressed_in_the_format_of_the_request(dialect: Dialect, stream: bool) -> None:
+    response = served(dialect, compressed(text_reply(LONG), stages=2), stream=stream)
+    assert response.headers["Content-Encoding"] == "gzip, gzip"
+    assert response.content == served(dialect, text_reply(LONG), stream=stream).content
 
 
 @ALL
