@@ -36,9 +36,9 @@ MAX_CHARS = 2 * 2**20
 def json_objects(text: str) -> Iterator[dict[str, object]]:
     """Yield the JSON objects that could be the answer in `text`, the likeliest first.
 
-    The order is: the whole text; the first 50 fenced blocks; the last 50 objects in the prose, the last one
-    first, because a model that writes down its reasoning answers at the end. The time is linear in the length
-    of the text.
+    The order is: the whole text; the first 50 fenced blocks; the last 50 objects that a scan of the text
+    finds, the last one first, because a model that writes down its reasoning answers at the end. The time is
+    linear in the length of the text: a scan that takes longer stops early.
 
     Source: R15.1
     """
@@ -100,8 +100,8 @@ def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text contains a JSON object with all members that the schema requires.
 
     Only the 5 likeliest objects are checked. If the schema requires no member, one of its `properties` is
-    enough. The result is `True` without a check if the schema's `type` is not `object`, or the text has more
-    than 100,000 characters.
+    enough; without `properties`, any object is. The result is `True` without a check if the schema's `type`
+    is not `object`, or the text has more than 100,000 characters.
     """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True

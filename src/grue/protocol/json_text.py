@@ -21,7 +21,7 @@ MAX_DEPTH = 100
 """Deepest nesting of a JSON value. Without a limit, a very deep value would exhaust the stack."""
 
 MAX_CHARS = 8 * 2**20
-"""The most characters in the arguments of all calls of one reply together."""
+"""The most characters in a text for `strict_value`, or in the arguments of all calls of a reply together."""
 
 MAX_VALUES = 100_000
 """The most lists, objects, strings and commas in the arguments of one call."""
@@ -38,7 +38,7 @@ other thread can run."""
 
 
 def to_json(value: object) -> bytes:
-    """Encode any value, with the replacements of `json_value` where JSON cannot express it."""
+    """Encode a value, with the replacements of `json_value`; huge integers or nesting may raise an error."""
     try:
         return _ENCODER.encode(value)
     except (UnicodeEncodeError, TypeError):
@@ -215,7 +215,7 @@ def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
 
 
 def past_space(text: str, at: int) -> int:
-    """Return the position of the first character from `at` on that is not white space."""
+    """Return the position of the next character, from `at` on, that is not white space, or the text's end."""
     space = _SPACE.match(text, at)
     return at if space is None else space.end()
 

@@ -40,8 +40,8 @@ _NUMBERED_WAIT = (
 
 
 _TAKEN_AT_ITS_WORD = 5
-"""After more failures than this, no wait is shorter than the backoff. An endpoint that always says
-`Retry-After: 0` would otherwise get hundreds of requests a second."""
+"""After more failures than this, no wait is shorter than a backoff that is counted from there. An endpoint
+that always says `Retry-After: 0` would otherwise get hundreds of requests a second."""
 
 _ABOVE_0 = (
     "exponential_base",
@@ -107,8 +107,8 @@ def next_delay(
     Args:
         policy: The limits and the backoff.
         attempt: How many requests have failed so far.
-        failure: How the last request failed. A wait that the failure names replaces the backoff; after more
-            than 5 failures, the longer of the two is used.
+        failure: How the last request failed. A wait that the failure names replaces the backoff; from the
+            sixth failure on, the wait is at least a backoff that is counted from there.
         of_kind: How many of these requests failed in the same way as the last one. Failures of another kind
             do not use up the retries of this kind. Default: all of them.
         jitter: A random number from 0 to 1.
@@ -223,7 +223,7 @@ def _number(text: str | None) -> float | None:
 
 
 def retry_after(header: str | None, now: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for, or `None` if it cannot be read."""
+    """Return the seconds that a `Retry-After` header asks for; `None`: it is missing or cannot be read."""
     if header is None:
         return None
     text = header.strip()

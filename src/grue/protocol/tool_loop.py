@@ -15,27 +15,28 @@ The rules:
     not yet sent; calls under way at other servers finish. Then the model is asked again. With
     `FailurePolicy(after_timeout="force")` it is asked for its final answer; with `"continue"` no call is
     skipped.
-4.  After a server died, the other calls of the reply are skipped and the final answer is forced. With
-    `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
-    iteration is left in which the model could use it.
+4.  After a server died, the calls of the reply that are not yet sent are skipped, and the final answer is
+    forced. With `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and
+    only if an iteration is left in which the model could use it.
 5.  A request of the phase `loop` offers the tools that each server has listed last, and its reply may be tool
     calls or text. The forced final answer, the repair and the request of a turn without tools offer no tools
     and ask for an answer of the given schema. A request for a summary (rule 9) offers no tools and asks for
     text.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
-    for one repair. If the repair fails too, the turn uses the host's fallback. By this rule a turn has
-    at most `max_tool_iterations` + 2 requests. Other rules may add one request each: for a summary, after an
-    overflow, after a reply that rule 10 drops, and after the first reply that writes tool calls as text.
+    for one repair. If the repair fails too, the turn uses the host's fallback, or fails if there is none. By
+    this rule a turn has at most `max_tool_iterations` + 2 requests. Further requests may be made for
+    summaries, and one each after an overflow, after a reply that rule 10 drops, and after the first reply
+    that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
     Requests of servers to the model (sampling) count in the same budget.
 8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a session
     (if the model probably cannot call tools), while the sessions open, or not at all. The first request that
     offers tools waits for the result.
-9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent
-    (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A summary is requested in a
-    copy of the conversation; if that request fails, the turn goes on without a summary.
+9.  With a `ContextPolicy`, each request is made to fit into the context window, if its size is known, before
+    it is sent (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A summary is
+    requested in a copy of the conversation; if that request fails, the turn goes on without a summary.
 10. Presumed tools (`ToolsPresumed`) are those that the servers have listed before this turn. With them the
     first request is sent while the sessions open. Its reply is acted on only when all sessions have reported.
     If the reply calls a tool whose definition has changed, the reply is dropped, at most once a turn.
@@ -45,7 +46,7 @@ The rules:
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Calls to it are sent when it has listed its tools.
 13. A turn that forks a recorded turn gets the recorded events again, up to the fork. Until then its commands
-    are not carried out. At the fork, `TurnForked` replaces limits, policies and tools.
+    are not carried out. At the fork, `TurnForked` can replace the limits, the failure policy and the tools.
 14. If a request is to be answered by a batch of the provider, the sessions are closed and the turn waits. A
     later process gets the recorded events again and goes on in the same state, except that each server
     starts when it is called.
@@ -97,7 +98,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """
     match state, event:
         case s.Idle(), m.RunTurn():
-            return sessions.begin(event)  # check that the model can call tools (rule 8)
+            return sessions.begin(event)  # check the model, or open the sessions (rule 8)
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
             return sessions.presume(state, event)  # ask the model early, with the presumed tools (rule 10)
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
@@ -162,7 +163,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         ):
             return state, ()  # events after the end of the turn's work are ignored (rule 11)
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return resuming.forked(state, event), ()  # take the fork's limits, policies and tools (rule 13)
+            return resuming.forked(state, event), ()  # take the fork's limits and tools (rule 13)
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
             # a deadline or an interruption ends the turn in any state (rule 11)
             return end.abandon(state, event)

@@ -290,7 +290,7 @@ class AnthropicMessages(w.WireFormat):
         return w.EncodedItems(tuple(system), encoded)
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply's blocks unchanged, except its tool calls: these come from `reply.tool_calls`."""
+        """Encode a reply's blocks, with the calls in `reply.tool_calls`. Thoughts alone are not sent."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
         for block in map(w.as_object, w.listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):

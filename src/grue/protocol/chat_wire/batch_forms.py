@@ -38,7 +38,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
         key: The key that grue has put into the batch's metadata; empty: there is none.
         created_at: When the batch was made, as the provider writes it.
         total: How many requests the batch has; `None`: the provider does not say.
-        results: API paths of the files with the batch's results.
+        results: API paths of the files with the batch's results; none before the batch has ended.
         why: What the provider says about a batch that was refused or that ended early.
         left: How the batch ended, if it ended so early that some requests have no result; else empty.
     """

@@ -297,7 +297,7 @@ class _Call(Struct):
     Attributes:
         index: The call's index in the stream; `None`: the stream gives calls no index.
         whole: The arguments, if they came as a JSON object and not as text.
-        closed: The arguments were complete when the next call began. Later pieces must not add to them.
+        closed: Whether the arguments were complete when the next call began. If so, no piece may add to them.
         chunk: The number of the chunk that brought the call's last piece.
     """
 
@@ -401,8 +401,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A value above `_LARGE_WEIGHT` counts for ever: computing its size takes time, which the limit on
-        # `held` has to limit too.
+        # A value above `_LARGE_WEIGHT` still counts after another has replaced it: computing its size takes
+        # time, which the limit on `held` has to limit too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value

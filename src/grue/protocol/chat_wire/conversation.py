@@ -5,10 +5,11 @@ older entry changes, the whole `history` is encoded again.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call without a result.
-- Cache markers are put on the system text and on the newest messages, four at most. When an older message
-  loses its marker, its other bytes stay the same, so that the endpoint still finds the text in its cache.
-- If the wire format allows only text in a tool's result, images and files are put into a user message, after
-  the results of all calls of the same reply.
+- If the profile has cache markers, they are put on the system text and on the newest messages, four at most.
+  When an older message loses its marker, its other bytes stay the same, so that the endpoint still finds the
+  text in its cache.
+- If the wire format allows only text in a tool's result, attachments are put into a user message, after the
+  results of all calls of the same reply.
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
   is sent as text. The text is added to the new messages of the first request that asks for this schema, so
   that earlier messages do not change.
@@ -48,7 +49,7 @@ class EncodedMessages:
 
     Attributes:
         room: How many messages may have a cache marker. Lower it only before the first marker is added.
-        size: Bytes of all messages.
+        size: Bytes of all messages, as they were added.
     """
 
     def __init__(self, room: int) -> None:
@@ -67,10 +68,10 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add encoded messages. With `marked`, keep the cache marker of the last message that has one.
+        """Add encoded messages. With `marked`, the last of them that has a cache marker counts in `room`.
 
-        An old marker is cut out of the encoded message. Encoding the message again would change other bytes:
-        a text without a marker is a string, and a text with a marker is a list of parts.
+        If too many count, the oldest marker is cut out of its encoded message. Encoding the message again
+        would change other bytes: a text without a marker is a string, and one with a marker a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
@@ -87,9 +88,9 @@ class EncodedMessages:
 
 
 def _append(parts: list[bytes], part: bytes) -> None:
-    """Add a part, and join parts so that their number grows with the logarithm of the number of messages.
+    """Add a part, and join small parts: their number grows with the logarithm of the number of messages.
 
-    Parts that have `STEP` bytes or more in all stay apart: copying them at once would block other threads.
+    Two parts that have `STEP` bytes or more together stay apart: copying them would block other threads.
     """
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
@@ -103,7 +104,7 @@ UNDERSTOOD = "Understood."
 _MOST_MARKERS = 4
 
 _MOST_PER_TOKEN = 8
-"""The most bytes of encoded text per token that any tokenizer reaches."""
+"""One token seldom stands for more bytes of encoded text than this, whatever the tokenizer."""
 
 _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
 """Tokenizers make at least one token of nearly every match, so the number of matches is a low estimate."""
@@ -178,8 +179,8 @@ class EncodedConversation:
 
     Attributes:
         tools: The tools that were offered last.
-        bytes_per_token: Computed from the endpoint's token count of the last request; `None`: no count.
-        unread_thoughts: How many replies have thoughts that this endpoint cannot read.
+        bytes_per_token: Computed from the endpoint's last token count; `None`: there was none yet.
+        unread_thoughts: How many replies have unsent data, such as thoughts, of another format or model.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class EncodedConversation:
         self._encode(self.history.close(end))
 
     def branch(self) -> EncodedConversation:
-        """Return an independent copy."""
+        """Return an independent copy, in which `bytes_per_token` is not known yet."""
         other = EncodedConversation(
             self.profile,
             model=self.model,
@@ -324,9 +325,9 @@ class EncodedConversation:
     ) -> w.Reply | Fault:
         """Read the body of the reply, without adding it to the conversation.
 
-        The calls of a reply that the endpoint stopped early are removed, lone surrogates are replaced, and
-        thoughts in the text are moved to `reasoning`. The arguments are as in `WireFormat.decode` and
-        `ModelSettings`.
+        The calls of a refusal, and of a reply that the endpoint stopped early, are removed. Lone surrogates
+        are replaced, thoughts in the text are moved to `reasoning`, and tool calls in the text are read. The
+        arguments are as in `WireFormat.decode` and `ModelSettings`.
         """
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
@@ -480,7 +481,7 @@ class EncodedConversation:
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the first system text if grue puts a cache marker there, else `()`."""
+        """If grue puts a cache marker on the first system text, return its position, and lower `room`."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):

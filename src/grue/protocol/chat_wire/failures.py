@@ -30,7 +30,7 @@ failed, except 529: Anthropic is overloaded. 424: the endpoint's model failed. 4
 capacity."""
 
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
-"""Statuses of errors whose text decides what they mean. An error object without a status counts as 200."""
+"""Statuses of errors whose text mostly decides the reason. An error object without a status counts as 200."""
 
 DOCTOR_CHECKS = " `grue doctor` checks it."
 """The last sentence of advice about an unreachable local endpoint. `grue doctor` leaves this sentence out."""
@@ -289,9 +289,9 @@ class Fault(Struct, frozen=True, kw_only=True):
 
     Attributes:
         message: The endpoint's text, not redacted yet, or grue's own text about what happened.
-        status: HTTP status of the reply, or of the error object inside it.
+        status: HTTP status of the reply, or of the error object inside it; `None`: none is known.
         reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
-        retry_after_s: The wait that the endpoint asked for, in a header or in its text.
+        retry_after_s: The wait that the endpoint asked for after a temporary failure, in headers or text.
         received: Rough size, in characters, of the part of a streamed reply that had arrived before the
             failure. This part is billed.
         usage: The tokens and the cost of the broken reply, if the endpoint states them.

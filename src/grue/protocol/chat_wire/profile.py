@@ -29,9 +29,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: The name that the endpoint uses.
-        max_tokens: Longest reply in tokens, thinking included.
+        max_tokens: Longest reply in tokens, thinking included; `None`: `WireProfile.default_max_tokens`.
         reasoning_tokens: The most tokens for thinking, for endpoints that accept such a limit.
-        extra_body: Further fields of each request, sent unchanged.
+        extra_body: Further fields of each request; they may also replace most of the fields that grue sets.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
             not know the model's chat template. `ask`: the model is asked, once a turn, to make a real call.
             `run`: the call is made if it is complete and exactly in a known form, else as `ask`. `keep`: the
@@ -70,8 +70,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
         system_role: The role of instructions, in formats that know several roles for them.
         reasoning: How to request thinking: the field `reasoning_effort`, the object `reasoning`, Anthropic's
-            `thinking`, or its `adaptive` thinking, which has no budget and is all that newer models accept;
-            `none` sends nothing.
+            `thinking`, or Anthropic's `adaptive` thinking, which has no budget and is all that its newer
+            models accept; `none` sends nothing.
         response_format: How to request an answer of a given schema. With another value than `json_schema`,
             the schema is sent to the model as text.
         ignores_schema: The endpoint has accepted a schema but replied in another shape, so the schema is also
@@ -186,7 +186,7 @@ def with_fields(profile: WireProfile, fields: Mapping[str, Any]) -> WireProfile:
 
 
 def shown_endpoint(base_url: str) -> str:
-    """Return a base URL fit to be shown: no user, no password, no query."""
+    """Return a base URL without user, password and query, for people; a remark if it cannot be read."""
     try:
         url = urlsplit(base_url.strip())
     except ValueError:

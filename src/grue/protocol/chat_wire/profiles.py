@@ -167,9 +167,9 @@ PROFILES: dict[str, tuple[WireProfile, ...]] = {
     "api.mistral.ai": (MISTRAL,),
     "api.x.ai": (XAI,),
 }
-"""Profiles by host; subdomains match too. The first profile is used unless a wire format is requested."""
+"""Profiles by host; subdomains match too. The first is used unless the settings or the URL name a format."""
 
-# OpenAI's reasoning models accept no sampling settings, and take instructions only as role `developer`.
+# OpenAI's reasoning models accept no sampling setting but `max_tokens`, and instructions only as `developer`.
 _REASONING = re.compile(r"(?:^|/)(?:o[1-9]|gpt-(?:[5-9]|[1-9]\d))(?![^/]*chat)")
 # The first reasoning models accept neither the role system nor developer.
 _NO_INSTRUCTIONS = re.compile(r"(?:^|/)o1-(?:mini|preview)")
@@ -217,7 +217,7 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
 
 
 Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
-"""A function that adapts a profile to a refusal's text; `None`: the text gives no reason to change it."""
+"""Adapts a profile to a refusal's text; `None` or an unchanged profile: there is no reason to adapt."""
 
 MAY_BLAME_ATTACHMENTS = frozenset({400, 413, 415, 422})
 """If a refusal has one of these statuses and no known cause, attachments in the request may be the cause."""
@@ -293,7 +293,7 @@ _STREAM_ONLY = (
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
     r"|not support[^\n]{0,30}non-stream|for non-streaming"
 )
-"""Refusals by endpoints that can only stream. Other refusals about streams are by endpoints that cannot."""
+"""Refusals by endpoints that can only stream. Other refusals about streams: the endpoint cannot stream."""
 
 _STOP = r"\bstop(_sequences)?\b"
 
@@ -463,7 +463,7 @@ def _names_of(given: object) -> frozenset[str] | None:
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:
-    """Return the entry for a model; for a variant (`vendor/name:nitro`), the entry of `vendor/name`."""
+    """Return the entry for a model; for a variant (`name:nitro`) without an entry, that of `name`."""
     return models.get(model) or models.get(model.rpartition(":")[0])
 
 
@@ -515,7 +515,7 @@ NAME_RULES = tuple(
 
 @functools.lru_cache(maxsize=64)
 def rule_for(model: str) -> NameRule | None:
-    """Return the first row of `NAME_RULES` that matches `model`.
+    """Return the first row of `NAME_RULES` that matches `model`; `None`: no row does.
 
     Source: R12.1-3
     """

@@ -5,7 +5,7 @@ has to be sent back unchanged, before the calls that followed it.
 
 The last event of a stream has the complete response. The earlier events show the text as it arrives, and the
 response is checked against them: if texts, calls or arguments differ, the stream is rejected. Calls are
-identified by their ids, because a gateway may number and order the items of the events in its own
+identified mainly by their ids, because a gateway may number and order the items of the events in its own
 way. A gap in the sequence numbers counts as damage only if the last event does not repeat the items, because
 a gateway may leave events out.
 """
@@ -160,7 +160,7 @@ class ResponsesAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the response as JSON. If its `output` is empty, take the items from the earlier events."""
+        """Return the response or error as JSON. If `output` is empty, take the items from earlier events."""
         if self._items and self._response.get("output") == []:
             return to_json({**self._response, "output": list(self._items.values())})
         return to_json(self._response)
@@ -360,7 +360,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the calls of `reply.tool_calls`, and all other items of `reply.echo` unchanged."""
+        """Encode a reply's calls, and the other items of its echo unchanged, but no reasoning at the end."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []
@@ -376,7 +376,7 @@ class Responses(w.WireFormat):
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool as an entry of a request's list of tools."""
-        # The strict dialect, which is the default, does not fit schemas of MCP servers.
+        # The strict dialect, which is the default, cannot express every schema of an MCP server.
         return {"type": "function", **function, "strict": False}
 
     def body(self, request: w.WireRequest) -> bytes:

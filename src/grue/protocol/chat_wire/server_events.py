@@ -16,7 +16,7 @@ from grue import messages as m
 from grue.protocol.json_text import from_json
 
 MAX_LINE_BYTES = 16 * 2**20
-"""A longer line is an error."""
+"""A line that is longer, and whose end has not arrived, is an error."""
 
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _FIELDS = frozenset({"data", "event", "id", "retry", ""})
@@ -117,7 +117,7 @@ class EventLines:
         """Add the next bytes, and yield the events that they complete.
 
         Raises:
-            ValueError: A line is longer than `MAX_LINE_BYTES`.
+            ValueError: A line that has not ended yet is longer than `MAX_LINE_BYTES`.
         """
         self._rest += chunk
         while (line := self._line()) is not None:

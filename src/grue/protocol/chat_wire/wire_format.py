@@ -4,8 +4,8 @@ To add a wire format, derive a class from `WireFormat` and write an assembler fo
 module of its own, and add a row to `formats.py`. For the endpoint that tests use, add a `Dialect`
 (`grue.testing.providers`). `tests/support/fourth_format.py` is an example of both.
 
-The body of a request is a head (model, sampling), the messages, and a tail. Whatever changes from request to
-request is in the tail, so that the endpoint can use its prompt cache.
+The body of a request is a head (model, sampling), the messages, and a tail. Fields that change from request
+to request are in the tail, so that the endpoint can use its prompt cache.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can.
@@ -187,8 +187,8 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return the reply without the calls that may be incomplete, or a fault if it ended with an error.
 
-    If the finish reason says that the endpoint stopped the reply early, or is unknown, all calls are left
-    out: a call whose arguments have not arrived may look like a call without arguments.
+    If the reply is a refusal, or its finish reason is unknown or says that the endpoint stopped it early, all
+    calls are left out: a call whose arguments have not arrived may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
@@ -446,7 +446,7 @@ class Assembler(Protocol):
 
     @property
     def held(self) -> int:
-        """Characters of text and of arguments so far, plus the `weight` of everything else that is kept."""
+        """About the characters of text and arguments so far, plus the `weight` of all else that came."""
         ...
 
     @property
@@ -480,7 +480,7 @@ class WireFormat(Protocol):
     """The profile of an unknown endpoint of this format."""
 
     provider: str
-    """The OpenTelemetry name of the provider that made the format. Unknown hosts get this name too."""
+    """The OpenTelemetry name of the provider that made the format; also the name for an unknown endpoint."""
 
     inputs: frozenset[MediaKind]
     """The kinds of input besides text that the format can express, whatever the endpoint accepts."""

@@ -2,8 +2,8 @@
 
 If the endpoint does not know the chat template, or the model leaves out a tag such as `<tool_call>`, a call
 stays in the text, and would pass for an answer. A text *about* calls must not be taken for a call, so a tag
-in the middle of a sentence, in a block of code or between two paragraphs is ignored. The time is linear in
-the length of the text.
+in the middle of a sentence, in a block of code or between two paragraphs is usually ignored. The time is
+linear in the length of the text.
 
 `tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """
@@ -136,7 +136,7 @@ def split_thoughts(text: str) -> tuple[str, str]:
     If the closing tag is missing, the whole text is thoughts. The opening tag may be missing because some
     templates put it into the prompt. Then the closing tag ends the thoughts only if it stands in a line of
     its own, or if it is outside of code blocks and no white space, quote, bracket, comma, colon or semicolon
-    is beside it.
+    is beside it. In OpenAI's harmony format, the messages of the channel `analysis` are the thoughts.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -164,7 +164,7 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a tag next to `char` is meant as a tag. Next to a space or a quote it is a quotation."""
+    """Return whether a tag beside `char` counts as a tag; beside a space or a quote, it does not."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
@@ -311,9 +311,9 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 
 
 def _attached_mark(text: str) -> re.Match[str] | None:
-    """Find the first tool call that begins directly after other text, without a space or line break.
+    """Find the first tag of a tool call directly after other text, without a space or line break between.
 
-    `None`: there is no such call, or the text begins as a JSON object, which may be the answer.
+    `None`: there is no such tag, or the text begins as a JSON object, which may be the answer.
     """
     if text.startswith("{"):
         return None
@@ -326,7 +326,7 @@ def _attached_mark(text: str) -> re.Match[str] | None:
 
 
 def _read_attached(text: str, mark: re.Match[str], tools: _Tools) -> Written | None:
-    """Return the calls that begin at the tag `mark`; `None`: the text only quotes them, or no tool fits."""
+    """Return the calls that begin at the tag `mark`; `None`: probably a quotation, or no tool fits."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None

@@ -10,8 +10,8 @@ The rules:
     clearing. Until then, the endpoint's prompt cache stays valid.
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
-    is asked for a summary: at most `max_summaries` times in a turn, and only if the summary can free enough.
-    It takes the place of everything but the history's first entry and the last reply.
+    is asked for a summary: at most `max_summaries` times in a turn, and only if the budget allows it and the
+    summary can free enough. It takes the place of everything but the history's first entry and last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
     largest first.
 6.  If the endpoint still reports an overflow, the window size in its error is used from then on, unless the
@@ -20,8 +20,8 @@ The rules:
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
 A `ContextLedger` holds the size of each part of the conversation, oldest first. At first a size is an
-estimate. Each reply reports the tokens of the whole prompt. The difference between this number and the sum of
-the sizes is spread over the parts that were not counted before.
+estimate. Most replies report the tokens of the whole prompt. The difference between this number and the sum
+of the sizes is usually spread over the parts that were not counted before.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _TELLING = 500
 """The fewest uncounted tokens from which `bytes_per_token` is corrected: a few short texts would mislead."""
 
 _SMALL = 48
-"""A result of at most so many tokens is about as long as its stub, so it is never cleared."""
+"""A result of at most so many tokens is about as long as its stub: clearing it would free too little."""
 
 _SLACK = 8
 """The endpoint's count, minus the sizes counted earlier, is compared with the estimate of the uncounted
-parts. If they differ by more than this factor, the sizes counted earlier are taken to be wrong too."""
+parts. If the two differ by more than this factor, the sizes counted earlier are taken to be wrong too."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
     Attributes:
         head: All items of the conversation's first request. Never cleared.
         items: All other parts, oldest first. Neighbours that cannot be cleared may be joined into one.
-        current: The position of the last reply in `items`. This reply and later items are never cleared.
+        current: The items from this position on, usually the last reply and what follows, are never cleared.
     """
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN
@@ -129,7 +129,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> ContextLedger:
-        """Make the sizes add up to the endpoint's count of this prompt; 0: not counted, change nothing."""
+        """Correct the sizes and `bytes_per_token` by the endpoint's count of this prompt; 0: not counted."""
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)
@@ -272,7 +272,7 @@ def stub_of(
     """Return the text that the model sees in the place of a cleared result.
 
     With `handle` the model can read the result again by the tool `read_result`; empty: it cannot. With
-    `plain` the text is not put into JSON.
+    `handle` or `plain` the text is not put into JSON.
     """
     if handle:
         return READ_AGAIN.format(handle=handle)
@@ -298,7 +298,7 @@ def fit(
     *,
     may_summarise: bool,
 ) -> Fit:
-    """Decide what is cleared or cut so that a request that adds `new` fits into the window."""
+    """Decide what is cleared, cut or summarised so that a request that adds `new` fits into the window."""
     added = sum(ledger.item_of(item, named).tokens for item in new)
     if ledger.tokens + added <= room.high:
         return Fit(ledger=ledger, new=new)
@@ -313,7 +313,7 @@ def fit(
 
 
 def clear(ledger: ContextLedger, most: int, stub_for: StubFor) -> tuple[ContextLedger, m.Cleared | None]:
-    """Replace the oldest items by stubs until the conversation has at most `most` tokens."""
+    """Replace the oldest items by stubs, if possible until the conversation has at most `most` tokens."""
     excess = ledger.tokens - most
     results: list[m.ToolMessage] = []
     texts = 0
@@ -341,7 +341,7 @@ def clear(ledger: ContextLedger, most: int, stub_for: StubFor) -> tuple[ContextL
 def cut(
     ledger: ContextLedger, new: Sequence[m.ConversationItem], most: int, named: Tools
 ) -> tuple[m.ConversationItem, ...]:
-    """Cut results in the middle until `new` has at most `most` tokens, the largest results first."""
+    """Cut results in the middle, the largest first, if possible until `new` has at most `most` tokens."""
     sizes = [ledger.item_of(item, named).tokens for item in new]
     results = {at: sizes[at] for at, item in enumerate(new) if isinstance(item, m.ToolMessage)}
     share = _share(sorted(results.values()), most - (sum(sizes) - sum(results.values())))
@@ -356,7 +356,7 @@ def cut(
 def cut_last(
     ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
 ) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
-    """Shorten the results that the last request added, so that the conversation has at most `most` tokens."""
+    """Cut the results that the last request added, if possible until the conversation has `most` tokens."""
     sizes = {item.call_id: item.tokens for item in ledger.items[ledger.current :] if item.call_id}
     share = _share(sorted(sizes.values()), most - (ledger.tokens - sum(sizes.values())))
     shorter = {
@@ -372,7 +372,7 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Leave out the oldest items, so that `most` tokens remain; `None`: nothing is older than the last reply.
+    """Leave out old items, so that about `most` tokens remain; `None`: nothing is older than the last reply.
 
     Return the ledger without these items, and the fraction of the tokens in `ledger.items` that stays.
     """

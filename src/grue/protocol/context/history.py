@@ -35,8 +35,8 @@ class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
     Args:
-        save: Called with the JSON of each entry. A reply is saved when it arrives, before it is an entry; if
-            the turn then drops the reply, `save` is called with `b""` to remove the reply from the file.
+        save: Called with the JSON of each entry. A reply is saved when it arrives, before it is an entry;
+            until then, a call with `b""` removes this reply from the file again.
 
     Attributes:
         length: How many entries were added. A `Rewritten`, which replaces earlier entries, counts as one.
@@ -60,7 +60,7 @@ class Ledger:
         self._saved(line)
 
     def forget(self) -> None:
-        """If `expect` has saved a reply that is not an entry yet, remove the reply from the file."""
+        """Remove from the file the reply that `expect` has saved, and that is not an entry yet."""
         self._early = None
         self._saved(b"")
 
@@ -154,7 +154,7 @@ class History:
         return tuple(added)
 
     def keep(self, reply: m.AssistantReply) -> None:
-        """Hold a reply until the next `say`, which makes it an entry."""
+        """Hold a reply until the next `say` or `close`. The ledger saves it at once."""
         self.unread = reply
         self.replies += 1
         self.call_ids.update(call.call_id for call in reply.tool_calls)

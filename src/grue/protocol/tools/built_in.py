@@ -118,9 +118,9 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that a call of `call_tool` asks for, without a check that the named tool exists.
 
-    Any other call is returned unchanged. So is a call with the tool's arguments beside `name`, and not in
-    `arguments`, as some models write it: otherwise the tool would run without its arguments. Without `bind`,
-    as in the replay of an old trace, such a call becomes a call of the tool without arguments.
+    Any other call is returned unchanged, and so is one that names no tool. So is a call with the tool's
+    arguments beside `name`, and not in `arguments`, as some models write it: otherwise the tool would run
+    without its arguments. Without `bind`, as in the replay of an old trace, such a call gets no arguments.
     """
     if call.name != CALL_TOOL.name:
         return call

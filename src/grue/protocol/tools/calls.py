@@ -17,9 +17,9 @@ The turn's state machine (`protocol/turn/tools.py`) decides when a batch is sent
   and the calls after it go on.
 - Every call of a batch gets exactly one settlement. A settlement for a call that is already settled, such as
   a late answer after a timeout, is ignored.
-- If the server's tools have changed, they are listed again before the next call, and before the last
-  settlement of a batch is reported: after that settlement the turn may ask the model again, and should offer
-  the new tools.
+- If the server's tools have changed, they are listed again before the next call, and before the settlement of
+  a batch's last call is reported (not if the rest of the batch is skipped): after this settlement the turn
+  may ask the model again, and should offer the new tools.
 
 Source: R5.2, R6.3, P17, P24
 """

@@ -102,7 +102,7 @@ def check_of(schema: m.JsonObject) -> Check:
     A property with a default may be left out, even if it is `required`: some libraries write such schemas.
 
     Raises:
-        Exception: The schema is too large, too deep or not valid; `reason(error)` says which.
+        Exception: The schema cannot be used, for example because it is too large; `reason(error)` says why.
     """
     written = msgspec.json.encode(schema)
     if len(written) > MAX_SCHEMA_BYTES:
@@ -111,7 +111,7 @@ def check_of(schema: m.JsonObject) -> Check:
 
 
 def fault_of(schema: m.JsonObject, value: object) -> str | None:
-    """Return why `schema` refuses `value`; `None`: it accepts the value, or the schema itself is unusable."""
+    """Return why `schema` refuses `value`; `None`: it accepts the value, or the value cannot be checked."""
     try:
         return check_of(schema)(value)
     except Exception:  # noqa: BLE001 - an untrusted schema may make the validator raise anything
@@ -236,7 +236,7 @@ def _shown(value: object) -> str:
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
-    """Return a schema without the keywords that cannot be checked.
+    """Return a schema without the keywords that cannot be checked. Properties with a default are optional.
 
     `names`: the keys of `part` are names and not keywords, as in the value of `properties`.
     """

@@ -30,7 +30,7 @@ from grue.runtime.safe_text import plain_text
 NameStyle = Literal["canonical", "encoded"]
 
 SERVER = m.ServerName("grue.tools")
-"""The server of the built-in tools. In the name of a user's server, a dot may only follow `mcp`."""
+"""The server of the built-in tools. No user's server has this name: there, a dot may only follow `mcp`."""
 
 MAX_WIRE_NAME = 64
 _WIRE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -88,8 +88,8 @@ def is_wire_name(name: str) -> bool:
 class WireNames:
     """A two-way table of canonical names and wire names. Once added, an entry never changes.
 
-    A canonical name that is a valid wire name stays unchanged. Any other name gets a readable wire name; if
-    that is taken or too long, a hash is put at its end. With the style `canonical`, no name is changed.
+    A canonical name that is a valid wire name is used unchanged. Any other gets a readable wire name. If a
+    wire name is taken or too long, a hash is put at its end. With the style `canonical`, no name is changed.
     """
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:

@@ -10,8 +10,8 @@ server runs in a box (a sandbox) is known from the host's settings, and not from
 A person's decision is passed on by the host's code, so its values may be anything. All decisions are checked
 here. The rules:
 
-- A call is made only if the verdict is `approve`, or `change` with usable arguments. Everything else is a
-  denial: another word, `None`, a change without arguments, an approval with arguments.
+- A call that was asked about is made only if the verdict is `approve`, or `change` with usable arguments.
+  Everything else is a denial: another word, `None`, a change without arguments, an approval with arguments.
 - A decision counts for one call only, and only for the arguments and the tool definition that were shown.
 - If decisions about a call contradict each other, the call is denied.
 """
@@ -338,7 +338,7 @@ def settled(
     decisions: Iterable[ApprovalDecision],
     before: Decisions | None = None,
 ) -> tuple[dict[m.CallId, ApprovalDecision], tuple[m.DecisionIgnored, ...]]:
-    """Return the accepted decisions by call id, and a note for each of `decisions` that is ignored.
+    """Return the decisions that count, by call id, and notes on those that are ignored or contradict another.
 
     `before` are the decisions that were accepted earlier, for calls that have not been sent yet. The result
     contains them too.

@@ -77,7 +77,7 @@ _EXPECTED = {
 class MediaRoom:
     """Collects the attachments of one reply's tool results, up to the limits of the turn.
 
-    `used_bytes` is the decoded size of the attachments of earlier replies.
+    `used_bytes` is the decoded size of the turn's earlier attachments, those of the user included.
     """
 
     def __init__(self, limits: TurnLimits, used_bytes: int = 0) -> None:
@@ -429,7 +429,7 @@ def is_referred(content: str, handle: str) -> bool:
 
 
 def whole_text(result: m.ToolCallResult) -> str:
-    """Return the text of a result for `read_result`: text as it is, JSON with a line for each value."""
+    """Return a result's text for `read_result`: text as it is, JSON usually with a line for each value."""
     return "\n".join(_parts(result, None, _laid_out))
 
 
@@ -582,7 +582,7 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Return what the model reads for base64 data, and attach the data to `room` unless it is text."""
+    """Return what the model reads for base64 data. With a `room`, attach data that is not text."""
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}
     if room is None:

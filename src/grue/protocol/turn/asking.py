@@ -87,7 +87,7 @@ def _rewrite(
 
 
 def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
-    """Replace the history by the summary, if one came, and send the request that had to wait for it."""
+    """Put the summary, if it came, in place of older history, and send the request that waited for it."""
     turn = state.turn.count(event.usage)
     notes: Commands
     match event:
@@ -234,7 +234,7 @@ def _after_overflow(
     """Shorten the history after an endpoint has refused a request as too long.
 
     The model cannot be asked for a summary: that request would be too long as well. There are no changes if
-    nothing can be cleared or left out.
+    nothing can be cleared, cut or left out.
     """
     policy, ledger = _kept(turn)
     ledger = ledger.counted(overflow.prompt_tokens or 0)

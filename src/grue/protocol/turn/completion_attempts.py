@@ -29,9 +29,10 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
 
 `LlmSettings.then` names the models that are asked if the first model fails. The rules of such a chain:
 
-- The next model is asked if all retries have failed and the endpoint cannot be reached, answers with 5xx or
-  429, does not answer in time, or breaks its reply off. A refusal (a wrong key, an unknown model, a request
-  that is too long) and a reply that cannot be read end the completion: another model would hide the fault.
+- The next model is asked if all retries have failed and the endpoint cannot be reached, is overloaded (most
+  5xx and 429), does not answer in time, or breaks its reply off. A refusal (a wrong key, an unknown model, a
+  request that is too long) and a reply that cannot be read end the completion: another model would hide the
+  fault.
 - When a failure makes grue ask the next model, the failed model is paused (a circuit breaker): for 30 s,
   doubled with each failure in a row up to 15 minutes, or for longer if its endpoint asks for a longer wait.
   After the pause it is tried again, but without retries.
@@ -228,7 +229,7 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
 def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
     """Return a larger token limit for a second try after a cut reply.
 
-    `None`: the user has set a limit, no limit is known, or the model allows no larger one.
+    `None`: the user has set a limit, no limit is known, or `retry` or the model allows no larger one.
     """
     limit = profile.limit(settings)
     if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():

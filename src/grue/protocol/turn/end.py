@@ -14,7 +14,7 @@ from grue.protocol.turn import states as s
 from grue.protocol.turn.states import Transition, Turn, waiting_for, without
 
 _ASKED = (s.AwaitingCompletion, s.Presuming, s.AwaitingDrop)
-"""The states in which the turn has not read the reply to its last request."""
+"""The states in which the conversation may get, or have, a reply that the turn has not used."""
 
 
 def fail(
@@ -136,7 +136,7 @@ PARKED = (
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return the turn's progress as a `TurnParked`, without the tool calls of the last reply."""
+    """Return the turn's progress as a `TurnParked`, without the calls of a reply if not all are settled."""
     return m.TurnParked(
         turn=turn.run.turn,
         requests=turn.requests + turn.sampled,

@@ -53,7 +53,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
-    """Return the price of a model, by its name or the first pattern (`*`, `?`) that matches it."""
+    """Return a model's price, by its name or the first pattern (`*`, `?`) that fits; `None`: none fits."""
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
@@ -97,7 +97,7 @@ class Spent(Struct, frozen=True, kw_only=True):
         return self.usage.input_tokens + self.usage.output_tokens
 
     def plus(self, requests: int, usage: m.Usage) -> Spent:
-        """Return the total with one more turn added."""
+        """Return the total with these requests and this usage added."""
         return Spent(requests=self.requests + requests, usage=self.usage + usage)
 
     def less(self, other: Spent) -> Spent:
@@ -116,7 +116,7 @@ class Spent(Struct, frozen=True, kw_only=True):
         return Spent(requests=self.requests - other.requests, usage=usage)
 
     def reached(self, episode: Budget) -> str:
-        """Return a sentence that names the limit that is reached; empty if no limit is."""
+        """Return a sentence that names the first limit that is reached; empty if no limit is."""
         for limit, spent, what in (
             (episode.requests, self.requests, "requests"),
             (episode.tokens, self.tokens, "tokens"),

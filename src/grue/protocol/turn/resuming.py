@@ -28,7 +28,8 @@ def cut_off(
     server has made an MCP task of the call, the turn asks the server for the result. Otherwise the turn tells
     the model that the call was interrupted. Calls that were not sent are judged by the policy once more.
 
-    `state` is the turn's state after the last event of the trace; `called` are the calls that were sent.
+    `state` is the turn's state after the last event of the trace; `called` are the calls that were sent, and
+    `tasks` those that their servers run as MCP tasks.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
@@ -57,7 +58,7 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the unfinished MCP tasks with which a turn was resumed; none if the model has replied since."""
+    """Return the unfinished MCP tasks with which a turn was resumed; none if it has made calls since."""
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
     return resumed.tasks if resumed is not None and same_reply else ()

@@ -3,8 +3,9 @@
 Presumed tools (`ToolsPresumed`) are those that the starting servers listed earlier and will probably list
 again. The rules for a request that offers them:
 
-- Only a turn's first request may offer presumed tools, and only if a server is still starting, no check of
-  whether the model can call tools is under way, and the budget leaves a further request after this one.
+- Only a turn's first request, or its first after a resumption, may offer presumed tools, and only if a server
+  is still starting, no check of whether the model can call tools is under way, and the budget leaves a
+  further request after this one.
 - Nothing follows from the reply before all servers have reported: no call, and no check of an answer. If a
   server reports `StartupFailed`, the request's cost is counted, and the turn ends.
 - The reply is used if each tool that it calls is listed with the same definition as presumed. Otherwise the
@@ -49,7 +50,7 @@ def begin(run: m.RunTurn) -> Transition:
 
 
 def open_all(turn: Turn, new: tuple[m.ConversationItem, ...], *, asking: bool = False) -> Transition:
-    """Open the sessions, then send `new`. `asking`: check meanwhile that the model can call tools."""
+    """Open the sessions, then go on with `new`. `asking`: check meanwhile that the model can call tools."""
     opening = tools.servers_at_start(turn)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
     state = s.AwaitingSessions(turn, opening, new, asking)

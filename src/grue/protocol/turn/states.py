@@ -1,4 +1,4 @@
-"""The states of a turn, each named for what it waits for, and the `Turn` that all of them carry.
+"""The states of a turn, each named for what it waits for, and the `Turn` that nearly all of them carry.
 
 The states are immutable, so each step copies the sequences that it changes. That is quick enough even for a
 reply with the most calls that a wire format accepts (`MAX_CALLS`).
@@ -34,30 +34,31 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """The memory of a turn, passed from state to state.
 
     Attributes:
-        tools: The tools of all open sessions and of the `unstarted` servers, in the order of the servers;
-            then `read_result`, if the turn offers it.
+        tools: The tools of all open sessions and of servers that start when they are called, in the order of
+            the servers; then `read_result`, if the turn offers it.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
         serving_unlisted: Servers that serve tools which they do not list.
         iterations: Replies with tool calls so far.
-        requests: Requests of this turn so far, which is also the number of the last one.
+        requests: Requests of this turn so far, which is also the number of the last one. A resumed turn
+            includes the requests that were `sampled` before it was parked.
         sampled: Finished requests of servers to the model (sampling).
         usage: Tokens and cost of `requests` and `sampled`.
-        batches: The number of the last batch of tool calls.
-        records: The settled tool calls of earlier replies.
-        media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
+        batches: The number of the last batch of tool calls, sent or not.
+        records: The settled tool calls, without those of a reply whose calls are not all settled.
+        media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that the turn should have are missing; empty if none is missing.
         missing: The servers that are disabled in this turn, with the reason.
         reconnected: Whether the one reconnect of the turn has been used.
         ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
         window: The model's context window in tokens, as far as it is known.
-        last: The tool messages that the last request has added.
+        last: The tool messages that the last request has added; empty without a `ledger`.
         overflowed: Whether the one retry of a request that was too long has been used.
         used: How often each tool with a limit has been called.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
         reminded: Whether the model has been reminded not to write tool calls as text.
-        unstarted: Servers that start when they are called, and have not been called yet.
+        unstarted: Servers that are not running, and start when they are called.
         searching: Whether the model is offered `find_tools` and `call_tool` instead of the servers' tools.
     """
 
@@ -260,7 +261,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
 
     Attributes:
         turn: Its `tools` are those that the sessions have listed so far.
-        offered: The tools that the request offers.
+        offered: The tools that the request offers, or that the model can find by `find_tools`.
         ledger: The sizes of the conversation's parts without the reply, in case the reply is dropped.
         reply: The reply, which is not acted on before all servers have reported.
     """
@@ -291,7 +292,7 @@ class AwaitingCompletion(Struct, frozen=True, gc=False):
 
 
 class AwaitingSummary(Struct, frozen=True):
-    """Waits for the summary that replaces the history. `phase` and `new` are those of the next request."""
+    """Waits for the summary of most of the history. `phase` and `new` are those of the next request."""
 
     turn: Turn
     phase: Phase
@@ -314,7 +315,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     Attributes:
         calls: All tool calls of the reply by id, in order.
         open: The calls that are to be made, in order, some of them only if a person approves.
-        earlier: Records of the calls that were sent before the turn was resumed.
+        earlier: Records of the calls that were answered before the turn was resumed.
         settled: Records of all calls that are answered already.
         used_before: `Turn.used` without the calls of this reply.
         noted: Notes about the calls that are not made. Each is recorded when the calls before it in the

@@ -92,7 +92,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
-    """Send the runs of calls that may be sent now. If nothing is under way then, go on with the turn."""
+    """Start servers and send calls, if allowed now. If nothing is under way then, go on with the turn."""
     state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:
@@ -262,7 +262,7 @@ def call(
 
     In a resumed turn, `settled` are the calls that are answered already, and `decisions` the answers to
     earlier questions. `definitions` has, by tool name, the digest of the tool's definition before the turn
-    was parked. A call is not made if its tool has changed since.
+    was parked. A call that needs no approval is not made if its tool has changed since.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
