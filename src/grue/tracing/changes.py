@@ -33,6 +33,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 
     Raises:
         ValueError: A named field does not exist, a replay cannot change it, or its value has the wrong type.
+        MCPConfigError: A value is out of its range.
     """
 
     policy: Mapping[str, object] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replayed message `command` with the limits and policies of its `recorded` counterpart.
+        """Return the replayed `command` with the limits and policies of `recorded`, if of the same kind.
 
         Otherwise each message that repeats a changed limit or policy would be reported as a difference.
         """
@@ -77,7 +78,7 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why a recorded event cannot happen with the changed limits; an empty text if it can.
+        """Return why the changed time limits exclude a recorded event; an empty text if they do not.
 
         `begun` is the envelope of the turn's `RunTurn`.
         """
@@ -94,7 +95,8 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
     A field of the budget is named `budget.requests`, for example.
 
     Raises:
-        ValueError: Neither class has a field with the given name. The error's text lists the fields.
+        ValueError: Neither class has the field; the error's text lists the fields. The part of a name after
+            a dot is not checked.
     """
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
@@ -118,6 +120,7 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
 
     Raises:
         ValueError: A name in `changed` is not a field that can be changed, or its value has the wrong type.
+        MCPConfigError: A value is out of its range.
     """
     kind = type(fields)
     for name in changed:

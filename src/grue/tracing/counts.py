@@ -1,6 +1,7 @@
 """The counts of an episode: of its turns, its requests to the model, its tool calls and its servers.
 
-One pass over the trace keeps only one number per call and per turn, so 10,000 turns take a few megabytes.
+One pass over the trace keeps little more than a duration per turn, request, call and start of a server, so
+10,000 turns take a few megabytes.
 """
 
 import functools
@@ -52,7 +53,7 @@ class TurnCounts:
         self._after: Counter[int] = Counter()  # turn number -> calls that the host made after the turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
-        """Count a message; `changes` are the steps that begin or end with this message."""
+        """Update the counts. `changes` are the steps that begin or end with the message in `envelope`."""
         if not changes:
             return
         turn = envelope.turn
@@ -69,7 +70,7 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start or drop the clock of a turn. Return the end of a turn if a message reports it."""
+        """Start the clock of a turn that begins; drop it if the turn is cut off. Return a recorded end."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":
@@ -108,7 +109,7 @@ class TurnCounts:
             heapq.heappop(self._slowest)
 
     def slowest(self) -> tuple[SlowTurn, ...]:
-        """Return the slowest turns, the slowest first. Turns that took equally long keep their order."""
+        """Return at most `SLOWEST_TURNS` turns, the slowest first; equally slow turns keep their order."""
         return tuple(
             replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn])
             for _, _, turn in sorted(self._slowest, reverse=True)
@@ -130,7 +131,8 @@ class Counts(Struct):
 
     Attributes:
         numbers: The counts, by field name of `ModelStats`, `ToolStats` or `ServerStats`.
-        seconds: The durations of the answered requests, of the ended calls, or of the sessions' starts.
+        seconds: The durations of the answered requests, of the calls that were sent and have ended, or of the
+            attempts that opened a session.
     """
 
     numbers: Counter[str] = field(default_factory=Counter)
@@ -141,7 +143,7 @@ class ServerCounts(Counts):
     """Counts of one server's sessions.
 
     Attributes:
-        endings: How often the server's processes ended in each way, such as `died`.
+        endings: Counts by `ending` of `SessionClosed` or `ServerEnded`, such as `died`.
         in_turns: Numbers of the turns in which a session of the server is open now.
     """
 
@@ -153,7 +155,7 @@ def count_episode(episode: EpisodeReader) -> EpisodeStats:
     """Read an episode's trace once and return its counts.
 
     Raises:
-        TraceError: The file is damaged.
+        TraceError: The file is damaged or cannot be read.
     """
     tally = EpisodeTally()
     for line in episode.lines():

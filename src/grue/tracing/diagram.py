@@ -1,7 +1,7 @@
 """Draw a trace as a sequence diagram, in Mermaid's language or as plain text.
 
-Untrusted text is reduced to one short line of printable characters and escaped, so that it cannot break the
-diagram.
+Untrusted text is reduced to one short line of printable characters and, for Mermaid, escaped, so that it
+cannot break the diagram.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ class Drawn(Struct, frozen=True):
     Attributes:
         sender: The actor where the line starts, or over which the note is drawn.
         receiver: The actor where the line ends; `None`: the message is drawn as a note.
-        asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
+        asks: Whether the message is a request, drawn with a solid line. Other messages have a dashed line.
         text: One printable line, with a sign before it if the message reports a problem.
     """
 
@@ -68,7 +68,7 @@ def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | Non
 
 
 def mermaid(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
-    """Yield the lines of a Mermaid `sequenceDiagram` of one turn or of all turns."""
+    """Yield the lines of a Mermaid `sequenceDiagram`; none if there are no envelopes."""
     lines = _MermaidLines()
     for number, turn_slice in enumerate(split_turns(envelopes)):
         if number == 0:

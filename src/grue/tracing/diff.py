@@ -6,7 +6,8 @@ has forks, only turns with a fork's number are compared.
 
 The messages of a turn form a tree, in which each message is below the message that caused it. Below each pair
 of messages, those with the same sender, receiver and kind are paired: in order if both sides have equally
-many, otherwise by content. So two traces can be identical even if their actors ran in a different order.
+many, otherwise (up to 400) by content. So two traces can be identical even if their actors ran in a
+different order.
 
 The messages' numbers, times and `IGNORED` fields are not compared. The ids in the fields `IDS` may differ if
 each id on the left always pairs with the same id on the right. Messages whose class has `compared = False`
@@ -50,8 +51,8 @@ IGNORED = frozenset(
         "HistoryReference.file",
     }
 )
-"""Fields that are not compared. Most differ from run to run. The `conditions` of `EpisodeStarted`, which are
-compared, show another endpoint (`asks`)."""
+"""Fields that are not compared. Most differ from run to run. `asks` (the model and its endpoint) need not
+be compared if a host recorded an `EpisodeStarted`, whose `conditions` usually name both."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 
@@ -68,7 +69,7 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
     A few megabytes of each file are in memory at a time.
 
     Raises:
-        TraceError: One of the files is damaged. Raised when the damaged line is read.
+        TraceError: One of the files is damaged or cannot be read. Raised while iterating.
     """
     forked = _forked_turns(left) | _forked_turns(right)
     lengths: set[int] = set()
@@ -89,7 +90,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns, and add to `lengths` how long the conversation's history was when each turn began."""
+    """Yield the turns. Add to `lengths` how long the history was when each turn of a conversation began."""
     for each in turns:
         begun = (envelope.body for envelope in each.envelopes if isinstance(envelope.body, m.RunTurn))
         lengths.update(run.history.length for run in begun if run.history is not None)
@@ -97,7 +98,7 @@ def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the lines of a report that describes the first divergence, or with `every` all of them."""
+    """Yield the lines of a report: identical, or the first divergence; with `every`, all divergences."""
     count = 0
     for divergence in divergences:
         count += 1
@@ -130,7 +131,7 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order. A turn that was run again in one trace only is paired with `None`."""
+    """Pair the turns in order. `None` is the partner of a turn that only one trace has, or has run again."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):
@@ -154,7 +155,7 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        # message number -> (number of the first message in its chain of causes, length of the chain)
+        # message number -> (number of its first cause or, without a cause, its own; how many causes it has)
         self._origin: dict[int, tuple[int, int]] = {}
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
@@ -278,7 +279,7 @@ class _TurnDiff:
             other = replace(other, limits=limits)
         past, history = one.history, other.history
         if past and history and any(length < past.length for length in self._lengths):
-            # The history may be of turns compared before. Its digest differs even if only ids differ.
+            # The history may contain turns compared already. Its digest differs even if only ids differ.
             other = replace(other, history=replace(history, digest=past.digest))
         return other
 
@@ -322,7 +323,7 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
 
 
 KEPT_BYTES = 4 * 2**20
-"""The most bytes of a trace's messages that are in memory at a time; other messages stay in the file."""
+"""The most bytes of messages that a trace's unfinished turns keep in memory; others stay in the file."""
 
 
 class LeftInFile(Struct, frozen=True):
@@ -373,7 +374,7 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, its stub (with a `LeftInFile` as message), and the bytes that the stub saves."""
+    """Yield each envelope, its stub (from a file: with a `LeftInFile`), and the bytes that the stub saves."""
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return

@@ -53,7 +53,7 @@ class Comparison:
         self._back: dict[tuple[str, object], object] = {}
 
     def differences(self, left: object, right: object, path: str = "$") -> Iterator[Difference]:
-        """Yield the differences between two values, in the order of the fields."""
+        """Yield the differences between two values, in the order of the fields, and remember paired ids."""
         if not self._holds_special(left) and _json(left) == _json(right):
             return
         if isinstance(left, Struct) and type(left) is type(right):
@@ -107,7 +107,7 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # In a message, only fields and tuples hold Structs; lists and dicts hold plain JSON.
+        # In a compared message, only fields and tuples hold Structs; lists and dicts hold plain JSON.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

@@ -29,11 +29,12 @@ class Divergence(Struct, frozen=True, kw_only=True):
 
     Attributes:
         left: The message in the first version; `None`: it is missing there.
-        right: Its counterpart in the second version; `None`: it is missing there. A replayed one has `seq` 0.
-        because: The causes of `left` (of `right` if `left` is `None`), the first cause first.
+        right: Its counterpart in the second version; `None`: it is missing or impossible there. A replayed
+            message has `seq` 0.
+        because: The causes of `left`, or of what the second version has instead, the first cause first.
         because_left_out: How many causes are left out after the first item of `because`.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
-        descendants: If one version lacks the message: how many messages that it caused are missing too.
+        descendants: If one of two traces lacks the message: how many messages that it caused are missing too.
     """
 
     turn: int
@@ -85,7 +86,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
 
 
 def described(envelope: EpisodeEnvelope) -> str:
-    """Return an envelope as one line: number, sender and receiver, kind, summary."""
+    """Return an envelope as one line: number (unless 0), sender and receiver, kind, summary."""
     number = f"#{envelope.seq} " if envelope.seq else ""
     way = f"{envelope.sender} → {envelope.receiver}"
     summary = f"{kind_of(envelope.body)} {summarize(envelope.body)}"
@@ -115,7 +116,7 @@ def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]
 
 
 def excerpts(left: object, right: object) -> tuple[str, str]:
-    """Return two values as short lines of JSON. A long line begins a little before the first difference."""
+    """Return two values as short lines of JSON. If a line is long, both begin a little before they differ."""
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):
         return texts[0], texts[1]
@@ -143,7 +144,7 @@ def _first_difference(one: str, other: str) -> tuple[int, int]:
 
 
 def _place(text: str, number: int) -> int:
-    """Return the index in `text` of its `number`-th character that is not white space, from 0."""
+    """Return the index of the `number`-th character (from 0) that is no white space, or else the length."""
     found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
     return found.start() if found else len(text)
 

@@ -34,7 +34,7 @@ from grue.runtime.safe_text import clipped
 
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
 Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
-"""`fail`: a call, a server or a turn failed. `warn`: a problem that does not end the turn. `good`: a result.
+"""`fail`: something failed, such as a call, a server or a turn. `warn`: a lesser problem. `good`: a result.
 `quiet`: a detail that is rarely of interest. Empty: anything else."""
 
 _NOT_LOGGED = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
@@ -73,7 +73,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
     step: ClassVar[Literal["", "begins", "ends"]] = ""
 
     def summary(self) -> str:
-        """Return the most important fields in one line, for `grue trace show` and the viewer."""
+        """Return one line for `grue trace show` and the viewer; by default, all fields except `turn`."""
         return ", ".join(f"{name} {_json(value)}" for name, value in _fields(self).items() if name != "turn")
 
     def severity(self) -> Severity:
@@ -364,10 +364,10 @@ def _require_readable(kind: type[Fact]) -> None:
 
 
 def registered_facts() -> dict[str, type[Fact]]:
-    """Return the classes of all known facts by tag: grue's own, and those that hosts have registered."""
+    """Return the classes of facts by tag: grue's own, and those that hosts registered with other tags."""
     return {**{str(kind.__struct_config__.tag): kind for kind in EPISODE_FACTS}, **_registered}
 
 
 def subclasses_of(kind: type[Fact]) -> tuple[type[Fact], ...]:
-    """Return the registered subclasses of `kind`, such as those of `EpisodeStarted`."""
+    """Return the registered subclasses that have the tag of `kind`, such as those of `EpisodeStarted`."""
     return tuple(_subclasses.get(kind, ()))

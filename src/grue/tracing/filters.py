@@ -1,4 +1,4 @@
-"""Filter the messages of a trace by turn, actor, kind, text and whether they report a failure."""
+"""Filter the messages of a trace by turn, number, actor, kind, text and whether they report a failure."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -23,8 +23,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         turns: Ranges of numbers of turns; 0 stands for messages outside turns.
         actors: Names of senders or receivers, in lower case.
         kinds: Kinds of messages, as `kind_of` names them.
-        texts: The message's kind or one of its values must contain one of these texts; case is ignored. Names
-            of fields are not searched: `error` would match every result by its field `is_error`.
+        texts: Case-folded texts, of which the message's kind or one of its values must contain one. Names of
+            fields are not searched: `error` would match every result by its field `is_error`.
         failures: Only messages that report a failure or a problem.
     """
 
@@ -163,7 +163,7 @@ def _kind(written: str, names: Iterable[str]) -> str:
 
 
 def _spellings(text: str) -> set[str]:
-    """Return the forms that a text can have in JSON, where quotes and newlines are escaped."""
+    """Return a text, case-folded, as it is and as it looks in JSON, where quotes and newlines are escaped."""
     # Bytes from a shell that are not valid text become surrogates, which JSON cannot hold.
     plain = text.encode(errors="replace").decode().casefold()
     return {plain, msgspec.json.encode(plain).decode()[1:-1]}

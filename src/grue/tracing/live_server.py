@@ -6,7 +6,7 @@ name points here (DNS rebinding) gets nothing. The only file that the server cha
 person gives the episode (`marks.py`); it accepts the mark only from its own page.
 
 A `LiveFeed` writes the new messages to a temporary file, from which they are served. So neither the length of
-the trace nor the number of open pages costs memory.
+the trace nor the number of open pages costs much memory.
 """
 
 import base64
@@ -53,7 +53,7 @@ class LiveFeed:
     """A context manager that follows a growing trace (a file or a run folder) in a thread of its own.
 
     Raises:
-        TraceError: The file is missing, or is not a trace.
+        TraceError: The file is missing, cannot be read, or is not a trace.
     """
 
     def __init__(self, trace: Path) -> None:
@@ -138,7 +138,7 @@ class LiveFeed:
         except TraceError as error:
             self._write_piece()
             self._error = str(error)
-        except OSError as error:  # the disk with the temporary files is full
+        except OSError as error:  # for example, the disk with the temporary files is full
             self._error = f"The page gets no further messages: {error.strerror}."
 
     def _write_piece(self) -> None:
@@ -191,7 +191,7 @@ class LiveServer(ThreadingHTTPServer):
         self.page = b"".join((parts[0], embedded(page), *parts[1:]))
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore the errors of broken connections: a browser may close a connection at any time."""
+        """Ignore errors of broken connections, which a browser may close at any time; print other errors."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 

@@ -35,7 +35,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
         score: A finite number.
         reason: The reason for the score, in a sentence; untrusted, as a model may have written it.
         attempt: In a fleet, the number of the attempt that was scored. The mark counts only if this attempt
-            was committed. 0: the run is not in a fleet.
+            became the episode's result. 0: the run is not in a fleet.
         requests: Requests to a model that the scoring took.
         tokens: The tokens of these requests.
         money_usd: The price of these requests in US dollars, as far as it is known.
@@ -60,8 +60,8 @@ def require_name(word: str) -> None:
     """Check the name or the version of a scorer, which becomes a part of a file's name.
 
     Raises:
-        ValueError: The word is empty, has more than 64 characters or any other than letters, digits, `_`,
-            `.` and `-`, or begins with `.` or `-`.
+        ValueError: The word is empty, has more than 64 characters, contains characters other than letters,
+            digits, `_`, `.` and `-`, or begins with `.` or `-`.
     """
     if not _NAME.fullmatch(word):
         raise ValueError(f"{word!r:.80}: use letters, digits, `_`, `.` and `-`, 64 of them at most")
@@ -96,7 +96,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """Return the marks of a run, sorted by file name. A file that does not hold a mark is left out."""
+    """Return up to 100 marks of a run, sorted by file name. A file without a mark of its name is skipped."""
     marks = []
     for name in _names(folder)[:_MOST_MARKS]:
         try:

@@ -42,7 +42,7 @@ class Verdict(Struct, frozen=True):
     """How a span ended, or how serious the event in a `SpanNote` is.
 
     Attributes:
-        error_type: One of a few fixed words, suitable for metrics; empty unless something failed.
+        error_type: One of a few fixed words for a failure or an early end, suitable for metrics; often empty.
         detail: A description for people; it may quote the model, a tool or a person.
     """
 
@@ -102,14 +102,14 @@ class _Row(Struct, frozen=True):
 
 
 def summarize(body: Struct) -> str:
-    """Return a message's most important fields as one line. Untrusted text in it is not escaped."""
+    """Return a message's most important fields as text. Untrusted parts, even newlines, are not escaped."""
     row = _row(body)
     words = row.words(body)
     return f"{row.subject(body)}: {words}" if row.subject else words
 
 
 def kind_of(body: Struct) -> str:
-    """Return the name of a message's kind. The name of a host's fact begins with the host's name."""
+    """Return the name of a message's kind. The name of a host's fact usually begins with the host's name."""
     return name_of(type(body))
 
 

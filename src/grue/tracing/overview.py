@@ -24,13 +24,13 @@ class Overview(Struct, kw_only=True):
         title: The episode's subject: the host's title, or else the beginning of the first turn's text.
         models: Number of replies by model; 0: only `EpisodeStarted` names the model.
         asked: The models that the turns asked, with their addresses. A reply may name another model.
-        facts: Further fields of the host's `EpisodeStarted`, by name.
+        facts: Further texts and numbers of the host's `EpisodeStarted`, by name of the field.
         ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
         detail: The reason as a sentence.
-        grade: `fail` if the episode failed or was interrupted, otherwise empty.
+        grade: The severity of `EpisodeEnded`: usually `fail` for a failed or interrupted episode, else empty.
         result: In a few words, such as a score; empty: there is none, or the host is not installed.
-        results: Further fields of the host's `EpisodeEnded`, by name.
-        turns: How many turns were run; a resumed turn counts once. If the trace has forks: how many forks.
+        results: Further texts and numbers of the host's `EpisodeEnded`, by name of the field.
+        turns: The highest number of a turn. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.
         failures: How many turns failed or ended with a fallback.
         last: How the last turn ended: `failed`, `parked`, or the kind of its outcome; empty: none ended.

@@ -188,7 +188,7 @@ class StoryTeller:
 
 
 def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
-    """Return the message number of the open request that caused a reply, or else of the latest; 0: none."""
+    """Return the message number of the open request that caused a reply, else of the latest one; 0: none."""
     if envelope.cause in state.requests:
         return envelope.cause or 0
     return next(reversed(state.requests), 0)
@@ -203,7 +203,7 @@ SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "to
 
 
 class Span(Struct, frozen=True, kw_only=True, array_like=True):
-    """A period in which an actor was busy with one step.
+    """A period in which an actor worked on one step, or paused before it tried the step again.
 
     Attributes:
         turn: Number of the turn that the first message of the step belongs to.
@@ -236,7 +236,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope. Its turn is `turn` or, if `None`, `envelope.turn`."""
+        """Yield the spans whose end is known now. The envelope belongs to `turn`; `None`: to its own turn."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:
@@ -335,8 +335,8 @@ class PageTurn(Struct, kw_only=True):
         turn: 0 for messages before the first turn.
         start_s: Time of the turn's first message, in seconds since the trace began. `end_s` is the time of
             its last message, or the end of its last span if that is later.
-        outcome: The kind of `TurnCompleted`, or `failed`, `parked` or `unfinished`; empty for turn 0.
-            `unfinished`: the trace has no end of the turn.
+        outcome: The kind of `TurnCompleted`, or `failed`, `parked` or `unfinished`. `unfinished`: the trace
+            has no end of the turn. Empty: it has no `RunTurn` of the turn, as for turn 0.
         reason: Why the outcome is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
         question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
@@ -495,7 +495,7 @@ class PageFeed:
     """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`.
 
     Only the current piece, the sums of each turn and the latest conversations are in memory. Call `take` when
-    the piece is `due`, and once after `finish`. `images` collects the images of the messages.
+    the piece is `due`, and once after `finish`. The argument `images` collects the messages' images.
     """
 
     def __init__(self, images: ImageTable) -> None:

@@ -70,7 +70,8 @@ def write_page(
 ) -> None:
     """Write a page with its `data`. Its template, its style sheet and its script are all called `name`.
 
-    Raises an error of the class `error` if the page cannot be written.
+    `viewer.css` precedes the style sheet, `dom.js` the script. Raises an error of the class `error` if the
+    page cannot be written.
     """
     before, after = page_parts(name, title, style=("viewer", name), scripts=("dom", name))
     with os_errors_as(error, f"write the page {target}"), replacing(target) as page:
@@ -142,7 +143,7 @@ class ImageTable:
         self._chars = 0
 
     def take_out(self, body: bytes) -> bytes:
-        """Return a message's JSON in which a reference (`REFERENCE` and the id) replaces each image."""
+        """Return a message's JSON in which references (`REFERENCE` and the id) or texts replace images."""
         return _IMAGE.sub(self._reference, body) if len(body) > _SHORTEST else body
 
     def _reference(self, found: re.Match[bytes]) -> bytes:

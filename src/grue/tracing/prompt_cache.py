@@ -43,8 +43,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         cause: Number of the message in the trace that caused the difference; `cause_kind` is its kind.
         why: What has changed, in words; names in it are untrusted.
         tokens: About how many tokens have to be paid again: those from that byte to the end of the shorter
-            prompt. Computed from the endpoint's token count of this prompt, or, without a count, from
-            `ContextPolicy.bytes_per_token`.
+            prompt. Computed from the endpoint's token count of this prompt or, if there is no count or the
+            trace lacks a part of the prompt, from `ContextPolicy.bytes_per_token`.
     """
 
     part: PromptPart
@@ -66,13 +66,13 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         reply: Number of the message that ended the request.
         prompt_bytes: Size of the prompt's tools, system text and messages, as far as the trace has them.
         repeated_bytes: How many bytes at the prompt's beginning equal those of the earlier prompt.
-        compared_with: Number of the earlier prompt's `RequestCompletion`; `None`: there is no earlier prompt.
+        compared_with: Number of the earlier prompt's `RequestCompletion`; `None`: no earlier prompt fits.
         after_s: Seconds between the two requests. Most providers' caches keep a prompt for 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: How many of these tokens the endpoint reports as read from its cache.
         whole: Whether the trace holds all messages of the prompt.
         broken: Where this prompt differs from the earlier one. `None`: this prompt begins with all of the
-            earlier one, or there is no earlier one. If the earlier prompt is of another conversation, only
+            earlier one, or is not compared. If the earlier prompt is of another conversation, only
             tools and system text are compared.
     """
 
@@ -263,7 +263,7 @@ class CachedPrompts:
         return _Form(_unmarked(profile), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the prompts so far of the conversation `name`, whose history before the turn is `past`."""
+        """Return the state of the conversation `name`, whose history before the turn is `past`."""
         known = self._talks.get(name)
         if past is None or not past.length:
             return self._new(name)
@@ -433,9 +433,9 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt that shares the longest beginning with `sent`; of several, the latest.
+        """Return the last prompt with tools or without, whichever shares a longer beginning with `sent`.
 
-        The first prompt of a conversation gets the latest first prompt of another one with the same model.
+        For a conversation's first prompt: the latest first prompt of another conversation to the same model.
         """
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
@@ -699,7 +699,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
-    """The prompts of a trace's answered requests, in the order of the replies, and the totals."""
+    """The prompts of a trace's answered or dropped requests, in the order of their ends, and the totals."""
 
     episode: str
     prompts: tuple[CachedPrompt, ...]
@@ -722,7 +722,7 @@ def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
 
 
 def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
-    """Yield each request of a trace as soon as its reply has been read."""
+    """Yield each request of a trace as soon as its end has been read, unless the request failed."""
     reader = CachedPrompts()
     for envelope in envelopes:
         found = reader.see(envelope)

@@ -44,7 +44,7 @@ def unknown_fact(body: bytes) -> Fact:
     """Decode a fact whose class is not known, as an object of a class that is created for it.
 
     Raises:
-        msgspec.DecodeError: `body` is not a JSON object.
+        msgspec.DecodeError: `body` is not a JSON object, or a field's name cannot be used.
     """
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)
     tag = str(fields.pop("type"))

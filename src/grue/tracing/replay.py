@@ -127,7 +127,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     def unexpected(
         self, recorded: EpisodeEnvelope, reason: str = "", *, after: EpisodeEnvelope | None = None
     ) -> Divergence:
-        """Return the divergence for a recorded message that the replay does not produce.
+        """Return the divergence for a recorded message that the replay does not produce or accept.
 
         `after` is the event after which the replay produces something else; `None`: the cause of `recorded`.
         """
@@ -136,7 +136,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
 
 def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
-    """Return the `AgentTurn` of a `TurnSlice`, or `None` if no agent ran a turn in it."""
+    """Return the `AgentTurn` of a slice; `None` unless its first message to the agent is a `RunTurn`."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
     for envelope in turn_slice.envelopes:
@@ -277,7 +277,7 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Replay a turn with its events in each possible order, and return the replay that gets furthest."""
+    """Replay a turn with its events in each possible order, until a replay agrees; return the furthest."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)
@@ -509,7 +509,7 @@ class _Session:
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Replay an attempt to connect with its recorded result. Return `None` if the trace has no result."""
+        """Replay an attempt to connect. Return the next command; `None`: no result is recorded."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -621,7 +621,7 @@ def replay(
     With `turn`, replay only turns with this number. Earlier turns are still read, for the servers' states.
 
     Raises:
-        TraceError: The trace file is damaged. Raised when the damaged line is read.
+        TraceError: The trace file is damaged or cannot be read. Raised while iterating.
     """
     connections = Connections()
     # The process may have been killed in the trace's last turn, or in the last turn before a resumption.
@@ -665,7 +665,7 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # Turns of `Runner.map` begin without the servers' earlier states: compare again without these.
+        # Turns of `Runner.map` begin without the servers' earlier states: compare again without these states.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]

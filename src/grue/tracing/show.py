@@ -122,7 +122,7 @@ def render(
     `watch` is called with each message that is shown.
 
     Raises:
-        TraceError: The file is damaged.
+        TraceError: The file is damaged or cannot be read.
     """
     measured = _Measured()
     found = bytearray()

@@ -8,9 +8,9 @@ Percentiles use the nearest rank: each is a measured value. Times are rounded to
 **start-up** while a session opens, **teardown** while a session closes. If several phases are active, the
 first in this order counts.
 
-The remaining time of a turn is **other**: the agent itself and the check of the answer. The remaining time
-outside turns belongs to the **host**, as do start-up and teardown there, because no turn waits for them. If
-turns overlap, as in `Runner.map`, a phase is active if it is active in any of them.
+The remaining time of a turn is **other**: the agent itself, the check of the answer, and waiting for a
+person. The remaining time outside turns belongs to the **host**, as do start-up and teardown there, because
+no turn waits for them. If turns overlap, as in `Runner.map`, a phase is active if it is active in any turn.
 
 The wall time is the sum of all phases, without time in which no host ran: before an `EpisodeResumed`, and
 before an envelope that has a lower time than the envelope before it.
@@ -189,10 +189,10 @@ class ToolStats(Struct, frozen=True, kw_only=True):
         calls: Calls that were sent to the server. A call that has ended is counted again, by how it ended.
         errors: Calls that were answered with an error.
         lost: Calls that were not answered because the server died.
-        skipped: Calls that were never sent, because something before them in the turn went wrong.
+        skipped: Calls that were not sent, for example because a call before them timed out.
         rejected: Calls that were never sent, because the tool is unknown or has changed, the arguments are
             invalid, or the policy or a person denied the call.
-        duration: Durations of the calls that ended, as the session measured them.
+        duration: Durations of the calls that were sent and have ended, as the session measured them.
     """
 
     tool: str
@@ -215,7 +215,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         disabled: How often the server was disabled, for a time or for the rest of the episode.
         deaths: How often the server died in the middle of a call.
         endings: Counts by `ending` of `SessionClosed` or `ServerEnded`; `none`: the session had no process.
-        startup: How long turns waited for each session that opened, as the session measured it.
+        startup: Durations of the attempts that opened a session, as the session measured them.
         spares: Sessions that were opened in advance, for a later turn.
         spares_lost: Sessions that were opened in advance or kept from an earlier turn, but could not be used.
     """
@@ -249,12 +249,12 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
     Attributes:
         started_at: Seconds since the epoch.
         wall_s: The seconds during which a host ran: the sum of `phases`.
-        ending: Why the host ended the episode; `None`: it has not ended.
+        ending: Why the host ended the episode; `None`: no end is recorded.
         tools: Sorted by name.
         servers: In the order of their first messages.
         slowest_turns: At most five turns, the slowest first.
         hosted: Whether a host recorded an `EpisodeStarted` or an `EpisodeResumed`.
-        cut_short: Whether the trace's last line is incomplete, because the host was killed while it wrote it.
+        cut_short: Whether the last line is incomplete, for example because the host was killed as it wrote.
     """
 
     episode: str

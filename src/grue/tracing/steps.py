@@ -9,7 +9,7 @@ A step is something that takes time.
 | check    | `CheckToolSupport`                  | `ToolSupportChecked`                                 |
 | session  | `OpenSession`                       | `SessionClosed`, `McpDisabled`, `StartupFailed`      |
 | startup  | `OpenSession`                       | `SessionOpened`, `ConnectFailed`, `McpDisabled`, …   |
-| tool     | `ToolCalled`                        | `ToolReturned`, `ToolTimedOut`, `ServerDied`         |
+| tool     | `ToolCalled`                        | `ToolReturned`, `ToolTimedOut`, `ServerDied`, …      |
 | teardown | `CloseSession`                      | `SessionClosed`                                      |
 | host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
 
@@ -18,8 +18,8 @@ request that has the number in the reply's field `request`. `ReplyDropped` ends 
 When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins.
 
 No message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
-between turns, or, if it crashed, with the next `RunTurn`. When a turn ends, all its steps that are still
-under way are abandoned. `EpisodeResumed` abandons all steps.
+between turns, with a `RunTurn` of the same number or, if it crashed, with any `RunTurn`. When a turn ends,
+all its steps that are still under way are abandoned. `EpisodeResumed` abandons all steps.
 """
 
 from collections.abc import Hashable
@@ -160,7 +160,7 @@ class StepTracker:
                 self._end(("session", turn, server))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-        """Return the key of the request that `envelope` answers, or `None` if no such request is found."""
+        """Return the key of the request that `envelope` answers, or `None` if no cause or number tells it."""
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)
@@ -199,7 +199,7 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End all steps of `turns`, except the host's. Only the end of step `ended` counts as reported."""
+        """End the steps of open `turns`, except the host's. Only the end of `ended` counts as reported."""
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
         for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:

@@ -46,7 +46,7 @@ class TurnSlice(Struct):
 
 
 _MOST_AT_ONCE = 1000
-"""The most slices in memory that wait for their turn's end. A turn cancelled as it begins has no end."""
+"""The most slices in memory. A turn that is cancelled as it begins has no end, so its slice would stay."""
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
@@ -66,7 +66,7 @@ class TurnSplitter:
         self._last = 0
 
     def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
-        """Yield the slices that get no further envelopes, because `envelope` begins another slice."""
+        """If `envelope` begins a slice, yield those that get no further envelopes, and add the new slice."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
@@ -107,7 +107,7 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice for the envelopes of a turn, or `None` if no slice has this turn yet."""
+        """Return a turn's slice, or `None`. For turn 0, or if the last slice has no turn: the last slice."""
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last

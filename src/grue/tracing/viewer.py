@@ -82,7 +82,7 @@ class TracePage:
         trace: The trace file, or the run folder that holds it, as in `Runner.trace`.
 
     Raises:
-        MCPConfigError: `trace` is `None`, because the runner was made without `trace=`.
+        MCPConfigError: `trace` is not a path, or is `None`, because the runner was made without `trace=`.
     """
 
     def __init__(self, trace: str | PathLike[str] | None, *, height_px: int = 640) -> None:
@@ -91,7 +91,7 @@ class TracePage:
         self.path, self._height_px = as_path(trace, "TracePage"), height_px
 
     def _repr_html_(self) -> str:
-        """Return the HTML of the frame. Scripts in the frame cannot reach the notebook."""
+        """Return the frame's HTML, or a note for a too long page. Scripts in it cannot reach the notebook."""
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "page.html"
             write_html(self.path, target)
@@ -219,7 +219,7 @@ class _Difference(Struct, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """`turn` is the first turn that differs (0: none). `more`: there are differences that are not listed."""
+    """`turn`: as `write_comparison` returns it. `more`: there are differences that are not listed."""
 
     turn: int
     differences: tuple[_Difference, ...]
@@ -229,8 +229,8 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs, or 0.
 
-    The traces are compared as by `grue trace diff`. Only its owner can read the page. Each trace is a file,
-    or the run folder that holds it.
+    0: no difference, or the first one is outside turns. The traces are compared as by `grue trace diff`. Only
+    the page's owner can read it. Each trace is a file, or the run folder that holds it.
 
     Raises:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.

@@ -16,9 +16,9 @@ failure event:
 
 A call that the policy or a person denied counts as rejected here.
 
-A turn that offers tools has one `mcp_session_started` when it makes its first request, and one
-`mcp_session_complete` when it ends. In the latter, `tool_calls_count` and `tools_used` cover only calls that
-were sent.
+A turn that offers tools has one `mcp_session_started` when it makes its first request with tools, and one
+`mcp_session_complete` when it completes or fails. In the latter, `tool_calls_count` and `tools_used` cover
+only calls that were sent.
 
 Source: R7.1-3, P21, P28-30
 """
@@ -51,7 +51,7 @@ class Event(Struct, frozen=True, kw_only=True):
         at: Seconds since the epoch.
         event_type: The event's name, such as `mcp_tool_call`.
         message: One printable line.
-        turn: One-based number of the turn; 0 outside turns.
+        turn: One-based number of the turn; 0 outside turns. For `EpisodeEnded`: how many turns there were.
         fields: JSON values by name; texts are untrusted.
     """
 

@@ -108,7 +108,7 @@ class OtelObserver(Outbox):
             self.close()
 
     def added_to(self, recorder: Recorder) -> None:
-        """Set the recorder's `around_call`, so that each tool call is made in the context of its span."""
+        """Have tool calls run in the context of their spans (`around_call`), if span ids can be chosen."""
         if self._sink.ids is not None:
             recorder.around_call = self._around_call
 

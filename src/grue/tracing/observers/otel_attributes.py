@@ -130,7 +130,7 @@ Attributes: TypeAlias = dict[str, Any]
 """Attributes of a span by name; `present` leaves out those that are `None` or an empty text."""
 
 UNKNOWN_PROVIDER = "_OTHER"
-"""The provider's name if a host's own actor asks the model: the conventions require some name."""
+"""The provider's name if the trace names none, as for a host's own model actor: a name is required."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 

@@ -1,7 +1,7 @@
 """A bounded queue and a thread that pass envelopes to an observer that uses the network.
 
 The recorder never waits, and an exception in the observer's thread never reaches a turn. If the queue is
-full, the envelope is dropped and counted; one warning at the end gives the count.
+full, the envelope is dropped and counted. A warning at the end gives the count, if it is the first warning.
 
 The thread starts with the first envelope. It ends with `close` or with the program. A child process
 (`os.fork`) sends nothing: the episode continues in the parent. If the child was made before the first
@@ -67,7 +67,7 @@ class Consumer(Protocol):
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """Numbers of envelopes: put into the queue (`taken`), dropped, failed, and now in the queue."""
+    """Numbers of envelopes put into the queue (`taken`), dropped and now `waiting`, and of failed calls."""
 
     taken: int
     dropped: int
@@ -102,7 +102,7 @@ class Outbox:
         self._taken = self._dropped = self._failed = 0
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Put `envelope` into the queue. Never waits and never raises."""
+        """Put `envelope` into the queue, or drop it. Never waits and never raises."""
         del line
         if self._closed or isinstance(envelope.body, m.TextDelta):
             return

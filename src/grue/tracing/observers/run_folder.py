@@ -8,7 +8,8 @@
 [INFO] Turn 47 Iteration 1: Tool result received (0.3s)
 ```
 
-Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; events outside turns have turn 0.
+Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`. Events outside turns have turn 0;
+the episode's end has the number of turns.
 Lines that the requirements specify are written word for word. The events `mcp_iteration_start` and
 `mcp_no_content` have no line, because it would only repeat a neighbouring line.
 """

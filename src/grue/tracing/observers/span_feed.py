@@ -10,10 +10,10 @@ These rules hold for any sequence of envelopes:
   everything inside it, except for a host's calls in a turn that has ended.
 - A call that was sent has a span (`ToolUse`). A call that was not sent has only a `SpanNoted`.
 - A turn has one `ToolSession`, from its first request that offers tools, if there is one, to its end.
-- A span that is open when its turn ends is closed without an outcome. A turn whose agent crashed, or that is
-  open when the episode ends, is closed without an outcome too, at the time of its last envelope.
-- A host's `EpisodeEnded` decides how the episode ended. Without a host's facts, the episode ended as its last
-  turn did, or was cut off if a turn is still open.
+- A completion or call that is open when its turn ends is closed without an outcome. So is a turn without a
+  recorded end, because its agent crashed or the episode ended first: at the time of its last envelope.
+- A host's `EpisodeEnded` decides how the episode ended. If a host recorded only the beginning, the episode
+  was cut off. Without a host's facts, it ended as its last turn did, or was cut off if a turn is still open.
 - The messages that a fork copies from a recorded turn have no spans, and do not count in the fork's span.
 - Times never run backwards: each is the wall clock's time of the first envelope, plus the monotonic time
   since then.
@@ -91,7 +91,7 @@ class SpanScope:
         return [span.span for span in outside if span.span != self.root]
 
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
-        """Return the totals of this tool session. `end` is its turn's end, or `None` if none is recorded."""
+        """Return the totals of this tool session. `end`: how its turn ended; `None`: unknown, or parked."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
         return SessionSummary(
             iterations_used=self.replies_with_calls if end is None else end.iterations,

@@ -95,7 +95,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
-    """Return a JSON value, or its JSON text cut at `limit` characters if the text is longer."""
+    """Return a JSON value; if its text has over `limit` characters, its beginning and a note instead."""
     text = value if isinstance(value, str) else json_text(value)
     if len(text) <= limit:
         return value

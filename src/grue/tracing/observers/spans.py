@@ -132,7 +132,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
         parent: The span that contains this span; `None`: this span is the outermost.
         at: Seconds since the epoch.
         conversation: Id of the conversation or, without one, of the episode; empty: neither is known.
-        asks: The model that the turn asks; `None`: unknown.
+        asks: The model that the turn asks, with an empty name while it is unknown; `None` for an episode.
     """
 
     span: SpanId
@@ -145,7 +145,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """An event without duration in a span. `facts` holds its data, without texts of models or tools."""
+    """An event without duration in a span. `facts` may hold names, but no other texts of models or tools."""
 
     span: SpanId
     at: float
