@@ -1,1 +1,1 @@
-"""The actors of a turn. An actor receives a message, asks a pure state machine what to do, and does it."""
+"""The actors of a turn. Most receive a message, ask a pure state machine what to do, and do it."""

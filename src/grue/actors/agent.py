@@ -55,12 +55,13 @@ class AgentActor(Actor[m.TurnEvent]):
     Attributes:
         approval: Mailbox of the actor that asks a person. Set it before the agent runs, if the turn's policy
             can ask.
-        presumed: The tools that grue expects the turn's servers to list. Set it before the agent runs.
+        presumed: The tools that grue expects the turn's servers to list; `None`: the turn waits for its
+            servers. Set it before the agent runs.
         forked: The `TurnForked` to record after `RunTurn`, if the turn forks a recorded turn at its
             beginning; else `None`.
-        end: The actor's reply to `RunTurn`; `None` while the turn runs.
+        end: The actor's reply to `RunTurn`; `None` until the actor sends the reply.
         said: The turn's part of the conversation, in order: requests, replies, and a `ReplyDropped` for each
-            reply that was discarded.
+            reply that was discarded. Requests for a summary and their replies are left out.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """The tools of the turn's servers. Any thread may read it: states are immutable."""
+        """The tools so far; empty outside the turn. Any thread may read them: states are immutable."""
         state = self._state
         return () if isinstance(state, Idle | Finished) else state.turn.tools
 
@@ -124,7 +125,7 @@ class AgentActor(Actor[m.TurnEvent]):
         return replace(progress_of(before), doing=progress_of(seen).doing)
 
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return the uncut result of a call of this turn; `None`: the call has no result so far."""
+        """Return the uncut result of a call; `None`: the call has no result so far, or the turn is over."""
         state = self._state
         if isinstance(state, Idle | Finished):
             return None

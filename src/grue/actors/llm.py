@@ -125,7 +125,7 @@ class Asking:
             self._carry_out(TakeBackShown())
 
     async def outcome(self) -> Reply | m.LlmFailure:
-        """Send requests until there is a reply or no retry is left."""
+        """Send requests until one gives a reply, fails and is not retried, or waits (`RequestPostponed`)."""
         settings = self._endpoint.settings
         state: AttemptState = Sent(settings=settings, retry=self._retry, clears=self._command.clears)
         event = await self._exchange(settings)
@@ -249,7 +249,7 @@ class Asking:
 
     async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
         if self._room is not None:
-            return None  # the request is only stored now; a provider's batch sends it later
+            return None  # nothing is sent now: the request goes to the provider in a batch
         model = self._endpoint.settings.model
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 
@@ -452,12 +452,13 @@ class _Asked(Struct):
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions one at a time, from an endpoint or, if it has failed, from a fallback.
+    """Requests completions one at a time, from an endpoint or, if that has failed, from a fallback.
 
     Args:
         endpoint: The endpoint to ask. `endpoint.chain` contains this endpoint and its fallbacks. Their
-            connections are open while the actor runs, and with `Runner(keep="loop")` also before and after.
-        lent: The conversation that the turn continues; `None`: the turn begins a conversation.
+            connections are open while the actor runs, and unless the runner has `keep="nothing"` also
+            before and after.
+        lent: The conversation to which the turn belongs; `None`: the conversation ends with the turn.
         begins: The endpoint of the chain to ask first; `None`: the first that may be asked.
     """
 
@@ -489,7 +490,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Carry out a command. Send the outcome to the sender if it waits for a reply, else to the agent."""
+        """Carry out a command. An outcome goes to the sender if it waits for a reply, else to the agent."""
         match envelope.body:
             case m.RewriteHistory() as command:
                 await self._conversation(command.conversation).change(command)
@@ -604,7 +605,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return m.ReplyDropped(request=command.request, usage=self._unreported)
 
     async def _ask(self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]) -> _Asked:
-        """Add a request's items and tools to its conversation, without sending anything yet."""
+        """Choose the endpoint, and add a request's items and tools to its conversation. Send nothing yet."""
         begun = anyio.current_time()
         say = functools.partial(self._note, sender=self.name, cause=envelope.seq)
         offers = isinstance(command.mode, m.OfferTools)
@@ -670,7 +671,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _judge_shape(
         self, command: m.RequestCompletion, reply: Reply, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """If the reply does not fit the answer's schema, write the schema into the text of later prompts."""
+        """If a final reply does not fit the answer's schema, make later prompts state the schema as text."""
         endpoint = self._endpoint
         answer = command.mode.answer if isinstance(command.mode, m.RequireAnswer) else None
         judged = reply.content and not (
@@ -716,7 +717,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return when to retry: never if the endpoint's last request failed, so that a fallback is asked soon."""
+    """Return when to retry: never after a failure that `breaker` counts, so that a fallback is asked soon."""
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 

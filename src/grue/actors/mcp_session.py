@@ -1,8 +1,8 @@
 """The session actor: owns one tool server, opens and closes it, and makes its calls one at a time.
 
-`_attempt` opens the connection, serves the session and closes the connection in one call, because anyio
-requires the task that entered a cancel scope to leave it. `protocol/turn/connection.py` decides what follows
-a failed connect, and `protocol/tools/calls.py` decides which calls of a batch are made.
+`_attempt` opens the connection, serves the session and closes the connection in one call, because anyio's
+cancel scopes must be nested, and be left by the task that entered them. `protocol/turn/connection.py` decides
+what follows a failed connect, and `protocol/tools/calls.py` decides which calls of a batch are made.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SessionActor(Actor[m.SessionCommand]):
             or the server also serves tools that it does not list.
         listed_last: As `listed`, but with the changes that the server has announced since.
         reopens: The command to open the session, if a fork begins at a point where the recorded session was
-            open. The agent gets no `SessionOpened`: it has read the recorded message.
+            open; else `None`. The agent gets no `SessionOpened`: it has read the recorded message.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """If `reopens` is set, open the session first. If this actor is cancelled, report `SessionClosed`."""
+        """First serve the session of `reopens`, if set. If cancelled, report `SessionClosed` unless done."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
@@ -231,7 +231,7 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(closed, cause)
 
     async def _serve(self, connection: ToolConnection) -> int | None:
-        """Serve batches until `CloseSession` arrives; return the sequence number of that message."""
+        """Serve batches until `CloseSession`; return its sequence number, or `None` if the mailbox closes."""
         async for envelope in self.mailbox:
             match envelope.body:
                 case m.CallTools():

@@ -65,7 +65,7 @@ class Sampler:
         self._asked = self._ended = 0
 
     async def sample(self, server: m.ServerName, request: SamplingRequest) -> Sampled | Declined:
-        """Answer a sampling request of a server."""
+        """Answer or decline a sampling request of a server."""
         most, under_way = self._limits.max_samplings, self._asked - self._ended
         if self._asked >= most:
             return Declined(f"this turn allows {most} sampling requests, and they are used up")

@@ -1,1 +1,1 @@
-"""Run turns: single turns, conversations, batches, forks, and tool calls outside turns."""
+"""Run turns (single turns, conversations, batches, forks), and make tool calls outside turns."""

@@ -149,7 +149,7 @@ class AnswerSpec(Generic[T]):
             told: As in `AnswerSpec`.
 
         Raises:
-            MCPConfigError: `type_` is not a type, or JSON cannot express its values.
+            MCPConfigError: `type_` is no type whose values JSON can express, or another argument is unusable.
         """
         return _reader(type_).spec(check, fallback, told=told)
 
@@ -193,7 +193,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
 
 
 def unusable_answer(answer: object) -> str:
-    """Return an error text if `answer` is neither a type nor an `AnswerSpec`, else an empty text."""
+    """Return an error text if `answer` is recognised as no type and no `AnswerSpec`, else an empty text."""
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
@@ -224,7 +224,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the first JSON value in `text` that fits the type; raise `ValueError` if there is none."""
+        """Return the likeliest JSON value in `text` that fits the type; raise `ValueError` if none fits."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:
@@ -361,7 +361,7 @@ def _of_json(validate: Callable[[str], Any]) -> Callable[[object], Any]:
 
 
 def _has_meta(type_: Any, seen: list[object]) -> bool:
-    """Return whether `msgspec.Meta` annotates a type, one of its parts, or one of its fields."""
+    """Return whether `msgspec.Meta` annotates a type, a part of it, or a dataclass's or TypedDict's field."""
     if isinstance(type_, msgspec.Meta):
         return True
     if any(type_ is each for each in seen):
@@ -378,7 +378,7 @@ _known_reader = lru_cache(256)(_new_reader)
 
 
 def _inlined(schema: m.JsonObject) -> m.JsonObject:
-    """Return a schema whose root is not a `$ref`, because some endpoints refuse a `$ref` there."""
+    """Resolve a `$ref` at the root of a schema, if possible, because some endpoints refuse a `$ref` there."""
     reference, definitions = schema.get("$ref"), schema.get("$defs")
     if not isinstance(reference, str) or not isinstance(definitions, dict):
         return schema

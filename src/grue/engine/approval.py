@@ -1,4 +1,4 @@
-"""Get answers to the questions of a tool policy: from the host's callback, or by parking the turn.
+"""Answer the questions of a tool policy: ask the host's callback, park the turn, or deny the calls.
 
 `protocol/turn/tools.py` decides what follows from an answer.
 """
@@ -46,7 +46,8 @@ REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was
 ApprovalAnswer: TypeAlias = bool | Iterable[ApprovalDecision] | None
 """The answer of an `approve` callback. `True` approves all calls, and `False` denies them. A callback may
 also return one decision for each question. `None` parks the turn if the tool policy allows parking and no
-secret was removed from the turn's messages; otherwise the calls are denied."""
+secret was removed from the turn's messages. Otherwise, in a fork, and if it is the answer to a repeated
+question, the calls are denied."""
 
 Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | Awaitable[ApprovalAnswer]]
 """The host's callback; a plain function runs in a thread of its own."""
@@ -284,7 +285,7 @@ class DurableConnection(WrappedConnection):
 
 
 def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]) -> None:
-    """Raise `ChangeRefused` if changed arguments do not fit the tool's input schema."""
+    """Raise `ChangeRefused` if JSON cannot express changed arguments, or the tool's schema refuses them."""
     for question, fault in refused_changes(questions, decisions):
         raise ChangeRefused(
             f"The changed arguments of {question.name} (call {question.call_id}) cannot be used: {fault}."

@@ -1,6 +1,7 @@
 """Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
 Requests and results are in memory for at most `2 * concurrency` turns, so a batch need not fit in memory.
+Only `CompletedTurns` holds a whole earlier run.
 """
 
 import contextlib
@@ -66,7 +67,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run. `recall` finds a turn by its number and its request.
+    """The completed turns of an earlier run. `recall` finds a turn by number, request and conversation.
 
     A turn is run again if a secret in its request or outcome was redacted, because the trace does not have
     the original text. A turn is found even if its conversation has the turn's entries already.
@@ -131,9 +132,9 @@ class CompletedTurns:
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
         """Return the outcome of the earlier turn, and its messages that add to the turn's conversation.
 
-        There are no messages if the conversation has the turn's entries already. `None`: no earlier turn
-        fits, or `answer` does not accept the earlier answer. `command` is the message that would start the
-        turn now.
+        There are no messages if the turn has no conversation, or the conversation has its entries already.
+        `None`: no earlier turn fits, or `answer` does not accept the earlier answer, or the turn used a
+        fallback and `answer` has none. `command` is the message that would start the turn now.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
         if known is None:
@@ -187,7 +188,7 @@ def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """Settings of `Runner.map`: `concurrency` turns run in parallel in the `Episode` that `begin` returns."""
+    """Settings of `Runner.map`: up to `concurrency` turns run at once in the `Episode` from `begin`."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings
@@ -202,7 +203,7 @@ _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
 def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
     """Yield the result of each request, in order. Closing the iterator cancels the running turns.
 
-    Nothing starts before the first item is asked for. If a turn fails, the others go on. After a Ctrl-C all
+    Nothing starts before the first item is asked for. If a turn fails, the others go on. After one Ctrl-C all
     turns clean up before `KeyboardInterrupt` is raised.
     """
     last = length_hint(requests, 0) - 1

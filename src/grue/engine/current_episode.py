@@ -49,9 +49,9 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, in which the turns of an episode run.
 
-    The connections to the model stay open between turns. At most `at_once` turns run in parallel, each in a
-    slot; the others wait. With `sessions="fresh"` each turn opens its own sessions, otherwise each slot has a
-    pool of sessions.
+    The connections to `endpoint`, if given, stay open between turns. At most `at_once` turns run in parallel,
+    each in a slot; the others wait. With `sessions="fresh"` each turn opens its own sessions, otherwise each
+    slot has a pool of sessions.
 
     An episode holds no reference to its runner, so a runner that was never closed can be garbage collected.
 
@@ -249,9 +249,9 @@ class CurrentEpisode:
     """Runs the turns of a runner, and its tool calls outside turns. Thread-safe.
 
     If `lasting`, all of them run in one event loop, which stays open until `close` or until this object is
-    garbage collected. Otherwise turns that are started in the background share a loop, which ends with the
-    last of them; a blocking turn uses this loop while it is open. Everything else has a new loop, or runs in
-    the loop of its async caller.
+    garbage collected. Otherwise `submit` and `run_beside` share a loop, which ends with the last of their
+    work; a blocking turn uses this loop while it is open. Everything else has a new loop, or runs in the loop
+    of its async caller.
 
     Attributes:
         batch_sessions: Where the sessions of a batch's turns come from. A batch has a loop of its own.
@@ -313,7 +313,7 @@ class CurrentEpisode:
         return await self._running().beside_async(work)
 
     def submit(self, work: Work[T]) -> Call[T]:
-        """Start a turn in the episode's loop and return at once."""
+        """Submit a turn to the episode's loop and return at once. The turn starts after the earlier turns."""
         episode = self._running(users=1)
         try:
             # The bound method `self._keep` keeps this object, and so the loop, alive until the turn's end.
@@ -337,7 +337,7 @@ class CurrentEpisode:
     def close(self) -> None:
         """Cancel all work, and end the loop, within seconds. Later work starts a new loop.
 
-        Work in the caller's own loop is cancelled but not waited for.
+        Work in the calling thread's own loop is cancelled but not waited for.
         """
         with self._lock:
             episode = self._detach()

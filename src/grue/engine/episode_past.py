@@ -14,7 +14,7 @@ class DeskPast(Past[EpisodeStarted]):
 past = DeskPast.read("runs/1", needed=(Assigned,))
 ```
 
-A turn whose end is in the trace is finished: a resumed episode does not run it again.
+A resumed episode does not run a turn again if the trace has a result of the turn that the host can use.
 """
 
 from collections.abc import Container, Mapping
@@ -70,13 +70,13 @@ class Past(Struct, Generic[_Started], kw_only=True):
     """How far an episode got, read from its trace. Override `take_fact` to read the host's own facts.
 
     Attributes:
-        end: How the last turn ended, if the host has not used its result yet; `None`: the host has used the
-            result, or the turn has to be run again.
+        end: How the last turn ended, if the host has not used its result yet; `None`: no turn has ended, the
+            host has used the result, or the turn has to be run again.
         spent: Requests, tokens and cost of all turns, including an interrupted turn, but not a parked turn.
         tool_calls: Number of tool calls in all turns that have ended.
         connections: The state of the connection to each tool server, for `Runner.remember`.
-        listings: The tools that each server listed last, for `Runner.remember`.
-        ended: The last recorded end of the episode; `None`: none was recorded, as the process was killed.
+        listings: The tools that each server last listed when a session opened, for `Runner.remember`.
+        ended: The last recorded end of the episode; `None`: none was recorded, for example after a kill.
         conditions: Settings of the last run, such as `model`.
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.

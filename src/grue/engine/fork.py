@@ -5,8 +5,8 @@ The LLM actor gets the history up to the fork. From there on the turn runs like 
 get the recorded results (`engine/recorded_tools.py`).
 
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
-between a reply and its tool calls. The fork's own trace repeats the messages before the fork, so that it can
-be read, replayed, compared and forked without the trace of the recorded turn.
+between a reply and its tool calls or the check of its answer. The fork's own trace repeats the messages
+before the fork, so that it can be read, replayed, compared and forked without the trace of the recorded turn.
 """
 
 import math

@@ -53,7 +53,7 @@ class RecordedCall(Struct):
     """A tool call of the recorded turn.
 
     Attributes:
-        seq: Number of the message `settlement`; 0: the trace does not have it.
+        seq: Number of the message `settlement`; 0: the trace has no result and no failure of the call.
         settlement: The message with the call's result or failure.
         redacted: A secret was removed from the result.
     """
@@ -141,7 +141,7 @@ class TurnRecord:
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return the tools that a server lists at the fork; `None`: no listing was recorded."""
+        """Return the tools that a server lists at the fork; `None`: none are recorded or set by the fork."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None
@@ -155,7 +155,7 @@ class TurnRecord:
         return server in self._inexact
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the state at the fork of each server that the recorded turn disabled by its `policy`."""
+        """Return the state at the fork of each server that the turn reports as disabled after the fork."""
         states: dict[m.ServerName, Settled] = {}
         for server, disabled in self._disabled.items():
             attempts = len(self._failures.get(server, ()))
@@ -446,7 +446,7 @@ class RecordedConnection:
             await self._live.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Return the recorded listing; if none was recorded, the real server's."""
+        """Open the real server, if any. Return the recorded listing; if there is none, the real server's."""
         listing = self._fork.record.listing(self._server)
         await self._fork.record.start(self._server, in_order=self._fork.misses == "fail")
         if self._live is not None and self._entered:
@@ -509,7 +509,7 @@ class RecordedConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The live server's state."""
+        """The live server's state; without a live server, the default state."""
         return ConnectionStatus() if self._live is None or not self._entered else self._live.status
 
     def _as_recorded(self, found: RecordedCall, tool: str) -> m.ToolCallResult:

@@ -102,7 +102,7 @@ class Runner(AsyncToolAccess, Closing):
         trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
             folder of its own. `None`: no trace is written.
         process_limits: How server processes are ended.
-        elicit: A coroutine function that asks the user a server's question; `None`: all are declined.
+        elicit: A coroutine function that asks the user a server's question; `None`: questions are declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
@@ -111,7 +111,9 @@ class Runner(AsyncToolAccess, Closing):
             nobody can be asked, so these calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: the history is never shortened.
         tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place.
-        budget: What all turns together may spend on the model. For a single turn there is `limits.budget`.
+            `None`: the model always gets the tools.
+        budget: What all turns together may spend on the model; `None`: no limit. For a single turn there is
+            `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one session per server, and in
@@ -123,8 +125,9 @@ class Runner(AsyncToolAccess, Closing):
             model. `("after_turn", "beside")`: the second value is for servers not started in advance.
 
     Raises:
-        MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` conflict.
+        MCPConfigError: An argument is invalid, or `keep` and `start` conflict.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
+        TraceError: The file `trace` is not empty, or the trace cannot be written.
     """
 
     @own_keywords
@@ -206,8 +209,9 @@ class Runner(AsyncToolAccess, Closing):
 
         The servers come from `mcp_config.json` beside the TOML file, if there is one. With `enabled = false`
         under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The
-        endpoint's API key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`.
-        `start` and `llm` take precedence over the file. With `llm`, no API key is needed.
+        endpoint's API key comes from the environment: from `GRUE_API_KEY` or the variable of the endpoint's
+        provider, such as `OPENROUTER_API_KEY`. `start` and `llm` take precedence over the file. With `llm`,
+        no API key is needed.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -348,8 +352,8 @@ class Runner(AsyncToolAccess, Closing):
         """Start a turn and return at once, for programs whose own loop must not block, such as a game.
 
         The turns that a runner starts in this way run one after the other. With `keep="nothing"` they run in
-        a background thread, which ends with the last of them. Call `warm_up` first: the imports of the first
-        turn block all threads.
+        a background thread, which ends with the last of them; meanwhile `run_turn` waits for them too. Call
+        `warm_up` first: the imports of the first turn block all threads.
 
         Raises:
             MCPError: The runner is being closed, or belongs to the parent process.
@@ -388,7 +392,7 @@ class Runner(AsyncToolAccess, Closing):
                 conversation is taken from this runner, from its file, or from the trace.
 
         Raises:
-            NothingToResume: The trace has no turn that can be resumed, or the turn was resumed already.
+            NothingToResume: The trace has no turn that can be resumed, or the turn is running or over.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
             BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger budget.
@@ -443,9 +447,10 @@ class Runner(AsyncToolAccess, Closing):
             trace: The trace file, or its run folder.
             turn: Number of the turn; `None`: the trace's only turn.
             at: Number of a message of the turn. The fork is at the last possible place before this message:
-                before a request to the model, or between a reply and its tool calls. `None`: the fork is at
-                the turn's beginning, or before the first result that `tool_results` replaces. If several
-                turns have the number `turn`, `at` chooses one of them; `None`: the last.
+                before a request to the model, or between a reply and its tool calls or the check of its
+                answer. `None`: the fork is at the turn's beginning, or before the first result that
+                `tool_results` replaces. If several turns have the number `turn`, `at` chooses one of them;
+                `None`: the last.
             system: Another system text.
             changes: Other values of fields of `TurnLimits` and `FailurePolicy`, such as `budget.requests`.
             tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.
@@ -525,14 +530,16 @@ class Runner(AsyncToolAccess, Closing):
         prewarmed, beside the running turns. With `keep="sessions"` each of the `concurrency` workers keeps
         one session per server for all its turns. The turns share the model's endpoint, the recorder and the
         runner's budget; turns that are running when the budget is used up may exceed it. A failed turn yields
-        an item with the error. At most twice `concurrency` requests are read ahead. If iterating over
-        `requests` raises, the batch ends. Closing the iterator cancels the running turns. Batches that run at
-        the same time need a runner each: in one trace, turns of the same number could not be told apart.
+        an item with the error. At most twice `concurrency` requests are read ahead, but with `batch` all. If
+        iterating over `requests` raises, the batch ends. Closing the iterator cancels the running turns.
+        Batches that run at the same time need a runner each: in one trace, turns of the same number could not
+        be told apart.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates
                 over the results.
-            concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
+            concurrency: The most turns that run in parallel; at least 1. Each turn has its own server
+                processes, or with `keep="sessions"` each worker.
             resume_from: The trace of an earlier run of the same batch. A turn that was completed there is not
                 run again, unless its request (texts, images, servers, tools, answer schema) or its
                 conversation has changed, or a secret was removed from the recorded turn.
@@ -547,6 +554,7 @@ class Runner(AsyncToolAccess, Closing):
             LLMError: With `batch`: the provider accepts no batch, or could not be reached for a long time.
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
+            MCPError: With `batch`: the folder cannot be used, or another process uses it.
             ValueError: `concurrency` is no whole number of at least 1, `total` is no whole number of at least
                 0, or both `batch` and `resume_from` are given.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.

@@ -105,10 +105,10 @@ def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
 
 
 def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, ToolServer]:
-    """Return the servers by name, after checking the names.
+    """Return the servers by name, after checking them.
 
     Raises:
-        MCPConfigError: A name is invalid.
+        MCPConfigError: A name or a server is invalid, or two servers could have tools of the same name.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
 
     Source: R14.4
@@ -191,7 +191,7 @@ def starts_when_called(server: object) -> bool:
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return what happens if the first connect fails, for each server that has the option `required`.
+    """Return what follows a failed first connect, for servers with `required` or `start="when_called"`.
 
     For a server that starts when it is called, `required` is `False` by default, because the turn is under
     way when it starts, and the model can go on without it.
@@ -248,7 +248,7 @@ def _right_form(server: object) -> str:
 
 
 def _may_connect(function: Callable[..., object]) -> bool:
-    """Return whether a function may be a `Connect`: its argument is a `Note`, and it returns a connection."""
+    """Return whether, by its signature, a function may take a `Note` and return a connection (`Connect`)."""
     if isinstance(function, BuiltinFunctionType):
         return False
     try:
@@ -283,7 +283,7 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return `policy` (`None`: the default policy), with the host's own servers added as trusted.
+    """Return `policy` (`None`: the default policy), with the host's function and command servers as trusted.
 
     The default policy is returned unchanged. Raises `MCPConfigError`, which names the rule and the field, if
     a value cannot be used.
@@ -335,8 +335,8 @@ class PresumedListings:
     ) -> m.ToolsPresumed | None:
         """Return the listings with which a turn may ask the model before its servers have started.
 
-        `None`: the turn has no server to wait for, or the listing of at least one server is not known.
-        `HostCommands` are listed too: `registry` is passed to their `connect`.
+        `None`: the turn has no server to wait for, or at least one server's listing is not known or may not
+        be used. `HostCommands` are listed too: `registry` is passed to their `connect`.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
@@ -354,8 +354,8 @@ class PresumedListings:
     ) -> tuple[m.PresumedListing, ...]:
         """Return the known listings of those servers of a turn that start when they are called.
 
-        A server whose listing is unknown or has expired starts with the turn, and sends its listing then.
-        `at_s` is the time on the event loop's clock.
+        A server whose listing is unknown or has expired starts with the turn, and sends its listing then. A
+        disabled server is left out. `at_s` is the time on the event loop's clock.
         """
         found = (
             self._approved(name, command.policy) or self._listing(name, command.policy)
@@ -367,7 +367,7 @@ class PresumedListings:
         return tuple(listing for listing in found if listing is not None)
 
     def learn(self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...]) -> None:
-        """Remember the tools that a server's session offered in a turn."""
+        """Remember the tools that a server's session offered in a turn, if later turns may presume them."""
         if self._may_presume(name):
             self._last[name] = tools
 

@@ -111,9 +111,9 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         user_stub: A shorter text that may take the place of `user` in the history, if a later turn of the
             conversation has no room for `user`; empty: `user` is not replaced.
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
-            ends the turn. A delta with `restart` means that the request is retried: discard the earlier
-            pieces of that reply. `None`: replies are not streamed.
-        final_request: The text that asks for the final answer, after the last iteration or a failure.
+            ends the turn. A delta with `restart` means: discard the earlier pieces of that reply, for example
+            because the request is retried. `None`: replies are not streamed.
+        final_request: The text that asks for the final answer when no more tools may be called.
         repair_request: The text that asks for another answer. `{reason}` stands for why the last was refused.
         images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
         history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`, as in
@@ -165,7 +165,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         raw_response: The text that the answer was parsed from, or the last text that was refused.
         tool_calls: All tool calls, in order, with their results.
         iterations: Number of replies with tool calls.
-        requests: Number of requests to the model.
+        requests: Number of requests to the model, those of servers (sampling) included.
         said: What was said in the turn, oldest first: your text, the replies, the results of tools. Pass
             `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has read the outcome from the
             trace of an earlier run.
@@ -394,7 +394,7 @@ class TurnHandle(Generic[R]):
         return self._call.result()
 
     def when_done(self, function: Callable[[], object]) -> None:
-        """Call `function` when the turn is over, in the turn's own thread; at once if it is over already.
+        """Call `function` in the turn's own thread when the turn is over; if it is over now, here at once.
 
         Use this to wake your own loop, not to do work: `function` must not block or raise.
         """
@@ -476,7 +476,7 @@ class RestOfTurn(Spending):
     again.
 
     Attributes:
-        spent: What the runner's other turns have spent.
+        spent: What the runner's turns had spent when this object was made, less `counted`.
     """
 
     def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:
@@ -489,7 +489,7 @@ class RestOfTurn(Spending):
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
         """Return the budget for the whole turn; what the turn has spent before counts against it.
 
-        The result is the turn's recorded budget, at most what the other turns have left of `episode`. Raises
+        The result is the turn's recorded budget, but at most what `spent` leaves of `episode`. Raises
         `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
         """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
@@ -537,7 +537,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 @contextlib.contextmanager
 def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
-    """Run the block while no other fork of the runner runs. Inside a turn of the runner, do not wait."""
+    """Wait until no other fork of the runner runs, then run the block. Inside a turn of it, do not wait."""
     refuse_reentry()
     inside = any(each.under_way is wiring.under_way for each in _inside.get())
     with contextlib.nullcontext() if inside else wiring.under_way.forking:
@@ -562,11 +562,11 @@ class HostTurn(Generic[T]):
 
     Attributes:
         progress: What the turn is doing. Readable from any thread.
-        is_resumed: The turn was parked or killed, and goes on now.
+        is_resumed: The turn was parked, or its process was killed, and the turn goes on now.
         record: The recorded events to repeat first, if the turn is a fork or has waited for a batch.
         waits: The turn's requests wait for the provider's batches.
         earlier: For a fork: the tool results of the conversation's earlier turns.
-        begun: The entries that the turn had added to its conversation before it was parked or killed.
+        begun: For a turn that goes on: the entries that it had added to its conversation before.
         started_by: The recorded message that started the turn; `None`: `command` makes a new message.
     """
 

@@ -69,11 +69,11 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 
 
 class EarlyRequest:
-    """Helps a turn whose first request is sent before the servers have started.
+    """Helps a turn whose first request may be sent before the servers have started.
 
-    Such a request presumes that the servers will list the same tools as before. If they do not, the reply is
-    dropped, so its text is held back until the tools are verified. The servers' sessions need modules whose
-    import blocks all threads for most of a second, so the import begins after the request was sent.
+    Such a request presumes that the servers will list the same tools as before. If they do not, the reply may
+    be dropped, so its text is held back until the tools are verified. The servers' sessions need modules
+    whose import blocks all threads for most of a second, so the import begins after the request was sent.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.
@@ -129,8 +129,8 @@ class EarlyRequest:
     async def wait_sent(self) -> None:
         """Wait until the early request is written, or it is clear that the turn sends none.
 
-        Returns after a second in any case: the request may have to wait longer, for a permit for example, and
-        the servers must start meanwhile.
+        Returns after a second at the latest: the request may have to wait longer, for a permit for example,
+        and the servers must start meanwhile.
         """
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
@@ -144,8 +144,8 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
         begun: The last recorded `RunTurn`; `None`: the fork runs the turn from its beginning.
         events: The events that the recorded agent got, from `begun` on.
         copied: The recorded messages that the fork's trace repeats, in order.
-        event: The last message that the recorded agent got before the fork. The fork carries out the commands
-            with which the agent answers it.
+        event: The last message that the recorded agent got before the fork; the fork carries out the commands
+            that follow from it. `None`: no fork, or a fork that runs the turn from its beginning.
         rewrites: Changes of the history that the fork makes and the recorded turn did not.
         reopened: By server, the command that opened its session, for each session that is open at the fork.
     """
@@ -160,7 +160,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. The first lookup of a server starts its session."""
+    """The mailboxes of session actors. Looking up a server that has none starts an actor for it."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class TurnActors:
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
-        """The state of each server. A server whose connect was cancelled is left out."""
+        """The state of each server that has a session actor, without those whose connect did not finish."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Settled)}
 
@@ -225,11 +225,11 @@ class TurnActors:
 
     @property
     def said(self) -> Sequence[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped]:
-        """The requests and replies that the turn's conversation consists of, in order."""
+        """The turn's requests and replies, in order, with a `ReplyDropped` for each discarded reply."""
         return () if self._agent is None else self._agent.said
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
-        """Run the turn and return its end. The turn's time limit holds, whatever the actors do."""
+        """Run the turn and return its end. At its time limit the actors are cancelled, whatever they do."""
         self._before = connections
         end = await self._within_limit()
         await self._save_listings()
@@ -513,7 +513,7 @@ class TurnActors:
                 pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 
     def _start_sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
-        """Start an LLM actor for the servers' sampling requests; `None`: the turn allows none."""
+        """Return a sampler with its own LLM actor; `None`: the turn has no servers or allows no sampling."""
         limits = self._command.limits
         if not self._command.servers or not limits.max_samplings:
             return None

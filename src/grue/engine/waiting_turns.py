@@ -1,8 +1,8 @@
 """Run the turns of a batch whose requests wait for the provider's own batches: `Runner.map(batch=...)`.
 
 A turn runs as any other until it asks the model. Then its request is stored in a file, its sessions are
-closed, and nothing of the turn stays in memory. When all turns wait, the requests are sent. When a batch has
-ended, the turns whose replies have come go on from their traces until they ask the model again.
+closed, and only its `TurnRequest` stays in memory. When all turns wait, the requests are sent. When a batch
+has ended, the turns whose replies have come go on from their traces until they ask the model again.
 
     fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
                │ killed                 │ killed
@@ -77,7 +77,7 @@ class _Account:
         self._lock = threading.Lock()
 
     def admits(self, turn: int, body: bytes) -> bool:
-        """Reserve the most that a request can cost; return `False` if the budget has no room for that."""
+        """Reserve the highest estimated cost of a request; return `False` if the budget has no room."""
         if not self._counts:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
@@ -121,7 +121,8 @@ class _Room(Struct, frozen=True, kw_only=True):
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, if a batch has brought it.
 
-        Otherwise store the request for the next batch, if the budget has room, and raise `RequestPostponed`.
+        Otherwise store the request for the next batch, if it is new and the budget has room, and in any case
+        raise `RequestPostponed`.
         """
         del endpoint
         item = self.files.item_of(self.turn, request, body)
@@ -154,7 +155,7 @@ class _Turns(Generic[T]):
         self._path = FORMATS[files.manifest.wire].path_of(files.manifest.model, stream=False)
 
     def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
-        """Return how a turn ended in an earlier run; `None`: the turn has to be run."""
+        """Return how a turn ended in an earlier run; `None`: the turn has to be run, or to go on."""
         if request.conversation is not None or request.history:
             raise MCPConfigError(
                 "A turn whose requests wait for batches cannot continue a conversation or a history. Put what"

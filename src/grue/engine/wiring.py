@@ -190,8 +190,8 @@ def wire(
 ) -> Wiring:
     """Make the parts that a runner's turns share, and register all configured secrets with the recorder.
 
-    The arguments are those of `Runner`. Raises `MCPConfigError` if a server's name or the model's settings
-    cannot be used, and `MissingDependencyError` if `mcp` is needed, and absent or too old.
+    The arguments are those of `Runner`. Raises `MCPConfigError` if a server or the model's settings cannot be
+    used, and `MissingDependencyError` if `mcp` is needed, and absent or too old.
     """
     if callable(llm) and not isinstance(llm, type) and _takes_three(llm):
         endpoint, factory = None, llm
@@ -297,7 +297,7 @@ class OwnTrace:
         recorder: Everything that this recorder records from now on is written.
 
     Raises:
-        TraceError: The file exists already, or cannot be written.
+        TraceError: The file exists and is not empty, or it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:

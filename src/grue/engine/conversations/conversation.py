@@ -61,7 +61,7 @@ class ResumeOptions(TypedDict, total=False):
 
 
 class Conversation(Closing):
-    """Turns that follow each other. Made by `Runner.conversation`, `load` and `from_trace`.
+    """Turns that follow each other. Made by `Runner.conversation`, `load`, `loads`, `from_trace`, `branch`.
 
     Each turn has the runner's model, and the runner's tools and limits unless `ask` gets others
     (`AskOptions`). If a turn fails or is cancelled, the conversation keeps what was said in the turn: a tool
@@ -104,7 +104,7 @@ class Conversation(Closing):
         cannot read (`ThoughtsDropped` in the trace).
 
         Raises:
-            ConversationError: The file is missing, damaged or in use. Names the file and the line.
+            ConversationError: The file is missing, damaged or in use. Names the file and the damaged line.
         """
         return cls(runner, KeptConversation.load(as_path(path, "load()")))
 
@@ -246,7 +246,8 @@ class Conversation(Closing):
     def abandon(self) -> None:
         """Give up the turn that was parked: its calls are answered "not called", and it cannot be resumed.
 
-        If no turn is parked, nothing happens.
+        A turn whose process was killed is given up too: its calls are answered "interrupted". If there is no
+        such turn, nothing happens.
 
         Raises:
             ConversationBusy: A turn continues the conversation.

@@ -76,7 +76,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
 
 class Dropped(Struct, frozen=True, tag="dropped"):
-    """A line that takes back the reply in the line before it."""
+    """A line that takes back the last reply."""
 
 
 class Undone(Struct, frozen=True, tag="undone"):
@@ -189,8 +189,8 @@ class SavedConversation(Struct):
 class ConversationFile:
     """The file that a conversation is appended to. It is created if absent, and locked while it is open.
 
-    Each method raises `ConversationError` if the file cannot be opened or written, and the constructor also
-    if another conversation is using it.
+    Its methods raise `ConversationError` if the file cannot be opened or written, and the constructor also if
+    another conversation is using it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -265,7 +265,8 @@ class ConversationFile:
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
     """Read the conversation from `text`, or from the file `path` if `text` is `None`.
 
-    Raises `ConversationError`, with `path` and the line, if the file is missing, damaged, or no conversation.
+    Raises `ConversationError`, with `path` and any damaged line, if the file is missing, damaged, too new, or
+    no conversation.
     """
     lines = _lines(path, text)
     first = next(lines, None)
@@ -301,7 +302,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
     """Return the history before a turn, and the number of lines up to the `TurnMark` that starts the turn.
 
-    `None`: the file does not have the entries that `began` refers to.
+    `None`: the file has no such mark, or not the entries that `began` refers to.
     """
     before = SavedConversation(saved.header, _first_history(saved.header))
     for number, line in enumerate(saved.lines, start=1):
@@ -351,7 +352,7 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 
 
 def lines_of(history: History) -> tuple[bytes, ...]:
-    """Return the lines for a new file: the entries, and the last reply if its calls have no results yet."""
+    """Return the lines for a new file: the entries, and the last reply if it is not an entry yet."""
     unread = () if history.unread is None else (history.unread,)
     return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
 
@@ -359,7 +360,7 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return the lines to append to the file, so that its lines for the last turn become those in `produced`.
 
-    Lines that the file has already are not appended again. If the file has different lines, an `Undone` takes
+    Lines that the file has already are not appended again. If the file has other lines, an `Undone` takes
     them back. `kept` is the number of lines before the last turn. An empty line in `produced` stands for a
     `Dropped`.
     """

@@ -89,7 +89,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Begin a turn: add it to `turns` and return the entry; `None`: it has no trace or is in `turns`."""
+        """Begin a turn: add it to `turns` and return the entry; `None`: no trace, or it is the last entry."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self._turns[-1:]:
@@ -324,7 +324,7 @@ class KeptConversation:
 
     @property
     def said(self) -> Sequence[m.Said | m.AssistantReply]:
-        """The entries, with a parked or killed turn's last reply; a killed turn's calls are "interrupted"."""
+        """The entries, with a parked or interrupted turn's last reply. Interrupted calls are answered."""
         history, mark = self.history, self.open_turn
         if mark is None or history.unread is None or self._in_turn.locked():
             return history.entries

@@ -82,7 +82,7 @@ class Talk(Struct):
 def resume_conversation(
     path: str | PathLike[str], name: str | None = None
 ) -> tuple[KeptConversation, dict[m.ServerName, tuple[m.ToolDefinition, ...]]]:
-    """Return a conversation that a trace holds, and the tools that each server listed last.
+    """Return a conversation that a trace holds, and the tools that each server last listed on opening.
 
     `name` is the conversation's id; `None`: the last turn's conversation. A turn that was not part of a
     conversation counts as a conversation with the id `turn-N`. Raises `ConversationError` if the trace lacks
@@ -222,7 +222,7 @@ class TalkReader:
         branch_points: Where other conversations may branch off; copies of the history are kept only there.
 
     Attributes:
-        listings: The tools that each server has listed last.
+        listings: The tools that each server last listed when a session opened.
         last: The id of the conversation whose turn began last.
     """
 
@@ -348,7 +348,7 @@ class RecordedTurn:
         asked: The last request to the model in the last part.
         end: How the last part ended; `None`: the trace does not hold its end.
         tools: The tools that were offered last.
-        listings: The tools that each server listed last, in any turn of the trace.
+        listings: The tools that each server last listed when a session opened, in any turn of the trace.
         last_event: Number of the last envelope that went to the agent.
         events: The events that the agent got in the last part.
         redacted: A secret was removed from a message of the turn.
@@ -632,7 +632,7 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
     """Return the turn with the number `turn`, or if `turn` is `None`, the only turn that can be resumed.
 
-    Raises `NothingToResume` if this turn cannot be resumed, or if several turns can and `turn` is `None`.
+    Raises `NothingToResume` if no such turn can be resumed, or if `turn` is `None` and several turns can.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

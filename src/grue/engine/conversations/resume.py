@@ -82,7 +82,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
-    """Return a writer that continues the trace; raises `TraceError` if another process writes this trace."""
+    """Return a writer that continues the trace; `TraceError`: the trace or the runner is in other use."""
     for other in writers_of(recorder):
         raise TraceError(f"The runner writes {other.path}. Resume {place} with a runner of its own.")
     reader = open_episode(place)

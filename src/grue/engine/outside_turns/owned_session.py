@@ -43,8 +43,8 @@ class CancellableConnection(WrappedConnection):
     """A connection whose call another task can cancel. The connection stays usable.
 
     Attributes:
-        calling: The cancel scope of the current call.
-        blocks: The content blocks of the last call's result, as the server sent them.
+        calling: The cancel scope of the current or last call; `None`: there was no call yet.
+        blocks: The content blocks of the last call's result, as the server sent them; may be empty.
     """
 
     def __init__(self, connection: ToolConnection) -> None:
@@ -77,7 +77,7 @@ class OwnedSession:
         fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
         serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
         closed: How the session was closed; `None`: it was not closed yet.
-        died: Why the server died during the session; `None`: the server did not die.
+        died: Why the server died, if it died during a call; else `None`.
     """
 
     def __init__(

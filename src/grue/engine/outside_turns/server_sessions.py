@@ -88,7 +88,7 @@ class SessionSources(Struct, frozen=True, kw_only=True):
 class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio event loop.
 
-    Calls to one server run one at a time, and calls to different servers run in parallel. A method that needs
+    Calls to one server run one at a time, and calls to different servers run in parallel. A method that uses
     a session raises `MCPServerStartupError` if the server cannot be started, and `MCPError` if the server is
     not configured or its session has crashed.
     """
@@ -99,7 +99,7 @@ class ServerSessions:
 
     @property
     def closed(self) -> Mapping[str, m.SessionClosed]:
-        """How each closed session ended."""
+        """How each server's last session ended, if that session is closed."""
         sessions = {name: state.session for name, state in self._states.items()}
         return {name: each.closed for name, each in sessions.items() if each is not None and each.closed}
 
@@ -126,7 +126,7 @@ class ServerSessions:
         return {name: outcomes[name] for name in names}
 
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers. Connect to the servers that were not tried yet.
+        """Return the tools of all servers that have started. First connect to those that were not tried yet.
 
         Without a limit for reconnects, connect also to servers that did not start, or have died.
         """
@@ -161,7 +161,7 @@ class ServerSessions:
 
         The policy judges the call by the tool's present definition. With a `definition`, the call is made
         only if the tool still has this definition. `turn` is the turn that the call is recorded in; 0: none.
-        Raises a subclass of `MCPToolCallError` if the call failed.
+        Raises `MCPToolCallError`, often a subclass of it, if the call failed.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):
@@ -224,7 +224,7 @@ class ServerSessions:
     async def request_all(
         self, server: str, method: str, params: m.JsonObject, timeout_s: float
     ) -> tuple[m.JsonObject, ...]:
-        """Send a listing request, such as `resources/list`, page by page; return the items of all pages.
+        """Send a listing request, such as `resources/list`, page by page; return the items of the pages.
 
         At most 100 pages are read, and none after the server has repeated a cursor. If it repeats the last
         page too, that page counts once. Raises `ValueError` if the method's results have no pages.

@@ -32,7 +32,7 @@ class ToolAccess(ABC):
     """Calls of tools, and requests to their servers, outside turns. Blocking.
 
     Attributes:
-        limits: Only `server_startup_timeout_s` and `tool_call_timeout_s` are used here.
+        limits: Of these, the methods use the start-up limits and `tool_call_timeout_s`.
     """
 
     limits: TurnLimits
@@ -76,7 +76,7 @@ class ToolAccess(ABC):
     ) -> m.ToolCallResult:
         """Call a tool and return its result. Connects if necessary.
 
-        `result.blocks` has the server's own content blocks. Calls to one server run one at a time, calls to
+        `result.blocks` has the server's own content blocks. Calls in one session run one at a time, calls to
         different servers in parallel. Ctrl-C cancels the call. A call that the tool policy denies is not
         made. A call that the policy would ask about is made without asking, because the program itself makes
         it.
@@ -142,7 +142,7 @@ class ToolAccess(ABC):
         params: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[m.JsonObject, ...]:
-        """Send a listing request, read all its pages, and return their items.
+        """Send a listing request, read its pages, at most 100, and return their items.
 
         Args:
             server: The server's name.
@@ -253,5 +253,5 @@ class AsyncToolAccess(ToolAccess):
         params: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[m.JsonObject, ...]:
-        """Read all pages of a listing, as `request_all` does."""
+        """Read the pages of a listing, as `request_all` does."""
         return await self._outside_turns_async(self._requesting_all(server, method, params, timeout_s))

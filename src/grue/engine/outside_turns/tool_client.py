@@ -60,7 +60,7 @@ class ToolClient(ToolAccess):
 
     Args:
         servers: The tool servers by name, as for a `Runner`.
-        limits: Only `server_startup_timeout_s` and `tool_call_timeout_s` are used.
+        limits: Only the start-up limits and `tool_call_timeout_s` are used.
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: every question is
@@ -70,7 +70,7 @@ class ToolClient(ToolAccess):
             a server died is never repeated.
 
     Raises:
-        MCPConfigError: A server name cannot be used.
+        MCPConfigError: An argument cannot be used, for example a server's name.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
 
     Source: R14.4, P9
