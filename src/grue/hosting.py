@@ -11,8 +11,8 @@ To ask a model in your own way, write an LLM actor, and pass a factory for it (`
 To apply a `ToolPolicy` to calls that your host makes itself with a `ToolClient`, use `judge_calls`, and
 `ask_about`, which asks a person.
 
-`Runner.from_toml` reads all configuration files of a project. `read_servers`, `read_tool_lock` and
-`read_yaml` each read one file. `Past` reads from a trace how far an episode got.
+`Runner.from_toml` reads a project's TOML file, its file of MCP servers and its tool lock. `read_servers`,
+`read_tool_lock` and `read_yaml` each read one file. `Past` reads from a trace how far an episode got.
 
 ```python
 with RunFolder("runs/1", runner.recorder, episode_id="1"):

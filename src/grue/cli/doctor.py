@@ -106,7 +106,7 @@ def boot_lines(
 
     `opened` is the report of the first start. `installed`: this start downloaded nothing. `alone`: no other
     server started at the same time. Unless both are true, the server is started again for comparison. If
-    `direct_command` knows a faster command, the server is also started with that.
+    `direct_command` finds a command that may be faster, the server is also started with that command.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return

@@ -34,7 +34,8 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
     """Write a fleet's episodes in another format, and print what was written.
 
     Raises:
-        FleetError: There is no fleet, no episode has the score, or a file cannot be written.
+        FleetError: There is no fleet, a file cannot be written, or no episode has a score of the given name,
+            unless that is the default name.
         MissingDependencyError: DuckDB is not installed.
     """
     require_fleet(directory)

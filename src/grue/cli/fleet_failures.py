@@ -34,7 +34,7 @@ def print_failures(
     """Print the failed episodes, grouped by what went wrong, each group with commands that open traces.
 
     Raises:
-        FleetError: The folder holds no fleet, or no episode has the score.
+        FleetError: The folder holds no fleet, or `score` is not the default, and all scores have other names.
     """
     require_fleet(directory)
     latest, earlier = latest_results(directory)

@@ -125,7 +125,7 @@ def json_line(seen: Seen, budget: FleetBudget, place: Path) -> dict[str, Any]:
 
 
 def counts_row(seen: Seen, budget: FleetBudget) -> str:
-    """Return the first row at a terminal: counts, mean of the first score, cost, and the time left."""
+    """Return the first row at a terminal: counts, mean of the first score, cost, overloads, time left."""
     tally = seen.tally
     parts = [f"{tally.done:,}/{tally.total:,} done", f"{len(seen.running)} running"]
     parts += [f"{tally.waiting:,} waiting"] if tally.waiting else []

@@ -155,10 +155,10 @@ def print_comparison(
 
     Returns:
         Whether B is worse than A by `options.margin` or more; `None` if there are too few cases to tell;
-        `False` if no margin is set.
+        always `False` if no margin is set.
 
     Raises:
-        FleetError: A or B cannot be read, or they have no case in common.
+        FleetError: A and B cannot be compared; for example, they have no case in common.
         MissingDependencyError: numpy or scipy, which a margin needs, is not installed.
     """
     a = Cell.of(first)

@@ -1,4 +1,4 @@
-"""`grue fork`: repeat a recorded turn up to a message, and go on with another model, prompt or tool."""
+"""`grue fork`: repeat a recorded turn up to a message, and go on with a change, such as another model."""
 
 import shutil
 import sys

@@ -61,7 +61,7 @@ class JsonLines(JsonPrinter):
     """Prints the episode as JSON, one object a line.
 
     The `type` of the first object is `episode`, or `resumed` in a resumed episode. An object of type `turn`
-    follows for each turn, and one of type `end` at the end.
+    follows for each turn with a command, and an object of type `end` at the end.
     """
 
     def __init__(self, out: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Entry point of the command `grue`. It answers `--version` fast, without importing grue's other modules."""
+"""Entry point of the command `grue`. It answers `--version` fast, without importing the commands."""
 
 import io
 import os

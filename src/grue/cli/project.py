@@ -54,7 +54,7 @@ class KnownServers(Struct, frozen=True, kw_only=True):
 
 
 def declines_mcp() -> bool:
-    """Return whether pyproject.toml says `enabled = false` under `[tool.grue.mcp]`."""
+    """Return whether pyproject.toml says `enabled = false` in its table `mcp`, such as `[tool.grue.mcp]`."""
     project = project_tables()
     return project is not None and project.tables["mcp"].get("enabled") is False
 
@@ -63,7 +63,7 @@ def project_tables() -> ProjectTables | None:
     """Return the settings in the working directory's pyproject.toml; `None` if there is no such file.
 
     Raises:
-        MCPConfigError: The file cannot be read.
+        MCPConfigError: The file cannot be read or is invalid.
     """
     project = Path(PROJECT_FILE)
     return read_project_tables(project) if project.is_file() else None

@@ -140,7 +140,7 @@ def run_task(options: RunOptions) -> RunResult:
     """Run or resume a task, show it while it runs, and return its result.
 
     Raises:
-        MCPConfigError: An option or a file cannot be used; nothing was started.
+        MCPConfigError: An option or a file cannot be used.
         TraceError: The run folder cannot be written, or cannot be resumed.
         KeyboardInterrupt: Ctrl-C. The run folder holds the run up to that point.
     """

@@ -1,4 +1,4 @@
-"""`grue runs`: list the recorded episodes in a folder. `latest_trace` finds the latest."""
+"""`grue runs`: list the recorded episodes in a folder. `latest_trace` finds the latest trace."""
 
 import time
 from collections.abc import Iterator

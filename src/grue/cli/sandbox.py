@@ -83,7 +83,8 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
     """Run a command in the sandbox of a preset or a server, at this terminal; return its exit status.
 
     Raises:
-        MCPConfigError: There is no such server or command, or the sandbox cannot be enforced.
+        MCPConfigError: There is no such server or command, the server has no sandbox, or the sandbox cannot
+            be enforced.
     """
     if name in get_args(Preset):
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
@@ -137,8 +138,8 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
         Whether every call succeeded. A call that failed may need more than the printed sandbox permits.
 
     Raises:
-        MCPConfigError: There is no such server.
-        MCPServerStartupError: The server does not start.
+        MCPConfigError: There is no such server, or a line of standard input is not a call.
+        MCPServerStartupError: The server does not start, or cannot be watched.
         TraceError: A trace cannot be read.
     """
     watched, learned = watched_server(_known(path), name)

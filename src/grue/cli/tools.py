@@ -52,7 +52,7 @@ class ListingNotices:
 
 
 def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[m.ToolDrifted]:
-    """Yield a `ToolDrifted` for each tool that differs from the tool lock.
+    """Yield a `ToolDrifted` for each tool that differs from the tool lock, if a lock is used.
 
     Raises:
         MCPConfigError: The lock cannot be used.
@@ -68,7 +68,7 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 
 
 def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterator[str]:
-    """Write the tools in `listings` into the tool lock, and yield a line for each change.
+    """Write the tools in `listings` into the tool lock, and yield a line for each change, then their counts.
 
     The lock keeps the tools of the configuration file's other servers. `shown` has the same tools without
     secrets. A server whose tool definitions contain a secret is left out of `mcp_tools.listing.json`.

@@ -40,7 +40,7 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 
 
 def show(options: ShowOptions) -> bool:
-    """Print a trace as a table or as JSON Lines. At a terminal, rows of the table are cut to its width.
+    """Print a trace as a table or as JSON Lines. Rows of the table are cut to `width` or a terminal's width.
 
     Returns:
         `False` if no message matches the filters. With `follow` always `True`.

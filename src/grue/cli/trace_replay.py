@@ -18,6 +18,7 @@ def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
 
     Raises:
         MCPConfigError: The trace has no such turn.
+        TraceError: The trace cannot be read.
     """
     turns: list[TurnReplay] = list(replay_turns(open_episode(file), changes, turn=turn))
     if turn is not None and not turns:

@@ -72,7 +72,7 @@ def to_test(
     Raises:
         MCPConfigError: An option is malformed, the file exists or cannot be written, or the turn cannot be
             run again in a test.
-        MCPError: The trace holds no such turn.
+        MCPError: The trace holds no such turn, or `turn` is `None` and the trace holds several.
         TraceError: The trace cannot be read.
     """
     run = read_run(file, turn)

@@ -51,7 +51,7 @@ def _width() -> int:
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
-    """Print the first difference of two traces, or all if `every`; return whether they are identical."""
+    """Print the first difference of two traces, or all if `every`; return whether there is none."""
     readers = open_episode(left), open_episode(right)
     divergences = diff_traces(*readers)
     first = [*itertools.islice(divergences, 1)]
@@ -65,7 +65,7 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
 
 
 def html(file: Path, out: Path | None, open_browser: bool) -> None:
-    """Write an HTML page of a trace, by default beside it, and print its path; open it if asked to.
+    """Write an HTML page of a trace, by default beside the trace; print its path, and open the page if asked.
 
     Raises:
         TraceError: The trace cannot be read, or the page cannot be written.
@@ -78,7 +78,7 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
 
 
 def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) -> None:
-    """Write an HTML page that shows two traces side by side, and print the turn in which they first differ.
+    """Write an HTML page of two traces side by side, and print from which turn on they differ, if they do.
 
     Raises:
         TraceError: A trace cannot be read, or the page cannot be written.
@@ -92,7 +92,7 @@ def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) ->
 
 
 def serve(file: Path, port: int, open_browser: bool) -> None:
-    """Serve an HTML page of a trace, which follows the trace as it grows, until Ctrl-C.
+    """Serve an HTML page that shows a trace and follows it as it grows, until Ctrl-C.
 
     Raises:
         TraceError: The trace cannot be read.

@@ -1,4 +1,4 @@
-"""Host programs that drive an agent, each built on the public API of grue.
+"""Host programs that drive an agent, each in a package of its own; `servers` has MCP servers instead.
 
 To add a host, put its package beside the others, and add a row to `BUNDLED` and a command to `cli/app.py`.
 For `grue fleet` to run many episodes of the host, write a module in `grue.fleet` as well.

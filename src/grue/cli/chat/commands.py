@@ -33,7 +33,7 @@ _KEYS = (
 
 
 class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
-    """There is no such command, or its argument is missing or wrong."""
+    """There is no such command, its argument is missing or wrong, or there is no turn to take back."""
 
 
 class ChatCommands:
@@ -61,7 +61,8 @@ class ChatCommands:
         """Run a command. Return whether the chat goes on.
 
         Raises:
-            UnknownCommand: The line names no command, or the command's argument is missing or wrong.
+            UnknownCommand: The line names no command, the command's argument is missing or wrong, or there is
+                no turn to take back.
             MCPError: The command failed.
         """
         name, _, rest = line.strip().partition(" ")

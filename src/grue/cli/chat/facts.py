@@ -130,7 +130,7 @@ def read_chat(path: Path) -> ChatPast:
     """Read the state of a chat from its trace.
 
     Raises:
-        TraceError: The trace cannot be read, or is not one of `grue chat`.
+        TraceError: The trace cannot be read or resumed, or is not one of `grue chat`.
     """
     past = ChatPast.read(path, needed=(UserSaid, TakenBack))
     if not isinstance(past.started, EpisodeStarted):

@@ -33,7 +33,7 @@ def started(event: ToolStarted) -> Line:
 
 
 def ended(event: ToolEnded) -> Line:
-    """Return the line for a call that has ended."""
+    """Return the line for a call that has ended or was not made."""
     if event.duration_s is None:
         why = printable(event.result.error_message or "", _RESULT_CHARS)
         return Line(f"  ! {_name(event.name)} was not called: {why}", YELLOW, "    ")

@@ -57,7 +57,7 @@ class Reader(Protocol):
 
 
 class LineReader:
-    """Reads lines of `source`. A backslash at the end of a line joins the next line to it.
+    """Reads lines of `source`. If a line ends with a backslash, the input goes on in the next line.
 
     `asks`: whether a person at a terminal can be asked.
     """
@@ -283,7 +283,10 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the field has a valid value; `None`: the field is optional and was left empty."""
+        """Ask until the field has a valid value; `None`: the field is optional and was left empty.
+
+        Raises `EOFError` if the input ends.
+        """
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if text is None:

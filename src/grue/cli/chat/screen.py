@@ -76,7 +76,7 @@ class TerminalScreen(Closing):
                 pass
 
     def end(self, answer: str | None) -> None:
-        """Print the answer, unless it was streamed."""
+        """End the output of a turn: print the answer, unless it was streamed or is `None`."""
         if answer is not None and self._said.strip() != answer.strip():
             self._end_words()
             self._write(self._redaction.redact_text(answer))
@@ -154,7 +154,7 @@ class PipeScreen:
                 pass
 
     def end(self, answer: str | None) -> None:
-        """Print the answer."""
+        """Print the answer, if there is one."""
         if answer is not None:
             say(answer)
             sys.stdout.flush()

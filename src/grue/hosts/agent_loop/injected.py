@@ -54,7 +54,7 @@ class InjectedTools:
         listed: The tools that the model is offered. Calls of any other name reach `invoke`, too.
 
     Attributes:
-        calls: The calls so far, in the order in which they ended.
+        calls: The calls in the order in which they ended; an `AgentLoop` clears the list at each input.
 
     Raises:
         MCPConfigError: `invoke` cannot be called, or an entry of `listed` is not a tool.

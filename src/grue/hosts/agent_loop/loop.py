@@ -144,10 +144,10 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a policy whose rules match a tool's configured name with and without `mcp.`.
+    """Return a policy in which a pattern without the prefix `mcp.` matches names with the prefix, too.
 
-    Without the added names, a rule that denies `files.write` would not match the tool `mcp.files.write`. The
-    trusted servers (`trusted`) get both names, too.
+    Otherwise, a rule that denies `files.write` would not match the tool `mcp.files.write`. The trusted
+    servers (`trusted`) get both names, too.
     """
 
     def both(rule: ToolRule) -> ToolRule:
@@ -158,7 +158,7 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
 
 
 def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
-    """Return a `ToolSearch` whose `always` matches a tool's name with and without `mcp.`."""
+    """Return a `ToolSearch` in which a pattern of `always` without `mcp.` matches names with it, too."""
     return None if search is None else replace(search, always=_prefixed_patterns(search.always))
 
 
@@ -349,9 +349,9 @@ class AgentLoop:
     Args:
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
             `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
-            no server is started, and `mcp` is not imported. If the function raises, the model reads the
-            exception as the call's error, and the conversation goes on. `None`: `servers` serve the MCP
-            tools.
+            none of them is started, and the MCP tools do not need `mcp`. If the function raises, the model
+            reads the exception as the call's error, and the conversation goes on. `None`: `servers` serve the
+            MCP tools.
         mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
             model can know of MCP tools only from `system`.
         servers: MCP servers by name, without the prefix.

@@ -1,6 +1,7 @@
 """The actions of the skill agent: their parameters, and the functions that carry them out.
 
-To add an action, add a row to `_BUILT_IN`. `mcp_call` has no function: the `StepRunner` carries it out.
+To add an action, add a row to `_BUILT_IN`. `mcp_call` has no function: `StepRunner` in `decision_loop.py`
+carries it out.
 """
 
 from collections.abc import Iterable

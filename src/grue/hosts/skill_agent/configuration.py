@@ -44,13 +44,13 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         max_turns: How many replies the model may give, including unusable ones.
-        max_steps: How many actions may be carried out.
+        max_steps: How many steps the run may have: actions, including denied ones, and unusable replies.
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
         requests: How many requests may be sent to the model.
         tokens: How many tokens may be used, sent and received together.
         cost_usd: Highest cost in US dollars, as the endpoint reports it.
-        result_chars: How many characters of a step's result the model is shown. The artifact file has the
-            whole result.
+        result_chars: How many characters of a step's result the model is shown. The whole result is in a file
+            if the run has a folder.
     """
 
     max_turns: _Count = 30
@@ -69,7 +69,7 @@ class AgentConfig(Struct, kw_only=True):
     """The settings of a skill agent.
 
     Attributes:
-        task: The task of each run that is given no other task.
+        task: The task of `grue run` and of a fleet if no other is given; `Orchestrator.run` ignores it.
         servers: MCP servers by name. If two servers have a tool of the same name, the bare tool name calls
             the tool of the later server. No server can be called `agent`.
         optional_servers: Names of servers that may be absent. If such a server cannot be connected, the run
@@ -84,10 +84,10 @@ class AgentConfig(Struct, kw_only=True):
         policy: Which actions are carried out, which need approval, and which are denied. In a policy,
             an action of the agent is named like `agent.write_file`, and an MCP tool like `files.read`.
         skills: The folder of skills; `None`: there is no folder.
-        skill_servers: The servers that may offer skills. A skill of a server is used only if a person has
-            approved it (`mcp_skills.lock`).
-        restrict_tools: While a skill is in use, deny every tool that the skill's `allowed-tools` do not name,
-            except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
+        skill_servers: The servers that may offer skills. A server's skill is used only if `mcp_skills.lock`
+            records that a person has approved it.
+        restrict_tools: After the model has read a skill, deny every tool that its `allowed-tools` do not
+            name, except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
         path: The file that the settings were read from; `None` if they were made in Python.

@@ -158,7 +158,7 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The text that told the model the present list of tools: the system text, or a later text.
+        # The text whose list of tools is compared with the present list: the system text, or a later text.
         self._shown = conversation.system
         self._plan: facts.ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
@@ -254,7 +254,7 @@ class DecisionLoop:
         run.turns += 1
 
     def _unusable(self, error: str) -> RunEnd | None:
-        """Record a failed step for a reply that is unusable even after the model was asked to correct it."""
+        """Record a failed step for a reply that cannot be used, and return what `_after` returns."""
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
         return self._after(self._steps.end(failed.ended("failed", error=self._steps.cut(error))))

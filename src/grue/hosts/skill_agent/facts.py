@@ -133,7 +133,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """A person was asked to approve actions. `decisions` has the answers so far.
+    """Actions needed a person's approval. `decisions` has the answers so far.
 
     If `parked`, the run has ended before all questions were answered. The missing answers can be given until
     the Unix time `expires_at`; `None`: at any time.
@@ -275,7 +275,7 @@ class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent
 
 
 class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
-    """A call gave no result: it timed out, had no `tool_name`, or its server died or was not connected."""
+    """A call gave no result, for example because it timed out, had no `tool_name`, or its server died."""
 
     event: ClassVar[str] = "mcp_tool_call_failed"
     level: ClassVar[LogLevel] = "warning"

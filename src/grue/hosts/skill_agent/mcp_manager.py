@@ -42,9 +42,8 @@ class McpCallResult(Struct, frozen=True):
         server_name: The server; empty if no server has such a tool.
         tool_name: The tool's bare name at that server; if no server has such a tool, the name as called.
         content: The server's content blocks; if there are none, one text block with `raw_text`.
-        is_error: Whether the tool reported an error, or was not called because it does not exist or has
-            changed.
-        raw_text: The text of the content blocks. Without text: the structured result as JSON.
+        is_error: Whether the tool reported an error, or was not called, for example because it has changed.
+        raw_text: The text of the content blocks. Without text: the structured result as JSON, or the error.
     """
 
     server_name: str
@@ -137,7 +136,8 @@ class McpManager:
 
         Raises:
             ImportError: The package `mcp` is absent; the text has the command that installs it.
-            MCPServerStartupError: A server could not be connected, and `on_connect_failure` is `raise`.
+            MCPServerStartupError: A server that is not optional could not be connected, and
+                `on_connect_failure` is `raise`.
             MCPConfigError: A server's configuration cannot be used.
             MCPError: The manager is connected already.
             KeyboardInterrupt: Ctrl-C was pressed. The sessions that were opened are closed.

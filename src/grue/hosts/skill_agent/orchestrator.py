@@ -41,13 +41,13 @@ from grue.protocol.tools.policy import UNMATCHED, may_match_tools_of, unmatched_
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
-    """The result of a run; written to `result.json`.
+    """The result of a run; written to `result.json` if the run has a folder.
 
     Attributes:
         reason: Why the run ended; `detail` says it in a sentence for people.
         answer: The answer of the model's `finish` action; empty if there was none.
-        responses: The texts of the model's `respond` actions.
-        notes: The texts of the model's `note` actions.
+        responses: The texts of the model's `respond` actions; empty for an action that was not carried out.
+        notes: The same for the model's `note` actions.
         questions: If the run is parked: the questions that a person has to answer.
     """
 
@@ -77,7 +77,7 @@ class Orchestrator:
 
     Args:
         config: The settings, for example from `load_config`.
-        folder: The run folder; `None`: no file is written, and the run cannot be resumed.
+        folder: The run folder; `None`: no trace or result is written, and the run cannot be resumed.
         actions: The actions that the model can answer with; `None`: those of the skill agent.
         approve: Called with questions about actions that need approval; `None`: nobody can be asked.
         on_event: Called as `on_event(name, fields)` for each log event of this host, such as
@@ -115,7 +115,7 @@ class Orchestrator:
         """Run a task until the run ends, and return the result.
 
         Raises:
-            MCPConfigError: The configuration cannot be used; nothing was started.
+            MCPConfigError: The configuration cannot be used.
             TraceError: The run folder cannot be written.
             KeyboardInterrupt: Ctrl-C was pressed. The run can be resumed from its folder.
         """
@@ -135,6 +135,7 @@ class Orchestrator:
 
         Raises:
             TraceError: There is no run in the folder that can be resumed.
+            MCPError: This object has no `folder`; or an error of `run`.
         """
         if self._folder is None:
             raise MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")

@@ -16,7 +16,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     """The recorded part of a run.
 
     Attributes:
-        plan: The planned actions of the last reply.
+        plan: The planned actions of the last reply; `None`: there was no reply.
         plans: Number of replies, including unusable ones.
         begun: Number of the step that was under way when the process ended; 0: none.
         last_turn: Number of the last turn, which may not have ended.
@@ -51,8 +51,8 @@ def read_run(path: Path) -> RunPast:
     """Read how far a run got. `path` is its folder or the trace in the folder.
 
     Raises:
-        TraceError: The trace cannot be read or has no run, the run is finished, or a message that the resume
-            needs was redacted.
+        TraceError: The trace cannot be read or has no run, the model has finished the run and its result file
+            is there, or a message that the resume needs was redacted.
     """
     needed = (ActionsPlanned, StepEnded)
     return RunPast.read(path, needed=needed, started=RunStarted, over=("finished", "gave_up"))

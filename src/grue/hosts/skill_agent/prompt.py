@@ -58,7 +58,7 @@ def results_text(results: Iterable[StepExecutionResult]) -> str:
 
 
 def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
-    """Return a text that lists `tools` if the text `system` lists other tools; otherwise an empty text."""
+    """Return a text that says which `tools` there are now; empty if the text `system` lists the same."""
     section = mcp_section(tools)
     if section:
         return "" if section in system else f"The tools have changed.\n\n{section}"

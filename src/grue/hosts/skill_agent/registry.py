@@ -57,7 +57,7 @@ class ActionReply(Struct, frozen=True):
 
 
 class PlannedAction(Struct, frozen=True, kw_only=True):
-    """An action that is about to be carried out; `step` is its number in the run, from 1."""
+    """An action of a reply, as the run records it; `step` is its number in the run, from 1."""
 
     step: int
     type: str
@@ -91,8 +91,8 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
         step: The number of the action in the run, from 1.
         action: The type of the action; `reply` if the model's reply was unusable.
         target: What the action acts on: the name of a tool or skill, or a path.
-        status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
-            `interrupted`: the process was killed during the action, which may have had an effect.
+        status: `completed`; `failed`; `denied`, for example by the policy or a person; `skipped`, because the
+            run ended; `interrupted`: the process was killed during the action, which may have had an effect.
         output: The action's result as the model is shown it, perhaps shortened. For `respond`, `note` and
             `finish`: the model's own text, which the model is not shown again.
         error: Why the action was not completed; empty if it was.

@@ -70,7 +70,7 @@ class Run(Struct, kw_only=True):
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text for the model, after the class's name if the text may be unclear alone."""
+    """Return an exception's text, with the class's name before it if the text may be unclear alone."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - the exception's class may be a program's own

@@ -148,7 +148,7 @@ class ServedSkills:
 
     Attributes:
         waiting: The listed skills that are not approved, or have changed since they were approved.
-        problems: A sentence for each skill or server that cannot be used.
+        problems: A sentence for each skill that is not used, and each server whose skills cannot be listed.
 
     Raises:
         MCPConfigError: `mcp_skills.lock` cannot be used.
@@ -203,8 +203,8 @@ class ServedSkills:
         """Read a skill's `file`; without `file`, read `SKILL.md`, and add the files' names.
 
         Raises:
-            ValueError: There is no such file, the file differs from the approved one, or the request to the
-                server failed. The error's text is for the model.
+            ValueError: There is no such file, it cannot be used (for example, its digest differs), or the
+                request to the server failed. The error's text is for the model.
         """
         skill = self.by_name[name]
         try:

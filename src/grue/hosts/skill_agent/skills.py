@@ -46,7 +46,7 @@ class AllowedTool(Struct, frozen=True):
 
 
 class Skill(Struct, frozen=True, kw_only=True):
-    """A skill. `allowed` is `None` if its front matter has no `allowed-tools`."""
+    """A skill. `allowed` is `None` if it has no `allowed-tools`, or comes from a server."""
 
     name: str
     description: str
@@ -86,7 +86,7 @@ def read_skill(path: Path) -> Skill:
     """Read a `SKILL.md`.
 
     Raises:
-        MCPConfigError: The file is malformed; the error names the line.
+        MCPConfigError: The file cannot be read or is malformed; the error names the line.
         MissingDependencyError: The package `pyyaml` is absent.
     """
     front, text = front_matter(_text(path), path)

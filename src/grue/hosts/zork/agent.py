@@ -44,7 +44,7 @@ from grue.protocol.turn.prices import Spent
 from grue.tool_sessions.server_specs import McpServer
 
 FALLBACK_ACTION = "look"
-"""The command that is played if the model gives no command. Its only effect is that a game turn passes."""
+"""The command that is played if the model gives no command. It usually does no more than use a game turn."""
 
 
 class AgentResponse(BaseModel):
@@ -133,7 +133,8 @@ class Route(Struct, frozen=True):
         manager: The manager's `id()`.
         manager_called: Whether the manager is an `MCPManager` with overridden methods.
         client: The client's `id()`.
-        client_called: Whether the client is an `LLMClient` that overrides `chat_completions_create`.
+        client_called: Whether the client is an `LLMClient` that overrides `chat_completions_create` or
+            `chat.completions.create`.
         client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
     """
 
@@ -211,7 +212,7 @@ class ZorkAgent:
         stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
         server: Name of the tool server; `None` if MCP is off.
         turn: Number of the last turn; the next turn gets the next number. A host may set it.
-        last_outcome: The complete outcome of the last turn; `None` before the first.
+        last_outcome: The complete outcome of the last turn that gave a decision; `None` before the first.
 
     Source: R10.1
     """

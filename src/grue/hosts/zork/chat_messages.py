@@ -44,7 +44,7 @@ class LLMResponse:
     """A completion.
 
     Attributes:
-        content: The text; `None` if there are tool calls.
+        content: The text; `None` if there is no text, or there are tool calls.
         usage: Numbers of tokens, by OpenAI's names; `None` if the endpoint reports none.
         tool_calls: `None` if there are none.
 

@@ -179,8 +179,8 @@ class LLMClient:
             min_p: See `temperature`; not sent to an endpoint that does not accept it.
             max_tokens: Longest completion, in tokens.
             stop: Texts that end the completion.
-            response_format: The schema of the answer, a `json_schema` object. It is not sent if tools are
-                offered.
+            response_format: A `json_schema` object with the schema of the answer; any other object is sent as
+                it is. It is not sent if the model may call tools.
             extra_headers: Further headers for this request.
             name: Ignored.
             tools: Tools in OpenAI's format, with names such as `thoughtbox.think`.
@@ -188,7 +188,8 @@ class LLMClient:
             kwargs: Further fields of the request.
 
         Raises:
-            MCPError: There are tools, but the model cannot call any; or a message is not text.
+            MCPError: There are tools, but the model cannot call any; or a message is malformed or not text.
+            ValueError: A tool message does not answer a call of the assistant's message before it.
             LLMError: There was no completion, after all retries.
 
         Source: R4.1, R4.5, R4.6, R12.5, P14

@@ -72,7 +72,7 @@ class ClientActor(Actor[m.LlmCommand]):
         self._call_ids: set[str] = set() if lent is None else {*lent.encoded.history.call_ids}
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Ask the client, and send its reply or failure to the agent."""
+        """Ask the client, and send its answer or failure; `RewriteHistory` only changes a conversation."""
         outcome: m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed
         match envelope.body:
             case m.CheckToolSupport():
@@ -110,7 +110,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Wait until the request gate (a fleet's rate limit) admits the request, then ask the client."""
+        """Wait for the request gate (a fleet's rate limit). If it permits the request, ask the client."""
         body, settings = conversation.body(self._settings), self._settings
         permit: exchange.Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` waits at the gate itself
@@ -155,8 +155,8 @@ class ClientModel:
     """Makes a client usable as the model of a `Runner`: creates the actors that ask the client.
 
     Attributes:
-        client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
-            method, called before a server is started, decides whether the model can call tools.
+        client: Any object with `chat.completions.create`. Its method `_supports_tool_calling`, if it has one,
+            decides before a server starts whether the model can call tools.
         config: Passed to `_supports_tool_calling`. If its `mcp_force_tool_support` is true, tool support is
             not checked.
         lent: The conversation that the turn continues; `None`: the turn begins a conversation.

@@ -28,7 +28,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 def completion_body(response: object) -> m.JsonObject:
     """Return a client's answer as the body of a chat completion.
 
-    The answer is like an `LLMResponse`, or like an SDK's object with `choices[0].message`.
+    The answer is like an `LLMResponse`, or has `choices[0].message`, as an SDK's object or a dict.
     """
     dump = getattr(response, "model_dump", None)
     plain = dump() if callable(dump) else response

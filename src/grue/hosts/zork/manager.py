@@ -1,7 +1,7 @@
 """`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
-By default, a turn takes only the server's configuration from an `MCPManager`, and opens sessions of its own.
-If a program overrides one of the coroutines, a turn calls all of them (`manager_connection.py`).
+By default, a turn takes only the settings from an `MCPManager`, and opens sessions of its own. If a program
+overrides one of `TURN_METHODS`, a turn calls the coroutines, as `manager_connection.py` does.
 
 Source: R2, R3, R8
 """
@@ -175,7 +175,7 @@ class MCPManager:
 
         Raises:
             MCPServerStartupError: The connect failed. If `is_disabled` is set, later calls fail at once.
-            MCPError: A session is open already.
+            MCPError: A session is open already, or an unexpected error ended the new one.
 
         Source: R3.1-4, R6.1, R6.7-10
         """

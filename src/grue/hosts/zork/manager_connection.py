@@ -60,7 +60,8 @@ class ManagerConnection:
     an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
-    `connect_session` raised. A cancellation of the turn does not cancel `disconnect_session`.
+    `connect_session` raised. A cancellation of the turn does not cancel `disconnect_session`, but its time
+    limit does.
 
     Args:
         server: The server's name in the session. It is removed from tool names of the form `SERVER.TOOL`;
@@ -262,7 +263,7 @@ class OverriddenManagerConnection(ManagerConnection):
             self._lent.give_back()
 
     async def open(self, timeout_s: float) -> Listing:
-        """Connect and list the tools. Raises `ServerFailed`, with the manager's `failure` if it has one."""
+        """Connect and list the tools. If `MCPManager` itself fails, `ServerFailed` has its `failure`."""
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)
 

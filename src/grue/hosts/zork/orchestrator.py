@@ -249,10 +249,10 @@ class GameState(Struct, kw_only=True):
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True):
-    """How an episode ended; written to `result.json`.
+    """How an episode ended, or its state so far. Programs write it to `result.json`.
 
     Attributes:
-        reason: Why the episode ended; `detail` says it in a sentence for people.
+        reason: Why the episode ended; `interrupted` if it has not ended. `detail` is a sentence for people.
         scripted: Whether a script gave the replies, and not an LLM.
     """
 
@@ -288,7 +288,7 @@ class EpisodeSetup(Struct, kw_only=True):
     Attributes:
         game: The game; `None`: the embedded game "The House".
         mcp_manager: Used in place of a manager made from the configuration.
-        recorder: Records every message; its observers write the logs.
+        recorder: Records every message; `None`: a new one.
         logger: Gets the log records.
         langfuse_client: Gets the events of the episode. The orchestrator's `close` flushes this client, and
             does not shut it down.
@@ -526,7 +526,7 @@ class ZorkOrchestratorV2:
     def _process_turn(self) -> bool:
         """Play one turn and return `True`; `False`: the episode is over.
 
-        If an error occurs that another turn cannot mend, the end of the episode is recorded.
+        An error that another turn cannot mend is raised after the end of the episode is recorded.
 
         Source: R6.1, R10.2
         """

@@ -58,7 +58,7 @@ def read_past(path: Path) -> GamePast:
 
     Raises:
         TraceError: The trace cannot be read or has no episode, the episode is over and its result file is
-            there, or a message that the resume needs was redacted.
+            there, or a message that the resume needs is missing or was redacted.
     """
     read = GamePast.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     for number, decision in enumerate(read.decided, start=1):

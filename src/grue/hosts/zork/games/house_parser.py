@@ -90,7 +90,7 @@ class Phrase(Struct, frozen=True, kw_only=True):
 
     Attributes:
         verb: A key of `_VERB_PHRASES`; empty if the command does not begin with a known verb.
-        said: The player's words for the verb.
+        said: The player's words for the verb; the first word if no verb is known.
         nouns: The noun phrases after the verb; `("all",)` stands for everything.
         preposition: The preposition before `second`.
         second: The noun phrase after the preposition.

@@ -107,7 +107,7 @@ class InterpreterProcess:
         """Send a line (`None`: only read), and return the printed text and the prompt at its end.
 
         Raises:
-            GameError: The interpreter died, or did not answer in time. The interpreter is then closed.
+            GameError: The interpreter died, did not answer in time or does not stop printing. It is closed.
         """
         mark = secrets.randbelow(900_000) + 100_000  # six digits: the interpreter rounds longer numbers
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
