@@ -43,7 +43,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Reservation(Struct, frozen=True):
-    """The permission to send a request to `model` that costs at most `most`; `number` is its id."""
+    """The permission to send a request to `model`; `number` is its id, `most` the cost reserved for it."""
 
     number: str
     most: Amount
@@ -79,7 +79,7 @@ class Accounts:
         self._ledger.close()
 
     def costs(self) -> Costs:
-        """Return the cost of all requests so far."""
+        """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
         return Costs(self.broker.spent, self.broker.overloads, self.broker.refused)
 
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
@@ -207,7 +207,7 @@ class Claims:
                 self._accounts.settled(reservation, outcome)
 
     def lost(self) -> None:
-        """Give back all that the worker holds, because the worker has ended.
+        """Give back all that the worker holds, and withdraw its questions, because the worker has ended.
 
         A request under way is charged with the most that it can cost.
         """
@@ -243,7 +243,7 @@ def read_ledger(folder: FleetFolder) -> Amount:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Yield a ledger's lines, except a last line cut short: its request was not sent, or stays reserved."""
+    """Yield a ledger's lines, except a last line that a kill or a full disk has cut short."""
     if not path.exists():
         return
     with os_errors_as(FleetError, f"read {path}"):

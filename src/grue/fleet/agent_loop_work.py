@@ -31,8 +31,8 @@ from grue.transports.llm.endpoint import LlmEndpoint
 class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
-    `completed` adds `project`, a hash of grue's tables in `pyproject.toml`, and `tool_lock`, a hash of the
-    tool lock of `mcp_config`. `seed` does not change how the episode is played.
+    `completed` may add `project`, a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`, and
+    `tool_lock`, a hash of the tool lock of `mcp_config`. `seed` does not change how the episode is played.
     """
 
     inputs: list[str]
@@ -66,7 +66,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("mcp_config",), settings=TalkCase, complete=completed)
 def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Play a case: send the model its `inputs`, one after the other, in one conversation. Return the scores.
+    """Send the case's `inputs` to the model, one after the other, in one conversation; return the scores.
 
     Raises:
         MCPError: An input could not be answered.

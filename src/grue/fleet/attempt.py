@@ -1,7 +1,7 @@
 """Make one attempt of an episode, in a worker process: call the work, classify its end, commit the result.
 
-After a failure of the machine, the network or a server the episode is tried again. Other failures are results
-of the episode.
+After a failure of the machine, the network or a server the episode is tried again. Other failures, except
+refusals by the budget, are results of the episode.
 
 The work is user code. It may raise anything, even a `BaseException` or an exception whose `__str__` fails,
 and may leave its process in any state. None of this may affect other attempts.
@@ -61,8 +61,8 @@ class Task(Struct, frozen=True, kw_only=True):
     def prepare(self) -> None:
         """Import the modules that the task needs, before the worker calls `make`.
 
-        Some imports change the state of the process, such as its signal handlers. The worker is replaced if
-        that state changes in `make`, but not if it changes in `prepare`.
+        Some imports change the state of the process, such as its signal handlers. The local engine replaces
+        the worker if that state changes in `make`, but not if it changes in `prepare`.
         """
         raise NotImplementedError
 
@@ -105,8 +105,8 @@ class Attempted(Struct, frozen=True, kw_only=True):
 
     Attributes:
         committed: Whether this attempt became the episode's result. `False`: the attempt failed because of
-            the machine, the network, a server or the budget, it waits for a batch, or another attempt was
-            committed first.
+            the machine, the network, a server or the budget, it waits for a batch, another attempt was
+            committed first, or the task was only to score the episode.
     """
 
     end: AttemptEnd
@@ -118,8 +118,8 @@ def run_attempt(job: Job) -> Attempted:
     """Make an attempt. An exception of the work is recorded as the attempt's outcome, and not raised.
 
     Raises:
-        FleetError: The folder cannot be written, the work cannot be imported, or a file of the case has
-            changed.
+        FleetError: The folder cannot be read or written, the work cannot be imported, or a file of the case
+            has changed.
     """
     known = find_work(job.work)
     _require_same_files(job, known)
@@ -150,7 +150,7 @@ def run_attempt(job: Job) -> Attempted:
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
     if end.kind == TurnTimedOut.__name__ and count.waiting:
-        # The fleet's own rate, or a `Retry-After`, held the request back for longer than the turn may take.
+        # The fleet's limits, or a `Retry-After`, held a request back until the turn's time was over.
         end = replace(end, outcome="infrastructure")
     # If the budget has refused a request, a part of the episode was not played, so its score does not count.
     if count.refused:
@@ -169,13 +169,13 @@ def run_attempt(job: Job) -> Attempted:
 
 
 def _was_cut_off(folder: EpisodeFolder, attempt: Path) -> bool:
-    """Return whether an attempt with a trace was cut off: its driver or worker ended, or it was cancelled."""
+    """Return whether an attempt has a trace, and was cut off by a cancellation or a process's end."""
     end = folder.end_of(attempt)
     return (end is None or end.kind == "died") and (attempt / TRACE).is_file()
 
 
 def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
-    """Return the end of an attempt that was killed at its time limit; its costs are read from its trace."""
+    """Return the end of an attempt that was killed at its time limit; its trace, if any, tells the costs."""
     course = read_course(attempt / TRACE)
     return AttemptEnd(
         outcome="failed",
@@ -214,7 +214,7 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the class and the text of an exception, with secrets redacted. Never raises."""
+    """Return an exception's text (with its class, unless a `FleetError`), secrets redacted. Never raises."""
     kind = "exception"
     try:
         kind = plain_text(type(error).__name__)

@@ -101,7 +101,7 @@ class EpisodeRoom:
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the stored reply or a refusal; else store the request and raise `RequestPostponed`."""
+        """Return the stored reply or a refusal; else raise `RequestPostponed`, with the request stored."""
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
         with self._lock:
@@ -155,7 +155,7 @@ def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
 
 
 def ask_failed_again(episode: Path) -> None:
-    """Mark those requests of an episode that got no reply from the provider, so that they are sent again."""
+    """Mark an episode's requests that have a fault in place of a reply, so that they are sent again."""
     last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
     failed = [
         _Replied(key=each.key)
@@ -185,7 +185,7 @@ class FleetBatches:
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Store an episode's unanswered requests for a batch; raises `FleetError` or `BatchFolderError`."""
+        """Store an episode's unanswered requests; raises `FleetError`, `TraceError` or `BatchFolderError`."""
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
         )
@@ -208,7 +208,8 @@ class FleetBatches:
         Blocks for about 0.2 s at most: the next call continues the polls that have not ended.
 
         Raises:
-            FleetError: A provider accepts no batch, or could not be reached for a long time.
+            FleetError: A provider refuses a request, sends an unreadable answer, or does not answer or end a
+                batch in time.
         """
         if not self._waiting:
             return []

@@ -4,17 +4,17 @@ The broker is a pure state machine: it gets the time as an argument, and never w
 
 The rules:
 
-- A request starts only if its reservation fits into what is left of every limit. A reservation is the most
-  that the request can cost. If the reservation may fit once the requests under way have ended and their
-  real cost is known, the request waits; otherwise it is refused.
-- In each second at most a sixtieth of `requests_per_minute` starts, because some endpoints count by the
+- A request starts only if its reservation fits into what is left of every limit of the budget. A reservation
+  is the most that the request can cost, as far as it is known. If the reservation may fit once the requests
+  under way have ended and their real cost is known, the request waits; otherwise it is refused.
+- In each second about a sixtieth of `requests_per_minute` starts, because some endpoints count by the
   second. Within a second, the time between two requests may be as short as a quarter of the average, so that
   a busy machine that has sent some requests late can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
   a full window of requests has succeeded (slow start). A status 429, 503 or 529 halves the window. From then
   on the window grows by one whenever a full window of requests has succeeded. After such a status, no request
-  starts for at least 1 s, or for as long as `Retry-After` says.
+  starts for at least 1 s, and for as long as `Retry-After` says.
 - If a worker is lost, its reservations count as spent, since its requests may have been sent and charged.
 """
 
@@ -32,7 +32,7 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
 _MARGIN = 0.95
-"""The share of an allowed rate that is used, because an endpoint's clock may run at another speed."""
+"""The share of `requests_per_minute` that is used, because an endpoint's clock may run at another speed."""
 
 _CATCH_UP = 4.0
 """How many times shorter than the average the pause between two requests may be."""
@@ -48,12 +48,14 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
             it can cost fits into the rest of the limit, so such requests never exceed the limit. A request
             whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted
-            if the endpoint reports it.
+            afterwards, as far as it is known then.
         tokens: The most tokens of all prompts and replies.
         prices: Prices by model's name or pattern (`gpt-*`).
 
     Raises:
-        FleetError: A limit is negative, or `money_usd` is set without `prices` and without `requests`.
+        FleetError: A limit is negative or infinite, or `money_usd` is set without `prices` and without
+            `requests`.
+        MCPConfigError: A value has a wrong type.
     """
 
     money_usd: float | None = None
@@ -83,7 +85,8 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         concurrency: The most requests under way at one time.
 
     Raises:
-        FleetError: A value is 0 or negative.
+        FleetError: A value is 0, negative or infinite.
+        MCPConfigError: A value has a wrong type.
     """
 
     requests_per_minute: float | None = None
@@ -145,7 +148,7 @@ class Costs(Struct, frozen=True):
 
 
 class Granted(Struct, frozen=True):
-    """The request may start now. `reserved` is the most that it can cost."""
+    """The request may start now. `reserved` is the most that it can cost, as far as it is known."""
 
     reserved: Amount
 
@@ -170,11 +173,11 @@ class Broker(Struct):
 
     Attributes:
         spent: The cost of the settled requests, including the requests of earlier runs.
-        reserved: The most that the requests under way can cost together.
-        window: How many requests may be under way now; the module's docstring says how it grows and shrinks.
+        reserved: The most that the requests under way can cost together, as far as it is known.
+        window: How many requests the endpoint seems to take at one time; see the module's docstring.
         paused_until: No request starts before this time, in monotonic seconds.
-        refused: Which limit of the budget is used up; empty: no request was refused for this. A refusal by
-            `most` is not recorded here.
+        refused: Why the budget refused a request last; empty: it has refused none. A refusal by `most` is
+            not recorded here.
     """
 
     limits: Limits
@@ -211,7 +214,7 @@ class Broker(Struct):
         return Granted(amount)
 
     def settle(self, reserved: Amount, outcome: RequestOutcome, model: str, now: float) -> Amount:
-        """When a request has ended, replace its reservation by its cost, and return the cost."""
+        """Replace an ended request's reservation by its cost, adapt `window`, and return the cost."""
         cost = self._cost(reserved, outcome, model)
         self.spent += cost
         self.under_way -= 1
@@ -230,8 +233,9 @@ class Broker(Struct):
     def most(self, wanted: WantedRequest) -> Amount | Refused:
         """Return the most that a request can cost, as far as it is known.
 
-        Without `max_tokens`, only the prompt's tokens count. If money is limited, and the request's price or
-        `max_tokens` is not known, the request is refused, unless the number of requests is limited too.
+        Each byte of the prompt counts as a token; without `max_tokens`, only the prompt counts. If money is
+        limited, and the request's price or `max_tokens` is not known, the request is refused, unless the
+        number of requests is limited too.
         """
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
@@ -270,8 +274,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # The rate allows `many` requests a second. The pause between two of them may be shorter than the
-        # average, so that the rate is reached although some requests start late.
+        # `many` is the number of requests a second, at least 1. If it is above 1, the pause between two of
+        # them may be shorter than the average, so that the rate is reached although some start late.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:

@@ -1,4 +1,4 @@
-"""A worker's connection to the broker, which is asked before each request to a model and each server start.
+"""A worker's connection to the broker, which says when a request to a model or a server may start.
 
 The connection ends when the driver's process ends. The worker's process then ends too, and with it the server
 processes that it has started.
@@ -42,8 +42,8 @@ class BrokerLink:
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
         """Wait until the broker lets the request `wanted` start, or a server process if `wanted` is `None`.
 
-        Return the permission or, if the broker refuses, its reason. If this call is cancelled, it tells the
-        broker that nobody waits any more.
+        Return the permission or, if the broker refuses or its process is gone, the reason. If this call is
+        cancelled, it tells the broker that nobody waits any more.
         """
         id_, answer = next(self._ids), Future[str]()
         with self._lock:
@@ -90,8 +90,9 @@ class BrokerLink:
                         answer.set_result(reply.refused)
         except (OSError, ValueError, msgspec.MsgspecError):
             pass
-        # Call `on_loss`, which ends the process, before the waiting requests are refused. Otherwise a turn
-        # could return its fallback answer after a refusal, and the work's score would be committed.
+        # Call `on_loss`, with which a worker ends its process, before the waiting requests are refused.
+        # Otherwise a turn could return its fallback answer after a refusal, and the work's score would be
+        # committed.
         self._on_loss()
         self._lose()
 

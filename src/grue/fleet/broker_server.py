@@ -68,7 +68,10 @@ def folder_for_sockets() -> str:
 
 
 class BrokerServer:
-    """Answers the workers of one driver, inside a `with` block. Raises what `Accounts` raises."""
+    """Tells the workers of one driver, within a `with` block, when a request or a server may start.
+
+    Raises `FleetError` if the fleet's ledger cannot be read or written.
+    """
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)
@@ -96,8 +99,8 @@ class BrokerServer:
         self._stack.close()
 
     async def _serve(self, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
-        # Accept connections here: asyncio's server and its `sock_accept` forget connections that they accept
-        # just as they are closed or cancelled.
+        # Accept connections here: asyncio's server, if it is closed, and `sock_accept`, if it is cancelled,
+        # may forget a connection that was just accepted.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.setblocking(False)
             listener.bind(self.address)

@@ -5,7 +5,8 @@
     results of B ─┘                                    └─ cannot be told   otherwise
 
 The interval is the 95 % confidence interval of the mean difference, B minus A. If it contains 0, the result
-says how large a difference these cases would probably have shown, and how many more cases are needed.
+says how large a difference these cases would probably have shown and, if known, how many more cases are
+needed.
 
 The settings that have one value in all episodes of A and another value in all episodes of B are compared. The
 other settings, except `base_url`, identify the case. A case that only one side has played does not count.
@@ -71,7 +72,7 @@ _NO_CELL = frozenset({"seed"})
 """Settings that do not make cells: episodes with different seeds are repetitions in one cell."""
 
 NO_CASE = frozenset({"base_url"})
-"""Settings that are not part of the case: a server that is started again has another port."""
+"""Settings that are not part of the case: a model's server that is started again may have another port."""
 
 _WIDEST = 70
 _TINY = 1e-12
@@ -99,7 +100,7 @@ class Cell(Struct, frozen=True):
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
         """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use `other`'s folder. Raises `FleetError`.
 
-        A text needs quotes, as in JSON, if it contains `,NAME=` or looks like a number, `true` or `null`.
+        A text may need quotes, as in JSON, if it contains `,NAME=` or looks like a number, `true` or `null`.
         """
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
@@ -252,10 +253,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
             `worse`.
         why: Why there is no interval, as a sentence; empty if there is an interval.
         measures: The score first; then pass@k and pass^k, the cost, the tokens, the time and so on, as far as
-            they are known.
+            they are known and not 0 everywhere.
         detectable: The smallest true difference that such a comparison finds with a chance of 80 %; NaN
             without an interval.
-        more_cases: About how many more cases would show a difference of `target`; `None`: unknown.
+        more_cases: About how many more cases would show a difference of `target`; `None`: none are needed,
+            there is no interval, or it would take 1,000 times as many.
         more_episodes: About how many episodes the `more_cases` have, on both sides together.
         target: The difference that `more_cases` is about: the margin, or the difference that was measured.
         changes: All cases, sorted by B minus A, the smallest first.
@@ -286,9 +288,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
         """Return the findings, and the cases in which A and B differ.
 
-        With 15 cases or more, only the five that lost most and the five that gained most are listed.
-        `everything`: list all cases that differ. `commands`: add the commands that show the episodes of each
-        case.
+        With 15 cases or more, only the five that lost most and the five that gained most are listed. With
+        fewer, and if any differ, the equal cases are listed too. `everything`: list all cases that differ.
+        `commands`: add the commands that show the episodes of each listed case that differs.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
@@ -311,7 +313,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
         `True`: the 95 % interval of B minus A is below 0 (above 0 if lower is better), and the mean loss is
         at least `margin`. `False`: even the largest loss in the interval is smaller than `margin`. `None`:
-        neither is the case, because there are too few episodes to tell.
+        neither is the case, for example because there are too few cases to tell.
         """
         found = _turned(self.measures[0].difference, self.lower_is_better)
         if found.high < 0 and found.mean <= -margin:
@@ -441,7 +443,8 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
 
     Raises:
         FleetError: A cell has no episodes, lacks the score, or has no case in common with the other cell. Or
-            an episode has failed, lower is better, and `options.failed_as` is `None`.
+            `options` do not fit the episodes: for example, an episode has failed, lower is better, and
+            `failed_as` is `None`.
         MissingDependencyError: `options.margin` is set and there are enough cases for an interval, but numpy
             or scipy, which compute it, is not installed.
     """
@@ -517,7 +520,7 @@ def compare_results(
 
 
 class _Cases:
-    """One side's episodes that were played and have the score, grouped by case."""
+    """One side's episodes that count with a score, grouped by case."""
 
     def __init__(
         self, found: Sequence[Result], score: str, failed_as: float, no_case: AbstractSet[str], earlier: int
@@ -773,9 +776,10 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
     """Return the names of the settings that split the episodes into the cells of a table.
 
-    If all settings that differ make at most `most` cells, return all of them. Otherwise take settings one by
-    one: first those in `axes`, then the others; in both groups, those with fewer values first. Stop before
-    there are more than `most` cells, or too few cases in a cell for a confidence interval.
+    `seed` does not count. If all settings that differ make at most `most` cells, return all of them.
+    Otherwise take settings one by one: first those in `axes`, then the others; in both groups, those with
+    fewer values first. Stop before there are more than `most` cells or, from the second setting on, too few
+    cases in a cell for a confidence interval.
     """
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]

@@ -30,11 +30,11 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A summary of an attempt: its counts, its end, and the last problem. All texts are printable.
 
     Attributes:
-        requests: Number of requests to the model in the turns that have ended.
-        tool_calls: Number of tool calls in the turns that have ended.
-        refused_calls: Number of calls that were not sent, because the tool is unknown, the arguments are
-            wrong, or the policy or the connection to the server refuses the call.
-        failed_calls: Number of calls that were sent and failed, timed out or lost their server.
+        requests: Number of requests to the model in the turns that were completed or failed.
+        tool_calls: Number of tool calls in the turns that were completed or failed.
+        refused_calls: Number of calls that were refused and not sent, for example because the tool is
+            unknown, the arguments are wrong, or the policy or a person denies the call.
+        failed_calls: Number of calls that failed, timed out or lost their server.
         outcome: How the last turn ended: `failed`, `parked`, or the outcome's kind; empty: no turn ended.
         host_reason: Why the host ended the episode, in a word; empty if the host gave no reason.
         error: The last thing that went wrong, in a line; empty if nothing went wrong.
@@ -129,7 +129,7 @@ def _add(found: dict[str, Any], **counts: int) -> None:
 
 
 def last_failure(trace: Path) -> m.TurnFailed | None:
-    """Return the end of the last turn, if that turn has failed, up to any damage of the trace."""
+    """Return the failure of the last turn that ended before any damage of the trace; `None`: no failure."""
     end: object = None
     try:
         for line in open_episode(trace).lines():

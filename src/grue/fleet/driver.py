@@ -64,7 +64,7 @@ class Tally(Struct):
         before: Number of episodes that had a commit before this run.
         failed: Number of episodes with a commit that have failed.
         given_up: Number of episodes that failed three times because of the machine, the network or a server,
-            or whose result cannot be read.
+            or whose files cannot be read or written.
         unpaid: Number of episodes that ended early because the budget refused a request.
         running: Number of episodes that a worker plays now.
         others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
@@ -179,14 +179,15 @@ class Driver:
         self._refused = ""
 
     def run(self) -> Finished:
-        """Play the episodes without a result. Blocks until they are done, or the fleet pauses or is stopped.
+        """Play the episodes without a result. Blocks until they are done, or the run ends for another reason.
 
-        After the first Ctrl-C or `grue fleet stop`, no episode begins, and the running episodes are played
-        to their end. A second Ctrl-C, or a second `grue fleet stop`, cancels the running episodes.
+        After the first Ctrl-C or `grue fleet stop`, no more episodes are submitted, and the running episodes
+        are played to their end. A second Ctrl-C or `grue fleet stop` cancels the running episodes.
 
         Raises:
-            FleetError: A case cannot be used or occurs twice, the fleet's folder is gone, its disk is full,
-                or no worker can be started.
+            FleetError: A case cannot be used or occurs twice, the fleet's folder is gone, its disk is nearly
+                full, no worker can be started, or a provider's batches cannot be used.
+            BatchFolderError: The files of the batches cannot be used.
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from
@@ -228,7 +229,7 @@ class Driver:
         self.tally.waiting = len(self._waiting)
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Submit jobs until the engine has a few more jobs than slots; return `False` if no job is left."""
+        """Give the engine a few more jobs than it has slots; return `False` if there is no job to give."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else None if self._refused else next(jobs, None)
@@ -240,7 +241,7 @@ class Driver:
         return True
 
     def _jobs(self) -> Iterator[Job]:
-        """Yield a job for each episode that has to be played; count those that are done or given up."""
+        """Yield a job for each episode that has to be played; count the others as done or given up."""
         work, digests = self._plan.work, FileDigests()
         forget_cached()
         # Write the ids of the sweep's episodes before the first one is played, so that reports are about this
@@ -381,7 +382,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended; `None`: cancelled. Commit a timed-out attempt."""
+        """Record and return how an attempt without a commit ended; `None`: cancelled. Commit if timed out."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

@@ -19,9 +19,9 @@ class Lost(Struct, frozen=True):
     """Why an attempt has no result from its worker.
 
     Attributes:
-        kind: `died`: the attempt's worker process was killed or crashed. `timed_out`: the attempt took longer
-            than allowed. `cancelled`: by the driver. `error`: the attempt could not be made or recorded.
-            `unable`: no worker can be started.
+        kind: `died`: the worker process was killed, crashed or sent an invalid report. `timed_out`: the
+            attempt took longer than allowed. `cancelled`: by the driver. `error`: the attempt could not be
+            made or recorded. `unable`: no worker can be started, or the engine has failed.
         why: The reason; empty for `cancelled`.
         after_s: The time limit that a timed-out attempt exceeded; 0 for other kinds.
     """
@@ -46,10 +46,10 @@ class Engine(Protocol):
         """The queue that gets one `Ended` for each submitted job, when the job's attempt has ended."""
 
     def costs(self) -> Costs:
-        """Return the cost of all requests so far."""
+        """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt, which is made as soon as a slot is free."""
+        """Queue an attempt, which is made as soon as a slot is free, unless the engine has failed."""
 
     def withdraw(self) -> None:
         """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on.
@@ -61,4 +61,4 @@ class Engine(Protocol):
         """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""
 
     def close(self) -> None:
-        """End all processes of the engine. Blocks until none is left."""
+        """End all attempts, and the processes that the engine has started."""

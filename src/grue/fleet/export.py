@@ -4,8 +4,8 @@
                                      (in a temporary folder)              └─▶ episodes.parquet, ...
                         └─▶ samples.jsonl, or one ATIF file per episode
 
-Memory does not grow with the number of episodes. Of a damaged trace, the rows and samples before the damage
-are exported, but no trajectory; the damage is reported. DuckDB comes with the extra `export`.
+An export's memory does not grow with the number of episodes. Of a damaged trace, the rows and samples before
+the damage are exported, but no trajectory; the damage is reported. DuckDB comes with the extra `export`.
 
 A sample is the training data of one request. A request gives no sample if the trace does not hold exactly
 what was sent and answered. For example, the conversation's beginning may be in another trace, or a secret in
@@ -54,7 +54,7 @@ class Sample(Struct, frozen=True, kw_only=True):
         outcome: How the episode ended; see `Result.outcome`.
         reward: The episode's score that was chosen for the export; `None`: the episode lacks this score.
         message: Number of the request's message in the trace.
-        messages: The messages that the model got, in the form of chat completions; tools are called
+        messages: The messages that the model got, in the form of chat completions; tools have the names
             `SERVER.TOOL`. The key `by` of a message says who wrote it: `host`, `model`, `tool`, or `grue`.
             grue writes, for example, the request for a final answer, and the result of a call that was not
             made. Of images and files, only the kind, the MIME type and the size are listed.
@@ -395,7 +395,7 @@ class Exported(Struct, kw_only=True):
     """The counts of an export.
 
     Attributes:
-        rows: How many rows each table has; for training, how many samples or trajectories.
+        rows: How many rows the episodes gave for each table; for training, how many samples or trajectories.
         left_out: Number of replies without a sample, because the trace lacks what was sent or answered.
         troubles: For each of the first few damaged traces, what is wrong with it.
     """
@@ -467,7 +467,7 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
     """Write the tables `episodes`, `turns`, `calls` and `requests` as Parquet files into the folder `target`.
 
     Raises:
-        FleetError: A file cannot be written.
+        FleetError: A file cannot be written, or DuckDB reports an error.
         MissingDependencyError: DuckDB is not installed.
     """
     _folder(target)
@@ -487,7 +487,7 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The result of a query. `read` says how many rows the tables had, and which traces were damaged."""
+    """The result of a query. `read` counts the rows from episodes, not those from exported folders."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -501,7 +501,7 @@ def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = (
     their rows are added.
 
     Raises:
-        FleetError: The query is wrong; the error's text is from DuckDB.
+        FleetError: DuckDB reports an error in the query or in a file of `exported`, or the query is empty.
         MissingDependencyError: DuckDB is not installed.
     """
     named = set(_WORDS.findall(sql.lower()))
@@ -612,7 +612,7 @@ def _folder(target: Path) -> None:
 
 
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write a `Sample` for each request of the episodes into `samples.jsonl` in the folder `target`.
+    """Write the samples of the episodes into `samples.jsonl` in the folder `target`.
 
     The episode's score called `score` is the reward. An episode without a trace gives no samples.
 
@@ -633,7 +633,7 @@ def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str =
 
 
 def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write each episode as `ID.json` in ATIF. Arguments and errors are those of `export_samples`."""
+    """Write each episode with a readable trace as `ID.json` in ATIF; otherwise like `export_samples`."""
     done = Exported(rows={"trajectories": 0})
     _folder(target)
     for trace, origin in _played(episodes, score, done):

@@ -92,7 +92,7 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Episodes with the same failure, sorted by id. Where their texts differ, `text` has `'a'|'b'|…`."""
+    """Episodes with the same failure, in the given order. If their texts differ, `text` has `'a'|'b'|…`."""
 
     kind: FailureKind
     text: str
@@ -196,5 +196,5 @@ def trace_command(result: Result, fleet: Path) -> list[str]:
 
 
 def around(message: int) -> str:
-    """Return a range of message numbers that includes `message` and some messages before it."""
+    """Return the range of message numbers from 4 before `message`, but at least 1, to 1 after it."""
     return f"{max(1, message - 4)}-{message + 1}"

@@ -31,12 +31,13 @@ from grue.runtime.files import as_path
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 """A function that is called with three arguments: the counts, a dictionary from each running episode's id to
-the time of its submission (monotonic seconds), and the cost of the requests."""
+the time of its submission (monotonic seconds), and the cost of the requests (without a budget and a rate:
+only of earlier runs)."""
 
 
 @contextlib.contextmanager
 def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None]:
-    """Yield a function that calls `watch` and, if `shown`, draws a progress bar (terminal or notebook)."""
+    """Yield `watch`; if `shown`, a function that calls it and draws a progress bar (terminal or notebook)."""
     if not shown:
         yield watch
         return
@@ -91,7 +92,7 @@ class CompareOptions(TypedDict, total=False):
 
 
 class Fleet:
-    """Plays an episode for each of many cases. An episode that has a result is not played again.
+    """Plays one or more episodes of each case. An episode that has a result is not played again.
 
     Args:
         directory: The fleet's folder; made if it does not exist.
@@ -165,8 +166,8 @@ class Fleet:
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
         Raises:
-            FleetError: The work, a case or the folder cannot be used, another driver is using the folder, or
-                the program would start the fleet again in each worker that imports it.
+            FleetError: The work, a case or the folder cannot be used, another driver is using the folder, no
+                worker can be started, or the program would start the fleet again in each worker.
             MissingDependencyError: Ray is not installed, and the engine is `ray`.
         """
         own = getattr(work, "__module__", "") == "__main__"
@@ -230,9 +231,9 @@ class Fleet:
             **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
-            FleetError: The folder holds no fleet, no episode has the settings, or no case is in both sets. Or
-                an episode has failed, and `lower_is_better` is given without `failed_as`.
-            MissingDependencyError: `margin` is given, and numpy or scipy is not installed.
+            FleetError: The folder holds no fleet, no episode has the settings or the score, or no case is in
+                both sets. Or an episode has failed, and `lower_is_better` is given without `failed_as`.
+            MissingDependencyError: `margin` is given for 15 or more cases, and numpy or scipy is missing.
         """
         cells = []
         for name, wanted in (("a", a), ("b", b)):

@@ -96,8 +96,8 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
         endpoint: The endpoint of the `LLMError` that ended the attempt; empty: it ended in another way.
         model: The model that answered last; empty if unknown.
         spent: The cost of the attempt's requests, as far as it is known.
-        course: A summary of the attempt, read from its trace; `None`: the attempt has no trace or one of more
-            than 512 MiB, or an older version of grue made the attempt.
+        course: A summary of the attempt, read from its trace; `None`: the trace was not read, because it is
+            missing or larger than 512 MiB, the worker was lost, or an older version of grue was used.
     """
 
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
@@ -159,14 +159,14 @@ class EpisodeFolder:
         return sorted((int(match[1]), entry) for match, entry in found if match)
 
     def end_of(self, attempt: Path) -> AttemptEnd | None:
-        """Return how an attempt ended; `None`: it was interrupted, or still runs."""
+        """Return how an attempt ended (if unreadable: `infrastructure`); `None`: interrupted or running."""
         try:
             return _read(attempt / ATTEMPT, AttemptEnd)
         except FleetError as error:
             return AttemptEnd(outcome="infrastructure", kind=_DAMAGED, error=str(error))
 
     def begin(self, case: CaseFile) -> Path:
-        """Make and return the folder of a new attempt."""
+        """Write `case.json` if it is missing; make and return the folder of a new attempt."""
         with _writing(self.path):
             # Do not pass `parents=True`: this has to fail if the fleet's folder was deleted.
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -203,7 +203,7 @@ class EpisodeFolder:
             return _commit_at(self.path, commit)
 
     def set_aside_commit(self) -> None:
-        """Rename a commit that cannot be read, so that the episode can be played again."""
+        """Move the commit into a folder `damaged-...`, so that the episode can be played again."""
         with _writing(self.path):
             for name in (COMMIT, _HELD):
                 if os.path.lexists(self.path / name):
@@ -253,11 +253,11 @@ class FleetFolder:
         raise FleetError(f"There {what} in {self.path} whose id begins with {beginning!r}.")
 
     def read_manifest(self) -> Manifest:
-        """Return the manifest; if the folder has no file `fleet.json`, an empty one."""
+        """Return the manifest, or an empty one if there is none; raises `FleetError` if it is damaged."""
         return _read(self.path / MANIFEST, Manifest) or Manifest()
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest."""
+        """Write the manifest; make the folder if it does not exist."""
         with _writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path / MANIFEST, _written(manifest), fsync=True)
@@ -280,7 +280,7 @@ class FleetFolder:
         return None if ids is None else frozenset(ids)
 
     def write_named(self, ids: bytes) -> None:
-        """Move the ids of these episodes, given as in `write_latest`, to the end of `named.txt`.
+        """Put the ids of these episodes, given as in `write_latest`, at the end of `named.txt`.
 
         The file keeps the order of runs, because modification times differ in a copy of the folder.
         Nothing is raised if the file cannot be written.
@@ -291,7 +291,7 @@ class FleetFolder:
             write_whole(self.path / NAMED, "\n".join((*before, *ours)).encode())
 
     def named(self) -> list[str]:
-        """Return the ids in `named.txt`; the latest run's are at the end. Empty: the file cannot be read."""
+        """Return the ids in `named.txt`; the latest run's are at the end. Empty: no file, or unreadable."""
         return self._ids(NAMED) or []
 
     def _ids(self, name: str) -> list[str] | None:
@@ -304,8 +304,9 @@ class FleetFolder:
         """Check that episodes can be committed in this folder. Call this before any request costs money.
 
         Raises:
-            FleetError: The file system has no hard links, and renames a folder even over another folder that
-                is not empty, so that a second commit would replace the first.
+            FleetError: The folder cannot be written. Or the file system has no hard links, and renames a
+                folder even over another folder that is not empty, so that a second commit would replace the
+                first.
         """
         with _writing(self.path):
             place = Path(tempfile.mkdtemp(prefix=".trial-", dir=self.path))
@@ -331,7 +332,7 @@ class FleetFolder:
 
 @contextlib.contextmanager
 def driver_lock(folder: FleetFolder) -> Iterator[None]:
-    """Lock a fleet's folder for one driver; raises `FleetError` if another one has locked it."""
+    """Lock a fleet's folder (made if missing) for one driver; raises `FleetError` if that is impossible."""
     path = folder.path / LOCK
     with _writing(path):
         if folder.path.is_file():

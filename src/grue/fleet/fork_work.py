@@ -2,9 +2,9 @@
 
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
 runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` compares the two,
-turn by turn. The scores: `score` (1: the turn was answered), `same_answer` and `same_calls` (1: as recorded),
-`requests`, `tool_calls`. If the model makes a tool call whose result is not in the trace, the episode fails
-with the kind `ForkMissed`, unless `misses` is `call`.
+turn by turn. The scores: `score` (1: the turn was answered, and not by its fallback), `same_answer` and
+`same_calls` (1: as recorded), `requests`, `tool_calls`. If the model makes a tool call whose result is not in
+the trace, the episode fails with the kind `ForkMissed`, unless `misses` is `call`.
 """
 
 import contextlib

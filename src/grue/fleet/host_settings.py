@@ -48,11 +48,11 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Complete a case's settings with the project's model and base URL, and with up to two hashes.
+    """Add to a case's settings the project's model and base URL, where missing, and up to two hashes.
 
     One hash is of the tables `[tool.grue]` and `[tool.zorkgpt]`, if they exist. The other is of the tool lock
-    beside the case's `mcp_config`, if the case uses that lock. An offline case gets the scripted model, and
-    no base URL.
+    beside the case's `mcp_config`, if the case uses that lock. An offline case without a model gets the
+    scripted model, and no base URL is added.
 
     Raises:
         MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
@@ -90,8 +90,8 @@ def require_usable(base_url: str | None) -> None:
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
     """Return `llm` with another base URL and another model, where these are given.
 
-    If the URL or the model changes, the fallback models are removed, because the fleet is to measure the
-    chosen model only.
+    If the URL changes, `api_key` is removed. If the URL or the model changes, the fallback models are
+    removed, because the fleet is to measure the chosen model only.
     """
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())
@@ -129,7 +129,7 @@ def begin_again(episode: Episode) -> None:
 
 
 def files_digest(folders: Sequence[Path]) -> str:
-    """Return a hash of the names and contents of all files below `folders`, and of the targets of links."""
+    """Return a hash of the files below `folders` (names, contents, link targets), without runs and fleets."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in _files(folder):

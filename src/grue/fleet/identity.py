@@ -116,7 +116,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of the files whose paths are in the settings `names`; raises `FleetError`.
+        """Return the SHA-256 of the existing files that the settings `names` name; raises `FleetError`.
 
         For a setting that is a list of paths, return one hash of all its files.
         """

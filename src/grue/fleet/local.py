@@ -3,7 +3,8 @@
 One thread starts the workers, gives them jobs and reads their reports. It never waits for the rest of a
 report. Each worker has its own channel, so that no worker can damage the reports of another. The engine kills
 a worker's process group if the worker dies, takes too long, sends an invalid report, or reports that it is
-not fit for another attempt. An episode runs on the main thread of its process, so that signals work.
+not fit for another attempt, or if the attempts are cancelled. An episode runs on the main thread of its
+process, so that signals work.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ _PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk
 import takes most of a second."""
 
 _START_S = 120.0
-"""Time limit for a worker to import the program and to connect."""
+"""Time limit for a worker to import the program and to connect, and for attempts to start a first worker."""
 
 _START_AGAIN_S = 0.2
 
@@ -97,11 +98,11 @@ class LocalEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of all requests so far."""
+        """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
         return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt, which is made as soon as a worker is free."""
+        """Queue an attempt, which is made as soon as a worker is free, unless the engine has failed."""
         if self._failed is not None:
             self.ended.put((job, self._failed))
             return
@@ -119,7 +120,7 @@ class LocalEngine:
         self._wake.send_bytes(b"cancel")
 
     def close(self) -> None:
-        """Kill all worker processes. Blocks until they have ended."""
+        """Kill all worker processes. Blocks until they have ended, for at most 10 s each."""
         self._cancelled = self._closed = True
         self._wake.send_bytes(b"close")
         self._thread.join()
@@ -193,7 +194,7 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait for a worker's report, death, timeout or next start, or for a wake-up. Then handle reports."""
+        """Wait for a worker's report, death or time limit, a start or a wake-up; then check all workers."""
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)
@@ -224,7 +225,7 @@ class LocalEngine:
             self._drop(worker, Lost("timed_out", f"the episode did not end within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
-        """Read a worker's report, if all of it is there; raises `ValueError` or `RecursionError`."""
+        """Handle a worker's report, if all of it is there; raises `ValueError` or `RecursionError`."""
         line = worker.line()
         if line is None:
             return
@@ -317,7 +318,7 @@ def _need_descriptors() -> None:
 
 
 def place_sockets() -> str:
-    """Return multiprocessing's folder for sockets, which the first call makes at a short path."""
+    """Return multiprocessing's folder for sockets; if there is none yet, make it at a short path."""
     usual = tempfile.tempdir
     tempfile.tempdir = folder_for_sockets()
     try:

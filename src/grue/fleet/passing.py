@@ -23,7 +23,7 @@ class Passing(Struct, frozen=True):
         """Return the rule for `scores`; `worst` is the worst score that passes.
 
         If `worst` is `None` and all scores are from 0 to 1, only 1 passes (0 if lower is better). If `worst`
-        is `None` and there are other scores, all pass.
+        is `None` and there are other scores, or none, all pass.
         """
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):

@@ -23,7 +23,7 @@ They are used if fewer than `SAMPLE` finished episodes have a trace, or `keep` i
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """The number of missing episodes of a sweep, their estimated size on disk, and the cost so far."""
+    """The number of a sweep's missing episodes, their estimated size on disk, and the cost of the others."""
 
     work: str
     total: int
@@ -33,9 +33,9 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return how many episodes of a sweep are missing in the folder `place`, their size, and the cost so far.
+    """Return how many episodes of a sweep are missing in `place`, their size, and the cost of the others.
 
-    The folder need not exist. Raises `FleetError` if a case cannot be used.
+    The folder `place` need not exist. Raises `FleetError` if the work or a case cannot be used.
     """
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
     forget_cached()

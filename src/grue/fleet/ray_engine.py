@@ -1,8 +1,8 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
 Ray chooses the machine of each task, and returns the task's result. Ray never retries a task, because the
-driver counts attempts itself. The only Ray actor is the broker, which decides when a request may start, and
-writes the most that the request can cost into the ledger. The broker runs on the driver's machine.
+driver counts attempts itself. The only Ray actor is the broker, which decides when a request or a server may
+start, and writes the costs into the ledger. The broker runs on the driver's machine.
 """
 
 import contextlib
@@ -62,15 +62,15 @@ class RayBroker:
             self._claims.pop(attempt).lost()
 
     async def report(self) -> tuple[Costs, set[str]]:
-        """Return the cost of all requests so far, and the attempts that are running."""
+        """Return the cost of the requests, as in `Accounts.costs`, and the attempts that are running."""
         return self._accounts.costs(), self._running
 
 
 class RayEngine:
     """Makes attempts on a Ray cluster, whose machines see the fleet's folder at the same path.
 
-    `workers`: attempts at one time; 0: as many as the cluster has cores. `address`: the cluster's address, or
-    `auto` for the cluster that runs on this machine; `None`: start a cluster on this machine.
+    `workers`: about how many attempts are made at one time; 0: as many as the cluster has cores. `address`:
+    the cluster's address, or `auto` for the cluster that runs on this machine; `None`: start one here.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -112,11 +112,11 @@ class RayEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of all requests so far; the figures are up to about a second old."""
+        """Return the cost of the requests, as in `Accounts.costs`, up to about a second old."""
         return self._costs
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt, which is made as soon as the cluster has a free core."""
+        """Queue an attempt, which is made when the cluster has a free core, unless the engine has failed."""
         with self._lock:
             if self._failed is None:
                 self._tasks[self._start(job)] = (job, math.inf)
@@ -124,7 +124,7 @@ class RayEngine:
         self.ended.put((job, self._failed))
 
     def withdraw(self) -> None:
-        """Do nothing: the driver cannot know whether an attempt still waits for a core or has just begun."""
+        """Do nothing: the engine cannot know whether an attempt still waits for a core or has just begun."""
 
     def cancel(self) -> None:
         """End all attempts."""
@@ -143,7 +143,7 @@ class RayEngine:
             self._ray.shutdown()
 
     def _collect(self) -> None:
-        """Put the outcome of each attempt that has ended into `ended`. Runs in a thread until `close`."""
+        """Put the outcome of each ended attempt into `ended`, in a thread, until `close` or a failure."""
         asked_at = 0.0
         try:
             while not self._closed.is_set():

@@ -102,6 +102,7 @@ def write_report(
         FleetError: The folder holds no fleet or no episodes, no episode has a setting of `by`, the episodes
             have scores but not this one (unless it is the default), the page cannot be written, or
             `failed_as` is `None` although lower scores are better and an episode has failed.
+        TraceError: `target` is a file that grue did not write as a report, or cannot be read.
         MissingDependencyError: A cell has 15 or more cases, and numpy or scipy is not installed.
     """
     require_fleet(fleet)

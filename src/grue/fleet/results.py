@@ -34,7 +34,8 @@ _MOST_LINE = 2**20
 ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
 """`scored` and `failed` are results. Episodes with the other outcomes have no result. `infrastructure`: the
 machine, the network or a server failed in the last attempt; `unpaid`: the budget refused one of its requests;
-`interrupted`: the last attempt was cut off, or still runs; `damaged`: the episode's files cannot be read."""
+`interrupted`: the last attempt was cut off, still runs or waits for a batch; `damaged`: the episode's files
+cannot be read."""
 
 _Stamp: TypeAlias = tuple[int, int, int]
 
@@ -48,11 +49,12 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Number of the episode among those with equal settings, from 0.
-        attempt: Number of the committed attempt; if none is committed, of the last one; 0: none was begun.
+        attempt: Number of the committed attempt; if none is committed, of the last one; 0: none was begun, or
+            the files cannot be read.
         end: How attempt number `attempt` ended; `None`: it has not ended, or its files cannot be read.
         trouble: Why the episode's files cannot be read; empty if they can be read.
         trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
-        grue: The version of grue that played the episode.
+        grue: The version of grue that played the episode; empty if no attempt is committed.
         marks: The scores that scorers and people have given the committed attempt later.
     """
 
@@ -77,7 +79,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def course(self) -> Course | None:
-        """The summary of the attempt with the number `attempt`; `None`: it has no trace, or has not ended."""
+        """The summary of attempt number `attempt`; `None`: there is none, as while the attempt runs."""
         return None if self.end is None else self.end.course
 
     @property
@@ -87,7 +89,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores by name: those of the work, and those of scorers.
+        """The scores by name: those of the work, and those of scorers and people.
 
         A scorer's score is found under `SCORER@VERSION`, and that of the newest version also under `SCORER`,
         unless the work has returned a score of this name.
@@ -185,7 +187,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
-    """Raise `FleetError` if one of `names` is not a setting of any episode; the error lists the settings."""
+    """Raise `FleetError` if the episodes have settings, but one of `names` is not among them."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:

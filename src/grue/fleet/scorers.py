@@ -51,8 +51,8 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         judge: The question that a model is asked about the answer; the model returns a number from 0 to 1
             and a reason.
         version: Change it to have all episodes scored again; the scores of the old version stay.
-        model: The judge's model; `None`: the model in `pyproject.toml`.
-        base_url: The judge's endpoint; `None`: the endpoint in `pyproject.toml`.
+        model: The judge's model; `None`: the model of the project's configuration.
+        base_url: The judge's endpoint; `None`: the endpoint of the project's configuration.
         max_tokens: The most tokens of the judge's completion.
     """
 
@@ -94,7 +94,7 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
         settings: The settings of the episode's case.
         scores: The scores that the work returned.
         question: The user's text of the last turn.
-        answer: The answer to the question; a structured answer as JSON. Untrusted.
+        answer: The answer to the question, empty if there is none; a structured answer as JSON. Untrusted.
     """
 
     id: str
@@ -114,7 +114,7 @@ class Given(Struct, frozen=True, kw_only=True):
 
 
 def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
-    """Return the score that a scorer gives an episode. What the scorer's function raises is not caught.
+    """Return the score that a scorer gives an episode. What the scorer raises is not caught.
 
     `cache` is the folder with the earlier verdicts of judges, and `count` counts a judge's requests.
     """

@@ -163,7 +163,7 @@ class ScoreTally(Struct):
         total: Number of episodes that this run has to score.
         done: Number of these episodes that have all scores now.
         before: Number of episodes that had all scores before this run.
-        failed: Number of episodes for which a scorer failed.
+        failed: Number of episodes for which a scorer failed or took too long.
         unpaid: Number of episodes for which the budget has refused a request.
         without_trace: Number of finished episodes that lack a score, and whose trace was not kept.
         unfinished: Number of episodes that have no result.
@@ -191,7 +191,8 @@ def score_fleet(
     that have a mark already. `watch` is called with the counts a few times a second.
 
     Raises:
-        FleetError: The folder cannot be written, another run of scorers uses it, or no worker can be started.
+        FleetError: The folder holds no fleet or cannot be written, another run of scorers uses it, or no
+            worker can be started.
     """
     place = FleetFolder(fleet.absolute() / SCORES)
     tally = ScoreTally()

@@ -2,8 +2,8 @@
 
 The settings of a case: `agent` (path of the `agent.yaml`; required), `task`, `offline` (`true`: a scripted
 model), `model`, `base_url`, `mcp` (`false`: no servers), `expected` (a text or a number that the answer or a
-written file must contain). The scores: `score` (1: the model says that the task is done, and `expected` was
-found), `turns`, `steps` and `requests`.
+written file must contain). The scores: `score` (1: the model says that the task is done, and `expected`, if
+given, was found), `turns`, `steps` and `requests`.
 """
 
 import shutil
@@ -60,8 +60,8 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Add the model, the base URL (unless `offline`), and a hash of skills and workspace to a case.
 
     Raises:
-        FleetError: `agent.yaml` or the key of its endpoint is missing, or neither `agent.yaml` nor the case
-            has a task.
+        FleetError: A setting is wrong, a file or the endpoint's key is missing, or neither `agent.yaml` nor
+            the case has a task.
     """
     with usable_case("run"):
         case = msgspec.convert(settings, TaskCase)
@@ -79,7 +79,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("agent",), scores=("score", "turns", "steps", "requests"), settings=TaskCase, complete=completed)
 def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Run the case's task.
+    """Run the case's task, and return the scores.
 
     Raises:
         MCPServerStartupError: The run went on without a server that `agent.yaml` requires.
@@ -125,7 +125,7 @@ def _require_servers(trace: Path, optional: Collection[str]) -> None:
         if line.tag in _CONNECTING:
             body = line.envelope().body
             if isinstance(body, McpServersConnected):
-                failed = None  # an earlier process had failed to connect them
+                failed = None  # the failure was that of an earlier process
             elif isinstance(body, McpConnectionFailed) and body.server_name not in optional:
                 failed = body
     if failed is not None:

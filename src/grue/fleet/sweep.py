@@ -87,7 +87,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield from (Case(settings=each, repetition=repetition) for each in self._settings())
 
     def models(self) -> set[str]:
-        """Return the models that the cases name."""
+        """Return the models that the sweep names, even those of excluded cases."""
         axis = self.grid.get("model", [])
         named = [
             *(() if isinstance(axis, Span) else axis),
@@ -126,7 +126,7 @@ def read_sweep(path: Path) -> Sweep:
 
     Raises:
         MCPConfigError: The file is missing or not UTF-8.
-        FleetError: The file is not TOML, or a key or a value is wrong; the error's text names line and key.
+        FleetError: The file is not TOML, or a key or a value is wrong; the text usually names line and key.
     """
     path = as_path(path, "read_sweep()")
     file = _File(path, read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file."))

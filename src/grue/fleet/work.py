@@ -45,8 +45,8 @@ class Episode(Struct, frozen=True, kw_only=True):
         id: The episode's id, which is the same for the same case on any machine.
         folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
         repetition: Number of the episode among those with equal settings, from 0.
-        interrupted: The folder of the last attempt that was interrupted. The work may read it to resume that
-            attempt, but must not change it. `None`: no attempt was interrupted.
+        interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read it
+            to resume that attempt, but must not change it. `None`: there is no such attempt.
     """
 
     id: str

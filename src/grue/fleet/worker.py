@@ -140,7 +140,7 @@ def _holds(before: _Marks, now: _Marks) -> bool:
 
 
 def _begin(place: Place) -> None:
-    """Connect to the broker, and arrange that this process ends when the driver is gone."""
+    """Take the driver's environment and folder, and connect to the broker, whose loss ends this process."""
     from grue.fleet.broker_link import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
     from grue.transports.llm.exchange import set_request_gate

@@ -36,8 +36,8 @@ from grue.transports.llm.endpoint import api_key
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
-    `completed` adds `project`, a hash of grue's tables in `pyproject.toml`, and `tool_lock`, a hash of the
-    tool lock of `mcp_config`.
+    `completed` may add `project`, a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`, and
+    `tool_lock`, a hash of the tool lock of `mcp_config`.
     """
 
     game: str = "house"
@@ -57,7 +57,8 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Add the model and, as far as the case uses them, the base URL, `project` and `tool_lock` to a case.
 
     Raises:
-        FleetError: `pyproject.toml` cannot be used, or the endpoint needs a key and none is set.
+        FleetError: `pyproject.toml` or the base URL cannot be used, or the endpoint needs a key and none is
+            set.
     """
     with usable_case("played"):
         return with_endpoint(settings)
@@ -70,7 +71,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     complete=completed,
 )
 def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Play an episode of the case's game.
+    """Play an episode of the case's game, and return the scores.
 
     Raises:
         FleetError: The case has a setting with an unknown name or a wrong type.

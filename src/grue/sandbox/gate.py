@@ -77,8 +77,8 @@ class Gate:
         record: Allow every host, and record each in `seen`.
 
     Attributes:
-        refused: The last connections that were refused, at most 20.
-        seen: With `record`, the `host:port` of each connection.
+        refused: The last refused connections that an entry of `Sandbox.network` could allow, at most 20.
+        seen: With `record`, the `host:port` of each TCP connection that such an entry could allow.
     """
 
     def __init__(self, hosts: Sequence[HostPort], *, unix: bool = False, record: bool = False) -> None:

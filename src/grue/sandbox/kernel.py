@@ -85,7 +85,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each protection of a box that newer kernels have and this kernel lacks."""
+        """Return a sentence for each protection that only newer kernels have; empty without Landlock."""
         if self.landlock == 0 or self.landlock >= 6:
             return ()
         return ("Signals to other programs of this user are not stopped; Linux 6.12 stops them",)
@@ -248,7 +248,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Report the system calls `calls` of this thread to a listener, and return the listener's descriptor.
+    """Report the calls `calls` of this thread and its children to a listener; return its descriptor.
 
     Raises:
         SandboxError: The kernel refused.

@@ -44,8 +44,8 @@ class Boxed:
     """One start of a program in its box, made by `boxed`, and what has to be removed after its end.
 
     Attributes:
-        env: The program's environment, with `TMPDIR` set to the scratch folder. If `read` and `write` of the
-            box open nothing in the user's home, `HOME` is set to the scratch folder too.
+        env: The program's environment. Where grue can make boxes, `TMPDIR` is the scratch folder, and so is
+            `HOME` if `read` and `write` of the box open nothing in the user's home.
         scratch: The scratch folder, which every box lets its program write. `end` removes it.
     """
 
@@ -87,7 +87,7 @@ class Boxed:
         return Gate(hosts, unix=self._box.unix_sockets) if hosts else None
 
     def run(self, start: Callable[[], Started]) -> Started:
-        """Call `start` in a thread that is confined to the box, and return the result of `start`.
+        """Call `start` in a boxed thread (in this thread if boxes are unsupported), and return the result.
 
         Raises:
             SandboxError: The kernel refused the box.
@@ -132,7 +132,7 @@ class Boxed:
     def released(self) -> None:
         """Let the thread that started this program prepare the rules for the next start.
 
-        Call `released` only after the program has started, because the work delays the caller.
+        Call `released` only after the program has started: preparing the rules would delay the start.
         """
         if self._thread is not None:
             self._thread.go_on()
@@ -261,7 +261,8 @@ def boxed(
     """Prepare a start in a box.
 
     `program` is an absolute path. `cwd` is the program's working directory; `None`: grue's own. `scratch` is
-    the path of the scratch folder, which is made here; `None`: a new path.
+    the path of the scratch folder, which is made here; `None`: a new path. Warns with `SandboxWarning` if the
+    box can only be enforced in part, and `required` is not set.
 
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
@@ -409,7 +410,7 @@ class ConfinedThread(Generic[Started]):
         self._goes_on.put(None)
 
     def end(self) -> None:
-        """Wait for the end of the thread."""
+        """Call `go_on`, and wait for the end of the thread."""
         self.go_on()
         with self._runs:
             pass
@@ -437,7 +438,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # This prepares the next start. If it fails here, the next start tries it again, and raises its error.
+        # `Boxed` makes rules for the next start here. If that fails, the next start makes them or raises.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

@@ -66,8 +66,8 @@ class Watch:
         """Return a narrow box that allows what the program did.
 
         The program still cannot list the folders of `left_out()`, or make or delete files directly in them.
-        If the program read or started at least six files of a folder, the box opens the whole folder, unless
-        it is too wide.
+        If the program read or started at least six files of a folder, or any file in a folder of packages
+        such as `node_modules`, the box opens the whole folder, unless it is too wide.
 
         Args:
             cwd: The program's working directory; it is written as `.` if the box opens it.

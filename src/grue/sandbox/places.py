@@ -87,8 +87,8 @@ def places_of(
     the box opens the file and its folder or package, too. The program may write `scratch` in any case.
 
     Raises:
-        SandboxError: A path of the box does not exist, is too wide, or leads through a link that the program
-            may have made.
+        SandboxError: A path in `write` or `execute` does not exist, the workspace is too wide, a path leads
+            through a link that the program may have made, or a folder has too many entries to hide one.
     """
     written = [_absolute(path, cwd) for path in box.write]
     if box.preset == "files":
@@ -154,7 +154,7 @@ def real_once(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Do the same as `os.path.realpath`, in a tenth of the time."""
+    """Do the same as `os.path.realpath`, on Linux usually in a tenth of the time."""
     if sys.platform != "linux":
         return os.path.realpath(path)
     try:
@@ -177,7 +177,7 @@ def packages_of(folder: str) -> str | None:
 
 
 def is_too_wide(folder: str) -> bool:
-    """Return whether a folder is `/`, `/tmp`, `/home`, the temporary folder, the home, or a parent of it."""
+    """Return whether a folder is the user's home or above it, `/tmp`, `/home`, or the temporary folder."""
     return _is_wide_workspace(folder) or real_path(folder) == real_once(tempfile.gettempdir())
 
 
@@ -203,7 +203,7 @@ def _chain(program: str) -> Iterator[str]:
 
 
 def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
-    """Return the path of a program or script, and the paths of its virtual environment or package."""
+    """Return the path of a program or script, and the folders of its installation, such as its package's."""
     if path.startswith(_opened_trees()):
         return [path]
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
@@ -228,7 +228,7 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 
 
 def _environment(root: str, written: Sequence[str]) -> list[str]:
-    """Return the folders of the virtual environment `root`, its base Python, and those in its `.pth` files.
+    """Return the virtual environment `root`, folders of its base Python, and folders that `.pth` files list.
 
     The `.pth` files are not read if `root` lies in a folder that the program may write (`written`): the
     program could have added any folder to them.

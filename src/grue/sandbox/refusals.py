@@ -63,7 +63,7 @@ def refusals(
     mark: str = "",
     logs: Sequence[str] = _LOGS,
 ) -> tuple[str, ...]:
-    """Return a sentence for each thing that a box is known to have refused.
+    """Return a sentence for each thing that a box is known to have refused, at most five.
 
     `text` is the program's standard error, or the error text of a tool call. `network` is what the box lets
     the program connect to: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain a hidden
