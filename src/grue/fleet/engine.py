@@ -52,10 +52,7 @@ class Engine(Protocol):
         """Queue an attempt, which is made as soon as a slot is free, unless the engine has failed."""
 
     def withdraw(self) -> None:
-        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on.
-
-        The Ray engine does nothing: it cannot tell queued attempts from running ones.
-        """
+        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
 
     def cancel(self) -> None:
         """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""

@@ -14,6 +14,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class RayBroker:
 class RayEngine:
     """Makes attempts on a Ray cluster, whose machines see the fleet's folder at the same path.
 
-    `workers`: about how many attempts are made at one time; 0: as many as the cluster has cores. `address`:
+    `workers`: how many attempts are made at one time at most; 0: as many as the cluster has cores. `address`:
     the cluster's address, or `auto` for the cluster that runs on this machine; `None`: start one here.
 
     Raises:
@@ -103,6 +104,7 @@ class RayEngine:
         self._broker = actor.remote(self._folder, limits)
         task = ray.remote(_attempt).options(max_retries=0, num_cpus=1)
         self._start = functools.partial(task.remote, self._broker, limits, list(sys.path))
+        self._queued: deque[Task] = deque()
         self._tasks: dict[Any, tuple[Task, float]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -116,18 +118,30 @@ class RayEngine:
         return self._costs
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt, which is made when the cluster has a free core, unless the engine has failed."""
+        """Queue an attempt, which is made when a slot and a core are free, unless the engine has failed."""
         with self._lock:
             if self._failed is None:
-                self._tasks[self._start(job)] = (job, math.inf)
+                self._queued.append(job)
+                self._fill()
                 return
         self.ended.put((job, self._failed))
 
+    def _fill(self) -> None:
+        while self._queued and len(self._tasks) < self.slots:
+            job = self._queued.popleft()
+            self._tasks[self._start(job)] = (job, math.inf)
+
     def withdraw(self) -> None:
-        """Do nothing: the engine cannot know whether an attempt still waits for a core or has just begun."""
+        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
+        with self._lock:
+            queued = list(self._queued)
+            self._queued.clear()
+        for job in queued:
+            self.ended.put((job, Lost("cancelled")))
 
     def cancel(self) -> None:
         """End all attempts."""
+        self.withdraw()
         with self._lock:
             references = list(self._tasks)
         for reference in references:
@@ -158,8 +172,10 @@ class RayEngine:
         except BaseException as error:  # noqa: BLE001 - the driver waits for all jobs, and raises this error
             with self._lock:
                 self._failed = Lost("unable", f"The engine has failed: {type(error).__name__}: {error}.")
-                tasks, self._tasks = self._tasks, {}
-            for job, _ in tasks.values():
+                jobs = [*(job for job, _ in self._tasks.values()), *self._queued]
+                self._tasks.clear()
+                self._queued.clear()
+            for job in jobs:
                 self.ended.put((job, self._failed))
 
     def _look(self) -> None:
@@ -197,6 +213,7 @@ class RayEngine:
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
+            self._fill()
         # Call `lost` even if the attempt has ended by itself: the work may have left a runner open, for whose
         # requests and servers the broker still holds reservations and places.
         self._broker.lost.remote(job.folder.name)

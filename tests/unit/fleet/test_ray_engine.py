@@ -24,6 +24,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.running: set[str] = set()
+        self.begun: list[str] = []
         self.broken = False
         self.exceptions = SimpleNamespace()
         affinity = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: None)
@@ -38,7 +39,13 @@ class Cluster:
     def remote(self, made: object) -> Any:
         method = SimpleNamespace(remote=lambda *args: None)
         broker = SimpleNamespace(lost=method, report=method)
-        start = (lambda *args: broker) if made is ray_engine.RayBroker else (lambda *args: object())
+
+        def start(*args: Any) -> object:
+            if made is ray_engine.RayBroker:
+                return broker
+            self.begun.append(args[-1].folder.name)
+            return object()
+
         return SimpleNamespace(options=lambda **named: SimpleNamespace(remote=start))
 
     def get(self, asked: object, timeout: float = 0.0) -> Any:
@@ -60,14 +67,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return made
 
 
-def engine(tmp_path: Path) -> ray_engine.RayEngine:
-    return ray_engine.RayEngine(FleetFolder(tmp_path), Limits(), 1, None, episode_timeout_s=LIMIT_S)
+def engine(tmp_path: Path, workers: int, limit_s: float = LIMIT_S) -> ray_engine.RayEngine:
+    return ray_engine.RayEngine(FleetFolder(tmp_path), Limits(), workers, None, episode_timeout_s=limit_s)
 
 
 def test_the_wait_for_room_in_the_cluster_does_not_count_as_an_episodes_time(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    made = engine(tmp_path)
+    made = engine(tmp_path, 2)
     cluster.running = {"a"}
     for name in ("a", "b"):
         made.submit(Task(folder=tmp_path / name))
@@ -82,10 +89,36 @@ def test_the_wait_for_room_in_the_cluster_does_not_count_as_an_episodes_time(
 
 
 def test_a_cluster_that_fails_ends_the_run_and_does_not_hang(cluster: Cluster, tmp_path: Path) -> None:
-    made = engine(tmp_path)
+    made = engine(tmp_path, 1)
     cluster.broken = True
     for name in ("a", "b"):
         made.submit(Task(folder=tmp_path / name))
         _, outcome = made.ended.get(timeout=GUARD_S)
         assert outcome == Lost("unable", "The engine has failed: RuntimeError: the cluster is gone.")
+    made.close()
+
+
+def test_no_more_attempts_begin_than_there_are_workers(cluster: Cluster, tmp_path: Path) -> None:
+    made = engine(tmp_path, 2)
+    for name in ("a", "b", "c", "d"):
+        made.submit(Task(folder=tmp_path / name))
+    assert cluster.begun == ["a", "b"]
+    cluster.running = {"a"}
+    ended, _ = made.ended.get(timeout=GUARD_S)
+    assert ended.folder.name == "a"
+    assert cluster.begun == ["a", "b", "c"]
+    made.close()
+
+
+def test_withdrawn_attempts_never_begin_and_the_others_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    made = engine(tmp_path, 1, limit_s=GUARD_S)
+    for name in ("a", "b", "c"):
+        made.submit(Task(folder=tmp_path / name))
+    made.withdraw()
+    ended = [made.ended.get(timeout=GUARD_S) for _ in range(2)]
+    assert [(job.folder.name, outcome) for job, outcome in ended] == [
+        ("b", Lost("cancelled")),
+        ("c", Lost("cancelled")),
+    ]
+    assert cluster.begun == ["a"]
     made.close()
