@@ -107,7 +107,7 @@ class ConfinedFolder:
         return len(content)
 
     def entries(self, path: str = ".") -> list[str]:
-        """Return the names in a folder, sorted: `notes/` for a folder, `todo.txt (120 bytes)` for a file.
+        """Return the names in a folder, sorted, such as `notes/` (folder) or `todo.txt (120 bytes)` (file).
 
         Raises:
             RefusedPath: The path leaves the folder or leads through a link, there is no such folder, it may

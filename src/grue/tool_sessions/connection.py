@@ -18,16 +18,17 @@ from grue.tool_sessions.failures import ToolRefusedError
 
 
 class ConnectionStatus(Struct, frozen=True, kw_only=True):
-    """The state of a connection, and of its server's process if it has one, when it was read.
+    """The state of a connection, and of its server's process if there is one, at one moment.
 
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
         pid: Process id of the server; `None`: grue has not started a process for it.
         exit: The process's exit status or signal; `None`: it still runs, or grue has started no process.
-        ending: How the process ended, such as `polite` (by itself, when its stdin was closed) or `killed`.
+        ending: How the process ended, such as `killed` or `polite` (by itself, when its stdin was closed);
+            `none`: it still runs, or there is no process. `handed_over`: the session pool ends it later.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
-        box: In words, what the server can reach in its box; empty: the server runs in no box.
+        box: In words, what the server can reach from its sandbox; empty: the server has no sandbox.
         last_request_id: The JSON-RPC id of the last tool call that was sent to an MCP server; empty: none.
     """
 
@@ -121,7 +122,7 @@ class ToolConnection(Protocol):
 
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]
-"""Makes a connection that is not entered yet, and records the server's notices with the given `Note`."""
+"""Makes a connection that is not entered yet, and that records its server's notices with the `Note`."""
 
 
 @runtime_checkable
@@ -202,7 +203,7 @@ class Checkable(Protocol):
 
 
 class WrappedConnection:
-    """A `ToolConnection` that passes everything on to another `ToolConnection`. A base for subclasses."""
+    """A `ToolConnection` that passes its calls on to another `ToolConnection`. A base for subclasses."""
 
     def __init__(self, connection: ToolConnection) -> None:
         self._connection = connection
@@ -225,7 +226,7 @@ class WrappedConnection:
         return await self._connection.call(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a call would not be sent; `None`: it would be sent."""
+        """Return why a call would not be sent; `None`: no reason is known."""
         return await refusal(self._connection, tool, arguments)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:

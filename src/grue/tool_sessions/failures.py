@@ -71,10 +71,10 @@ class ToolTimedOutError(MCPError, TimeoutError):
 
 
 class ToolRefusedError(MCPError):
-    """The server answered a tool call with a JSON-RPC error instead of a result, or grue refused the call.
+    """The server answered a call with a JSON-RPC error, or grue did not send it or cannot use its answer.
 
     Attributes:
-        code: The JSON-RPC error code. If grue refused the call, grue has chosen the code.
+        code: The JSON-RPC error code. If the server sent none, grue has chosen the code.
         details: The error's `data` member; untrusted, usually `None`.
     """
 

@@ -64,7 +64,7 @@ class Parameters:
         context: Name of the parameter that receives the `ToolContext`; `None`: no parameter does.
 
     Raises:
-        MCPConfigError: A parameter cannot be given by name, or JSON cannot express its type.
+        MCPConfigError: For example, a parameter cannot be given by name, or JSON cannot express its type.
     """
 
     def __init__(self, tool: str, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
@@ -163,7 +163,7 @@ class Parameters:
 
 
 def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
-    """Return whether `kind`, a part of it or an annotation comes from pydantic or `annotated_types`."""
+    """Return whether `kind`, a part of it or an annotation comes from `_PYDANTIC` or has pydantic's hooks."""
     if depth > _DEEPEST:
         return False
     if isinstance(kind, type) and any(_is_pydantic(base) for base in kind.__mro__):
@@ -586,8 +586,8 @@ class FunctionTools(HostFunctions):
             call is refused. The model can know of such tools only from the host's instructions.
 
     Raises:
-        MCPConfigError: A function has no name, has the name of another function, or has a parameter whose
-            type JSON cannot express.
+        MCPConfigError: For example, a function has no name, has the name of another function, or has a
+            parameter whose type JSON cannot express.
 
     Source: L7
     """

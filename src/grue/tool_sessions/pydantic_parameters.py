@@ -76,7 +76,7 @@ class PydanticParameter:
             raise InvalidArgumentsError("; ".join([*shown, *more])) from error
 
     def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the parameter's schema, and `components` with the definitions that the schema refers to."""
+        """Return the parameter's schema, and `components` extended by definitions that the schema needs."""
         schema, own = self._schema("")
         if any(components.get(name, definition) != definition for name, definition in own.items()):
             schema, own = self._schema(f"{self._name}.")

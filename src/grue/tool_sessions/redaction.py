@@ -61,8 +61,8 @@ class Redactor:
 def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
     """Return what may be secret in a command's arguments, by the name of its placeholder.
 
-    A secret is named after its option or variable, `password` or `token`. A whole argument with a URL is
-    named by its number, such as `argument 2`.
+    A secret has the name of its option or variable, or the name `password` or `token`. A whole argument with
+    a URL is named by its number, such as `argument 2`.
     """
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
     for before, arg in _with_the_one_before(args):

@@ -72,7 +72,7 @@ def wanted(arguments: m.JsonObject) -> Wanted:
 
 
 class WholeResult:
-    """A tool's whole result. Its text and its JSON are decoded at most once, for any number of reads."""
+    """A tool's whole result. Its text, and the first level of its JSON, are decoded at most once."""
 
     def __init__(self, result: m.ToolCallResult) -> None:
         self._result = result
@@ -291,7 +291,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def _steps_of(path: str) -> list[_Step]:
-    """Return the steps of a JSON path; raises `CannotReadError` if a step has an unsupported form."""
+    """Return the steps of a JSON path; raises `CannotReadError` for an unsupported step or too many steps."""
     rest = path.strip().removeprefix("$")
     if rest and rest[0] not in ".[":
         rest = f".{rest}"

@@ -218,7 +218,7 @@ HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
 
 
 def _as_text(value: object) -> object:
-    """Convert a path to text, also if it is inside a list or dictionary; return other values unchanged."""
+    """Convert paths to text, also inside a list or dictionary. A list becomes a tuple."""
     if isinstance(value, PathLike):
         return os.fsdecode(value)
     if isinstance(value, list | tuple):
@@ -346,7 +346,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         name: By default the host in the URL. In a dictionary of servers, the key is the name.
         transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
             first, and then, if the address refuses it, SSE.
-        headers: Sent with every request to this URL, and to no other URL.
+        headers: Sent with every request to this server, and to no other host.
         connect_timeout_s: Time limit for opening an HTTP connection, and for sending one notification.
         auth: How grue authorises itself (OAuth); `None`: only `headers` can authorise it.
 

@@ -52,10 +52,10 @@ class PooledConnection:
     """A connection and its owner task. The owner task runs `run`; other tasks use the other methods.
 
     Attributes:
-        connection: Open once `opened` is set, unless `failed` is set too.
+        connection: Open while `opened` is set, unless opening failed or was given up, or `gone` is set.
         listing: The latest listing of the server; `None` until the connection is open.
         failed: Why opening failed (`ServerFailed`), or the exception that crashed the owner.
-        opened: Set when opening has succeeded or failed.
+        opened: Set when opening has succeeded, has failed or was given up.
         wanted: Set by a turn that waits for this connection; ends the delay before a prewarmed one starts.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses the connection; 0: none.
@@ -86,7 +86,7 @@ class PooledConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open or still opening, and its process has not ended."""
+        """Whether the connection has neither failed nor closed, and its `status` says that it is alive."""
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
@@ -180,7 +180,7 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    Cancelling `group` closes all connections. While `expects_turn` returns `False`, no session is prewarmed.
+    Cancelling `group` closes all connections. While `expects_turn` returns `False`, so does `lacks`.
 
     Attributes:
         opened: Servers with which a turn has had an open session.
@@ -248,7 +248,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Take back a connection from a turn: keep it if the pool keeps sessions, otherwise close it."""
+        """Take back a connection: keep it if it is usable and sessions are kept, otherwise close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]
@@ -310,8 +310,8 @@ class SessionPool:
         """Wait for the end of the processes of turns that are three or more before the turn of `starting`.
 
         Cancelled turns do not wait for older processes. So without this wait, a series of cancelled turns
-        could leave more and more processes alive. A prewarmed connection that no turn has taken counts as
-        one of the running turn.
+        could leave more and more processes alive. If the turn for which `starting` was prewarmed has passed,
+        `starting` counts as a connection of the running turn.
         """
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
@@ -452,7 +452,7 @@ class LeasedConnection(_SessionUser):
         return await super().refresh_tools(self._request.within(timeout_s))
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
-        """Return the listing of the prewarmed or kept connection; `None` if it cannot be used."""
+        """Return the listing of the prewarmed or kept connection. `None`: it was unusable and is closed."""
         owned.wanted.set()
         # `timeout_s` does not limit this wait: the opening has a time limit of its own, which began earlier
         # and gives a better error.
@@ -516,14 +516,14 @@ class SharedSession(_SessionUser):
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool in the kept session; return the server's content blocks too."""
+        """Call a tool in the kept session. Return its content blocks too; none, if the server sends none."""
         connection = self._open.connection
         if isinstance(connection, KeepsBlocks):
             return await connection.call_with_blocks(tool, arguments, timeout_s)
         return await connection.call(tool, arguments, timeout_s), ()
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send any request to the kept session."""
+        """Send any request to the kept session; raises `ToolRefusedError` if it takes tool calls only."""
         connection = self._open.connection
         if not isinstance(connection, TakesRequests):
             raise ToolRefusedError(f"{self._server} takes tool calls only", code=_METHOD_NOT_FOUND)

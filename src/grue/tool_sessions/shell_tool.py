@@ -72,7 +72,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
             `None`: no box; a command may do whatever the host may do.
 
     Raises:
-        MCPConfigError: The folder or a program does not exist, or `shell` is used with an allow-list.
+        MCPConfigError: For example, the folder or a program does not exist, or `shell` is used with an
+            allow-list.
     """
 
     folder: str | os.PathLike[str]
@@ -290,7 +291,7 @@ def _content(command: Command) -> m.JsonObject:
 
 
 def _text(capture: Capture) -> str:
-    """Return captured output as text. A line such as `[... 900 bytes were left out here ...]` marks a gap."""
+    """Return captured output as text, with a line where bytes were left out; of binary output, the size."""
     parts = capture.parts
     if capture.dropped:
         # A character that is cut at the gap is left out as a whole.

@@ -3,11 +3,11 @@
 A file of requests goes through these states:
 
     unsent  ─▶ sending ─▶ sent ─▶ settled
-                  │ the process was killed, or the provider did not reply:
+                  │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-A record is stored before a file is sent, and the provider's reply adds the batch's id to the record. Because
-of this record, no file is sent twice.
+A record is stored before a file is sent, and the provider's reply adds the batch's id to the record. With
+this record, grue looks for the batch of a file that may have been sent, before it sends the file again.
 """
 
 import codecs
@@ -89,7 +89,7 @@ class BatchDesk:
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait until a batch has ended, store the results of its requests, and return the requests' ids.
+        """Wait until at least one batch has ended, store the results, and return the ids of their requests.
 
         Return an empty list at once if no batch is under way. Raises as `look` does.
         """
@@ -103,11 +103,11 @@ class BatchDesk:
         return []
 
     async def look(self) -> list[str]:
-        """Ask the provider once about each batch; store new results, and return the ids of their requests.
+        """Send what is still `sending`, ask about each batch, store results, and return their requests' ids.
 
         Raises:
-            BatchRefused: The provider refuses a request, sends an answer that cannot be read, does not
-                answer for `Batching.patience_s`, or does not end a batch within `Batching.batch_timeout_s`.
+            BatchRefused: The provider refuses a request, sends an answer that cannot be read, keeps failing
+                for `Batching.patience_s`, or does not end a batch within `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
@@ -257,7 +257,7 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
-        """Yield a result file's lines; `b""` for a line over 64 MiB, or a rest that cannot be read."""
+        """Yield a result file's lines; `b""` in place of a line over 64 MiB, or of an unreadable rest."""
         rest = bytearray()
         skipping = False
         async for piece in self._endpoint.download(path, items * _MOST_LINE):
@@ -303,7 +303,7 @@ class BatchDesk:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
         If the answer cannot be read, such as a proxy's page, send the request once more. Use this only for
-        requests that may be sent twice. `what` names the answer in error texts.
+        requests that may be sent twice. `what` names the answer in error texts. Raises `BatchRefused`.
         """
         patience, unread = self._patience(), False
         while True:
@@ -345,7 +345,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits after each fault, longer each time; `patience_s` after its creation, raises `BatchRefused`."""
+    """Waits after each fault; raises `BatchRefused` for a fault over `patience_s` after the first request."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]

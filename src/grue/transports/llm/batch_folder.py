@@ -7,9 +7,9 @@
     DIR/submissions/0001.json    whether requests/0001.jsonl was sent: written before sending, then updated
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
-A request's id consists of the folder's `run`, the number of the turn, the request's number in the turn, a
-digest of its body, and the number of the attempt at the turn. By this id a process finds a request that an
-earlier process has stored, so that nothing is sent again.
+A request's id consists of the folder's `run`, the number of the turn (in a fleet, the episode's id), the
+request's number in the turn, a digest of its body, and the number of the attempt at the turn. By the parts of
+the id a process finds a request that an earlier process has stored, and does not store it again.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ FORMAT = 1
 class BatchManifest(Struct, frozen=True, kw_only=True):
     """The content of `batch.json`: the model that a folder's requests are for.
 
-    `run` is a random text in each request's id, so that no two folders have the same ids.
+    `BatchFolder` sets `run`, a random text in each request's id, so that no two folders have the same ids.
     """
 
     format: int = FORMAT
@@ -57,9 +57,9 @@ class Submission(Struct, frozen=True, kw_only=True):
         items: How many requests the file has.
         state: `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`:
             the results of its requests are in the folder.
-        key: Sent as metadata of the batch, to find the batch again if the provider keeps metadata.
+        key: Sent as metadata of the batch to OpenAI's API (Anthropic's takes none), to find the batch again.
         begun_at: When grue began to send the file, in seconds since the epoch.
-        file_id: The provider's id of the uploaded file; empty: none was uploaded, or the provider takes none.
+        file_id: The provider's id of the uploaded file; empty: no file was uploaded.
     """
 
     number: int
@@ -82,8 +82,8 @@ class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
     A folder that does not exist is created. A batch has at most `most_items` requests; `None`: as many as the
-    provider takes. All methods may raise `BatchFolderError`; the constructor raises it if another process
-    uses the folder, or if the folder holds requests to another model.
+    provider takes. A method that uses the files may raise `BatchFolderError`. The constructor also raises it
+    if another process uses the folder, or if the folder holds requests to another model.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class BatchFolder(Closing):
         self.submissions.pop(submission.number, None)
 
     def items_in(self, number: int) -> frozenset[str]:
-        """Return the ids of the requests in a file."""
+        """Return the ids of the requests in the file of requests with this number."""
         return frozenset(item for item, file in self._wanted.items() if file == number)
 
     def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:
@@ -246,7 +246,7 @@ class BatchFolder(Closing):
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """A context manager for every access to the files. It turns an `OSError` into `BatchFolderError`."""
+        """A context manager for access to the files. It turns an `OSError` into `BatchFolderError`."""
         try:
             yield
         except OSError as error:

@@ -155,7 +155,7 @@ _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
-"""Fewest characters of a value that is redacted. Shorter values are placeholders such as `none`."""
+"""Fewest characters of a key or header that is redacted. Shorter values are placeholders such as `none`."""
 
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
 """Fields of `extra_body` for which OpenTelemetry spans have attributes."""
@@ -174,14 +174,16 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         api_key: The key, sent in the header that the wire format uses. `None`: the key in the environment, in
             `GRUE_API_KEY` or the variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: no key
             is sent. Never part of a `repr`.
-        extra_headers: Sent with each request. Their values are redacted like the key.
+        extra_headers: Sent with each request, except `Content-Length` and `Transfer-Encoding`. The values are
+            redacted like the key.
         wire: The wire format; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
         force_tool_support: Offer tools even if the endpoint or the model's name says that the model takes no
             tools.
-        then: The models that are asked, in this order, if this model's endpoint cannot be reached, answers
-            with 5xx or 429, or does not answer in time, after all retries. Their own `then` must be empty.
+        then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
+            reached, answers with 5xx or 429, does not answer in time, or breaks its reply off. Their own
+            `then` must be empty.
 
     Source: R12.4
     """
@@ -243,7 +245,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
     def named_values(self) -> dict[str, str]:
-        """Return the secret values by name. `Authorization: Bearer KEY` gives `Bearer KEY` and `KEY`."""
+        """Return the secrets of 8 or more characters by name. `Authorization: Bearer KEY` gives `KEY` too."""
         headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
         tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
         named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
@@ -315,16 +317,16 @@ class LlmEndpoint:
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
-        profile: What the endpoint supports, corrected when an error of the endpoint shows something else.
-        first_profile: The value of `profile` before the first request.
-        left_out: Settings that the profile does not support. Each was reported once, by `SettingsLeftOut`.
+        profile: What the endpoint supports, corrected when grue learns more, for example from an error.
+        first_profile: What `profile` was before grue had learned anything about the endpoint.
+        left_out: The unsupported settings that a `SettingsLeftOut` has reported.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
         breaker: How many times in a row this endpoint failed, and until when another endpoint is asked first.
         judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model has
             called one, or `ToolsUnseen` was reported.
 
     Raises:
-        MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
+        MCPConfigError: The base URL, the key, a header or a field of `extra_body` cannot be used.
     """
 
     def __init__(
@@ -395,7 +397,7 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Do the slow imports for a connection now. The connection itself is opened by the first request."""
+        """Import modules and load certificates, if needed, before the first request opens a connection."""
         async with self:
             with self._open().lease():
                 pass
@@ -517,9 +519,10 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
-        """Return the first of this endpoint and its fallbacks that has not failed lately, or else `self`.
+        """Return the first endpoint of the chain whose `breaker` is not open, or else the first of the chain.
 
-        With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
+        With `tools`, only endpoints that take tools count; if none does, return `self`. `now_s` is on the
+        event loop's clock.
         """
         if len(self.chain) == 1:
             return self
@@ -552,7 +555,7 @@ class LlmEndpoint:
 
     @property
     def price(self) -> Price | None:
-        """The price that the user has set for the model, or its price in batches if the turn uses batches."""
+        """The user's price for the model, for batches if the turn uses batches; `None`: no price is set."""
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
 
@@ -590,7 +593,7 @@ class LlmEndpoint:
         return "beside" if unasked and not self.settings.force_tool_support else "skip"
 
     async def tool_support(self) -> m.ToolSupportChecked:
-        """Return whether the model may be offered tools. Reads the endpoint's model list at most once."""
+        """Return whether the model may be offered tools. Reading the model list may correct `profile`."""
         if self.profile.lists_parameters and not (self._list_read or self.settings.force_tool_support):
             models = await self._listed(await self.models())
             listed = find_model(models or {}, self.settings.model)
@@ -690,7 +693,7 @@ class LlmEndpoint:
 
 
 async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-    """Yield a reply's body in pieces, or a `Fault`; raises `TimeoutError` at `until` (event loop clock)."""
+    """Yield a reply's body in pieces, any fault last; raises `TimeoutError` at `until` (loop clock)."""
     if not 200 <= reply.status < 300:
         refused = await refusal(reply)
         yield fault_of_status(refused.status, refused.body, refused.location, refused.retry_after_s)
@@ -781,7 +784,7 @@ _KEY_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-k
 
 
 def _header_with_key(settings: LlmSettings, profile: WireProfile) -> str:
-    """Return the name of the header in `extra_headers` that holds the key; empty: no header there does."""
+    """Return the name of the header in `extra_headers` that serves as the key; empty: no header does."""
     usual = {name.lower() for name in FORMATS[profile.wire].headers("key") if looks_secret(name)}
     own = (name for name in settings.extra_headers if name.lower() in _KEY_HEADERS | usual)
     return next((name for name in own if name.lower() in usual or not settings.api_key), "")

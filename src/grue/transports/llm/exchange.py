@@ -72,7 +72,7 @@ class BodyTooLongError(EncodingError):
 
 
 class ContentDecoder:
-    """Decompresses one body, in one stage for each of the `codings`.
+    """Decompresses one body, in one stage for each gzip or deflate in `codings`, a `Content-Encoding`.
 
     No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
     endpoints put a character set among them. A known coding that was not asked for is ignored if the body is
@@ -93,7 +93,7 @@ class ContentDecoder:
         self._text = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Decompress `chunk`, and yield pieces of at most `STEP_BYTES`; raises `EncodingError`."""
+        """Decompress `chunk` in steps, and yield the output of each step; raises `EncodingError`."""
         for piece in self._through(chunk, 0):
             if self._not_asked_for:
                 self._check_text(piece)
@@ -190,7 +190,7 @@ _MAY_HIDE_BYTES = 32 * 2**10
 """After a reply of this length, further bytes may still wait in the event loop; see `HttpReply._silent`."""
 
 _QUIET_S = 0.001
-"""How long a connection must be silent, over TLS or after a reply of `_MAY_HIDE_BYTES`, to be used again."""
+"""For how many seconds a connection with TLS or after a long reply must be silent, to be used again."""
 
 
 class ExchangeError(Exception):
@@ -344,7 +344,7 @@ class HttpReply:
             self.headers.pop("content-encoding", None)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it was sent, still compressed; raises `ExchangeError`.
+        """Yield the body, compressed as `content-encoding` in `headers` says; raises `ExchangeError`.
 
         Use a `ContentDecoder`: httpx would decompress each chunk at once, however large the output is.
         """
@@ -412,7 +412,7 @@ def exchange_error(error: httpx.HTTPError) -> ExchangeError:
 
 
 def timeouts_of(patience: RetryPolicy) -> dict[str, float]:
-    """Return the time limits by httpx's names: for the connect, for each read, and for each write."""
+    """Return the time limits in seconds, by httpx's names."""
     timeout_s = patience.timeout_s
     connect_s = min(patience.connect_timeout_s, timeout_s)
     return {"connect": connect_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
@@ -428,7 +428,7 @@ def proxy_for(url: httpx.URL) -> str | None:
 
 
 def _innermost_text(error: BaseException) -> str:
-    """Return the text of the innermost cause, which comes from the operating system or the TLS library."""
+    """Return the text of the innermost cause, often that of the operating system or the TLS library."""
     words = str(error)
     cause = error.__cause__
     while cause is not None:
@@ -623,9 +623,9 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion, with as much of its body as can be read.
+    """Return a reply that is not a completion, with at most about 1 MiB of its body.
 
-    The status and the headers are returned in any case, because they may say when to ask again.
+    If the body cannot be read within 10 s, the reply is returned too: its headers may say when to ask again.
     """
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
@@ -671,6 +671,7 @@ async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> A
     Raises:
         BodyTooLongError: The body was compressed, and has more than `most_bytes`.
         EncodingError: The body cannot be decompressed.
+        ExchangeError: The body does not arrive.
     """
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
@@ -701,7 +702,7 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None, receiv
 
 
 class _Incoming:
-    """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
+    """A reply while it arrives. If events arrive, it counts as a stream under any content type.
 
     `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock.
     """
@@ -721,7 +722,7 @@ class _Incoming:
 
     @property
     def whole(self) -> bool:
-        """Whether the reply is complete. Further events may arrive, but are not needed."""
+        """Whether a streamed reply is complete. Further events may arrive, but are not needed."""
         return self.streamed is not None and self.streamed.assembler.whole
 
     async def take(self, chunk: bytes) -> None:
@@ -809,7 +810,7 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add the last event if no blank line ends the stream; ignore the event if it is damaged."""
+        """Add a last event that no blank line ends, unless it is damaged. Raise for damage before it."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             large = self._lines.waiting > LONG_BYTES
@@ -822,7 +823,7 @@ class _Incoming:
 
 
 def _joined(deltas: list[Delta]) -> list[Delta]:
-    """Join deltas that arrived together, so that the trace has one message for them and not one per token."""
+    """Join neighbouring deltas of the same part, so that the trace does not have one message per token."""
     joined: list[Delta] = []
     for delta in deltas:
         if joined and joined[-1].part == delta.part:
@@ -855,7 +856,8 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
 class WantedRequest(Struct, frozen=True, kw_only=True):
     """A request that is about to be sent.
 
-    Its prompt has at most `prompt_bytes` tokens. `max_tokens` limits the reply; `None`: no limit is set.
+    `prompt_bytes` is the size of its body, which has at most as many tokens. `max_tokens` limits the reply;
+    `None`: no limit is set.
     """
 
     model: str

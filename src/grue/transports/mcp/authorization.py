@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
 
 _MOST_RENEWALS = 2
-"""How often a token is renewed for one request: the first renewal may find a token that has expired."""
+"""How many times a token is renewed for one request: the first renewal may take an expired stored token."""
 
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
@@ -27,7 +27,7 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 class Authorization:
     """The authorisation of the requests to one server whose settings have `auth`.
 
-    `on_secret` is called with the name and the value of each token, before the token is used.
+    `on_secret` is called with the name and the value of each token or other secret, before its use.
     """
 
     def __init__(self, server: HttpServer, on_secret: Callable[[str, str], None]) -> None:
@@ -38,7 +38,7 @@ class Authorization:
         self._made: Authorizer | None = None
 
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
-        """Send a request. If the server refuses the token, send the request again with another token.
+        """Send a request. If the server refuses the token, or wants one, send the request with a new token.
 
         A request to another origin than the server's is sent without a token.
 

@@ -215,9 +215,9 @@ class McpClient:
 
         Raises:
             ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
-            ToolRefusedError: The arguments do not match the schema, the server answered with a JSON-RPC
-                error, or its answer is not usable.
-            ServerFailed: The server died or the connection broke. No further call can succeed.
+            ToolRefusedError: The arguments do not match the schema, or the server sent an error, an answer
+                that is not usable, or (over HTTP) no complete answer.
+            ServerFailed: The server died, or the connection cannot be used. No further call can succeed.
 
         Source: R11
         """

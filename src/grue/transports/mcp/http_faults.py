@@ -101,7 +101,7 @@ def _credentials(challenge: str) -> str:
 
 
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
-    """Return the fault of an address that accepts neither Streamable HTTP (`declined`) nor SSE (`fault`)."""
+    """Return the fault of an address that refuses SSE (`fault`), maybe after Streamable HTTP (`declined`)."""
     if declined is None or declined.cause == fault.cause:
         return fault
     cause = f"{declined.cause}; over the older SSE transport: {fault.cause}"
@@ -111,7 +111,7 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
 def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault:
     """Return the fault for a redirect that is not followed; `location` is its target, without secrets.
 
-    `same_place`: the target has the host and port of the configured address.
+    `same_place`: the target has the scheme, host and port of the configured address.
     """
     why = "what is sent is meant for the configured address only"
     if same_place:
@@ -211,7 +211,7 @@ def _phrase(status: int) -> str:
 
 
 class AuthorizationRefused(Exception):  # noqa: N818 - named as the event it reports
-    """No usable token can be obtained for the server. `fault` says why, and what the user can do."""
+    """No usable token can be obtained, read or stored. `fault` says why, and what the user can do."""
 
     def __init__(self, fault: WireFault) -> None:
         super().__init__(fault.cause)
@@ -253,7 +253,7 @@ def authorization_failed(words: str) -> AuthorizationRefused:
 
 
 def server_unavailable(status: int | None, host: str = "") -> AuthorizationRefused:
-    """Return the error for an authorization server that does not answer, or fails."""
+    """Return the error for an authorization server that fails with `status`; `None`: it does not answer."""
     named = f" {host}" if host else ""
     how = "does not answer" if status is None else f"failed (HTTP {status})"
     remedy = "Try again later; the authorization server's own log says more."

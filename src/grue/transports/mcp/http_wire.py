@@ -27,7 +27,7 @@ _LEAVE_S = 1.0
 """Time limit for telling the server that the session ends."""
 
 _LEAVE_AT_LEAST_S = 0.3
-"""The limit in place of `_LEAVE_S` if the turn's deadline has passed or is near."""
+"""The least time limit, if the turn's deadline has passed or is so near that it shortens `_LEAVE_S`."""
 
 
 class HttpWire:

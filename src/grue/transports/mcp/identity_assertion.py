@@ -64,7 +64,8 @@ class IdentityProvider:
         """Return an identity assertion for the authorization server `audience` and the MCP server `resource`.
 
         Raises:
-            AuthorizationRefused: The settings give no identity token, or the identity provider refuses it.
+            AuthorizationRefused: The settings give no identity token, or the identity provider gives no
+                assertion for it.
         """
         token = await aside(identity_token, self._auth)
         self._on_secret("identity_token", token)

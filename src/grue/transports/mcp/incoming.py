@@ -1,8 +1,9 @@
 """Decode a server's bytes to a message of the SDK. Never raises, whatever the bytes are.
 
 - An unusable or cut answer becomes an error for its request, which would otherwise wait for its timeout.
-- An answer with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would block
-  every thread of the host, and take many times the memory. Other messages of this size are dropped.
+- A tool result with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would
+  block every thread of the host, and take many times the memory. Any other answer of this size becomes an
+  error. Requests and notifications of this size are dropped.
 """
 
 import codecs
@@ -42,7 +43,7 @@ _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?
 
 
 def read_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, or `None` if it is not a message."""
+    """Return the message of a line, or `None` if it is not a usable message."""
     return _message_of(_decode(without_mark(line)))
 
 
@@ -52,7 +53,7 @@ def without_mark(text: bytes) -> bytes:
 
 
 async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line of any length, without blocking the event loop."""
+    """Return the message of a line of any length, or `None`, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
     # Decode in a thread, so that the event loop can go on: most of the work is Python code, during which
@@ -207,7 +208,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer with many values; its large parts stay JSON text. `None`: `line` is not an answer."""
+    """Decode a tool result, whose large parts stay JSON text; refuse other answers. `None`: not an answer."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

@@ -174,7 +174,7 @@ def _of_npx(server: StdioServer) -> Direct | None:
 
 
 def _read_npx(args: Sequence[str]) -> _Npx | None:
-    """Parse npx's arguments; `None`: this module does not know an option, or no package is named."""
+    """Parse npx's arguments; `None`: this module does not know an option, or nothing follows the options."""
     rest = list(args)
     named = ""
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -204,7 +204,7 @@ def _project_folders(server: StdioServer) -> Iterator[Path]:
 
 
 def _global(server: StdioServer) -> Iterator[Path]:
-    """Yield every folder in which npm, depending on its settings, may keep global packages."""
+    """Yield the folders in which npm usually keeps global packages, which depend on its settings."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
     prefixes += [_npmrc_prefix(expanded(environment.get("HOME", "~")) / ".npmrc"), "/usr/local"]
@@ -354,7 +354,7 @@ def _version(text: str) -> Version:
 
 
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return the npm package that a command runs and its `engines.node`; `None`: one of them is unknown."""
+    """Return the package that a command runs, in words, and its `engines.node`; `None`: one is unknown."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

@@ -17,7 +17,7 @@ class LineStream(MessageStream):
     """A stream that skips each line that is not a message, or is too large, and reports it by a notice.
 
     An answer that is too large becomes an error for its request, if the answer's id can be read. After
-    `MAX_UNASKED` lines in a row that answer no request, the stream breaks.
+    `MAX_UNASKED` lines in a row that answer no request, or a line over `max_line_bytes`, the stream breaks.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:

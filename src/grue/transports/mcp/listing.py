@@ -116,7 +116,7 @@ def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:
 
 
 def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) -> Iterator[m.ToolDefinition]:
-    """Yield a page's well-formed tools; report the others. Raises `ValueError` if the page has no list."""
+    """Yield a page's usable tools; report the others. Raises `ValueError` if the page has no list."""
     tools = page.get("tools")
     if not isinstance(tools, list):
         raise ValueError("tools is not a list")
@@ -145,7 +145,7 @@ def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) ->
 
 
 def _without_nulls(schema: m.JsonObject) -> m.JsonObject:
-    """Drop keywords that are `null`: servers in Go write `null` for an empty list; endpoints refuse it."""
+    """Drop top-level keywords that are `null`: Go servers write it for empty lists; endpoints refuse it."""
     return {key: value for key, value in schema.items() if value is not None}
 
 
@@ -218,9 +218,10 @@ class ListingCache:
             return None
 
     def save(self, server: McpServer, seen: SeenListing) -> None:
-        """Store the unfiltered listing of a server. If the folder cannot be used, do nothing.
+        """Store the unfiltered listing of a server, if the folder is usable and the listing not too long.
 
-        If the listing is private to the logged-in user, remove the file instead: another user may log in.
+        If a server has `auth` and the listing is private to the logged-in user, remove the file instead:
+        another user may log in.
         """
         document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:
@@ -239,7 +240,7 @@ class ListingCache:
             return
 
     def faults(self) -> Iterator[str]:
-        """Yield a sentence for each stored file that is not used, with the reason."""
+        """Yield a sentence, with the reason, for the folder or each stored file that is not used."""
         try:
             _require_own_folder(self.folder)
             files = sorted(self.folder.iterdir())
@@ -301,7 +302,7 @@ def _identity(server: McpServer) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """Return a file's content; raises `OSError`, and `ValueError` if another user can have written it."""
+    """Return a file's content; raises `OSError` or `ValueError`, also if other users may write the file."""
     # Do not follow a link, which could lead to a file that others may write. Do not wait on a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:

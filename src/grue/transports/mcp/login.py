@@ -34,8 +34,8 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 class Loopback(ThreadingHTTPServer):
     """A server on 127.0.0.1 to which the browser returns after the login. A context manager.
 
-    With port 0, it takes any free port. `returned` holds the query parameters of the browser's request.
-    Raises `OSError` if the port is taken.
+    With port 0, it takes any free port. `returned` holds the query parameters of the browser's request; empty
+    before it. Raises `OSError` if the port is taken.
     """
 
     daemon_threads = True
@@ -133,13 +133,14 @@ def log_in(
     scope: str | None = None,
     timeout_s: float = LOGIN_S,
 ) -> TokenRecord:
-    """Log in to a server and store the tokens; blocks until the person has finished in the browser.
+    """Log in to a server and store the tokens. Wait for the person in the browser for `timeout_s` at most.
 
     `show` is called in a thread, with the address to open. `scope` names further scopes to ask for, separated
     by spaces.
 
     Raises:
-        LoginRefused: The server wants no login, the authorization server refuses, or nobody finished in time.
+        LoginRefused: For example, the server wants no login, the authorization server refuses, or nobody has
+            finished in time.
     """
     auth = server.auth
     if auth is None or auth.grant != "authorization_code":
@@ -173,7 +174,7 @@ def log_in(
 
 async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
     store = token_store(server)
-    # Read the store first, so that nobody logs in if the tokens cannot be stored.
+    # Read the store first: if the keyring cannot be used, this raises before anybody logs in.
     await call_in_daemon_thread(store.load)
     refusal = await _refusal(server)
     authorizer = Authorizer(server, store, lambda _name, _value: None)
@@ -181,7 +182,7 @@ async def _log_in(server: HttpServer, person: Person, scope: str | None) -> Toke
 
 
 async def _refusal(server: HttpServer) -> httpx2.Response:
-    """Send requests without a token, and return the response with which the server refuses a request."""
+    """Send requests without a token, and return the response that asks for a token; raises `LoginRefused`."""
     accept = {
         "accept": "application/json, text/event-stream",
         "accept-encoding": "identity",
@@ -246,7 +247,7 @@ def log_out(server: HttpServer) -> tuple[bool, bool]:
         Whether any tokens were stored, and whether the authorization server has revoked them.
 
     Raises:
-        LoginRefused: The place where the tokens are kept cannot be used.
+        LoginRefused: The place where the tokens are kept, or `auth` of the server, cannot be used.
     """
     store = token_store(server)
     try:

@@ -1,6 +1,6 @@
 """The stream of messages that the SDK's session reads and writes, whatever the transport is.
 
-Importing this module imports `mcp`, which is slow. Import it inside functions.
+Import this module inside functions: it imports `mcp`, which is slow.
 """
 
 import json
@@ -25,9 +25,10 @@ class MessageStream(ABC):
 
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
-        tools_changed: Whether the server has announced changed tools. Set as soon as the announcement is
-            read: the SDK handles announcements in another task, possibly after the next call was sent.
-        last_request_id: The id of the last tool call that was sent.
+        tools_changed: Whether the server has announced changed tools since the client last set this to
+            `False`. Set as soon as the announcement is read: the SDK handles announcements in another task,
+            possibly after the next call was sent.
+        last_request_id: The id of the last tool call that was sent; empty: none.
     """
 
     broken: str | None
@@ -90,7 +91,7 @@ def is_closed(error: SdkError, stream: MessageStream) -> bool:
 
 
 def encode_large(message: types.JSONRPCMessage) -> bytes:
-    """Return a message of megabytes as JSON. Pydantic's encoder would hold the GIL three times as long."""
+    """Return a large message as JSON. Pydantic's encoder would hold the GIL three times as long."""
     try:
         return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
     except (ValueError, TypeError):  # msgspec cannot encode this message

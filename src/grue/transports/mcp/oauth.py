@@ -1,8 +1,8 @@
 """Obtains the tokens of one server, and renews a token when it expires or is refused.
 
-The SDK's OAuth providers know the protocol. A provider is a generator that yields requests, and `_drive`
-sends them. The one exception is the request to the MCP server, which the transport has sent already: for this
-request, `_drive` passes the server's refusal to the generator. The transport repeats the request later.
+The SDK's OAuth providers know the protocol. A provider's generator yields requests, and `_drive` sends them.
+The one exception is the request to the MCP server, which the transport has sent already: for this request,
+`_drive` passes the server's refusal to the generator. The transport repeats the request later.
 
 A turn never asks a person. If only a person can help, the fault says which command to run. The SDK's errors
 may quote an answer with tokens. So grue shows their texts only redacted, and without a quoted answer.
@@ -81,7 +81,7 @@ _SECRET_FIELDS = frozenset(
 
 
 def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
-    """Return a client for `url`; raises `AuthorizationRefused` if the environment's proxies are unusable."""
+    """Return a client for `url`; raises `AuthorizationRefused` for unusable proxies or certificates."""
     try:
         return httpx2.AsyncClient(verify=_tls(), trust_env=not is_loopback(str(url)), **options)
     except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
@@ -89,7 +89,7 @@ def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the answer with its body; raises `AuthorizationRefused` if it is too long."""
+    """Send a request; return the answer with its body; raises `AuthorizationRefused` for too long a body."""
     await request.aread()  # httpx2 does not read the content of a request that follows a redirect
     request.headers["accept-encoding"] = "identity"
     # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
@@ -127,8 +127,9 @@ def adapted(
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
     an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
-    the first, so the `configured` issuer is moved to the front. If `answer` has another issuer's metadata,
-    `AuthorizationRefused` is raised. A huge lifetime is limited, because the SDK cannot compute with it.
+    the first, so the `configured` issuer is moved to the front. If `answer` has metadata of another issuer
+    than `configured`, `AuthorizationRefused` is raised. A huge lifetime is limited, because the SDK cannot
+    compute with it.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -235,7 +236,7 @@ class Person(Struct, frozen=True):
 class Authorizer:
     """The tokens of one server in this process.
 
-    `on_secret` is called with the name and the value of each token, before the token is used.
+    `on_secret` is called with the name and the value of each token or other secret, before its use.
     """
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:
@@ -269,7 +270,7 @@ class Authorizer:
         return token == self._issued
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
-        """Raise `AuthorizationRefused`, because the server refuses even a token that was just issued."""
+        """Raise `AuthorizationRefused`, because the server refuses even a token that was just renewed."""
         if self._auth.grant != "authorization_code":
             what = "the token's scope" if refusal.status_code == httpx2.codes.FORBIDDEN else "a new token"
             raise authorization_failed(f"the server refuses {what} (HTTP {refusal.status_code})")
@@ -356,7 +357,7 @@ class Authorizer:
         return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
-        """Return a refreshed token, or an empty text if the refresh token is refused.
+        """Return a refreshed token, or an empty text if the authorization server issues none.
 
         If the exchange fails, `needed` decides: `True` raises `AuthorizationRefused`, `False` returns "".
         """
@@ -484,7 +485,7 @@ class Authorizer:
         return provider
 
     async def _drive(self, provider: httpx2.Auth, refusal: httpx2.Response | None) -> None:
-        """Send the requests that `provider` yields, until it ends; raises `AuthorizationRefused`."""
+        """Send all OAuth requests that `provider` yields; raises `AuthorizationRefused`."""
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
         self._last_status = None
@@ -609,7 +610,7 @@ class _Storage:
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return the configured client, or else the client registered for this login's redirect address."""
+        """Return the configured client, or the registered one if it fits the login's redirect address."""
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
         if auth.client_id is not None:

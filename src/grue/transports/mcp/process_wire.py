@@ -134,7 +134,7 @@ class ProcessWire:
     def _box(self) -> str:
         if self._server.sandbox is None:
             return ""
-        from grue.sandbox.launch import reach  # imported here, because most servers have no box
+        from grue.sandbox.launch import reach  # imported here, because most servers have no sandbox
 
         return self.redactor.text(plain_text(reach(self._server.sandbox)))
 

@@ -64,7 +64,7 @@ _MAX_INPUT_ROUNDS = 10
 """How many times at most a request is repeated with the input that the server asked for."""
 
 _MAX_CONCURRENT = 8
-"""How many requests of a server are answered at the same time. Further requests are declined."""
+"""How many requests of a server for sampling or input are answered at the same time. More are declined."""
 
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
@@ -205,8 +205,8 @@ class Link:
     async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
         """Call the host's `elicit` and return its answer. A Ctrl-C during `elicit` ends the tool call.
 
-        The SDK calls this in a task of its own. A `KeyboardInterrupt` that left the task would stop the event
-        loop before the session is closed. So it is raised in the task that waits for the tool call.
+        The SDK may call this in a task of its own. A `KeyboardInterrupt` that left this task would stop the
+        event loop before the session is closed. So `_send` raises it (`HostCodeFailed`) where the call waits.
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:
@@ -236,7 +236,7 @@ class Link:
 
         From revision 2026-07-28 on there is no handshake, only `server/discover`. The handshake comes first,
         because a new server refuses it at once, but an old one may leave `server/discover` unanswered until
-        the timeout. If an earlier session used such a revision, `server/discover` comes first.
+        the timeout. If an earlier session had no handshake, `server/discover` comes first.
 
         Raises:
             SdkError: The server refused, or the connection broke.
@@ -302,7 +302,7 @@ class Link:
 
         If the server asks for input that the host can give, the request is sent again with this input. If the
         caller is cancelled, the server is told so. The method `subscriptions/listen` opens a stream of change
-        notices, and `notifications/cancelled` ends one.
+        notices, and `notifications/cancelled` ends one. Raises `HostCodeFailed` after a Ctrl-C in `elicit`.
 
         Raises:
             SdkError: The server answered with an error, asks for input that the host does not offer, or the
@@ -425,7 +425,7 @@ def _text_of(content: object) -> str:
 LISTEN = "subscriptions/listen"
 CANCEL = "notifications/cancelled"
 MAX_STREAMS = 32
-"""How many streams a session may have at the same time."""
+"""How many streams of change notices a session may have at the same time."""
 
 
 class Subscriptions:

@@ -1,13 +1,13 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
-The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
-ending a session waits for the server. If an MCP request fails, their HTTP client (`_Client`) reports the
-fault to `HttpStream`, and returns a response without a body. It raises nothing: after most exceptions, the
-transports would end with an exception group, log a traceback, or never answer.
+The transports run in their own task, with a queue for each direction, so that sending never waits for the
+server, and ending a session only for a limited time. If an MCP request fails, their HTTP client (`_Client`)
+reports the fault to `HttpStream`, and returns a response without a body. It raises nothing: after most
+exceptions, the transports would end with an exception group, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
 loop. So this module filters the stream first: it drops comments, parses large events itself, and passes a
-small stand-in for each of them to the SDK.
+small stand-in for each large answer to the SDK.
 """
 
 import functools
@@ -88,7 +88,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply for an answer that the SDK could not parse; `None`: `error` contains none."""
+    """Return an error reply for an answer that the SDK could not parse; `None`: `error` has no answer."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     # An array is a JSON-RPC batch only if it is the whole message; `loc` has one item then.
@@ -117,8 +117,8 @@ class FilteredEvents(httpx2.AsyncByteStream):
 
     A large answer is put into `answers`, and a small event with the answer's id is yielded in its place.
     `request_id` is the request that the body answers; `None`: the body is the stream of the server's own
-    messages. An answer of more bytes than the first of `limits` is reported to `notify` and replaced by an
-    error. An event of more bytes than the second of `limits` ends the stream.
+    messages. An answer of more bytes than the first of `limits` is reported to `notify` and, if its id can be
+    read, replaced by an error. An event of more bytes than the second of `limits` ends the stream.
     """
 
     def __init__(
@@ -228,14 +228,14 @@ _MAY_SPEAK_SSE = frozenset((400, 404, 405))
 """Statuses with which a server of the older transport refuses the first request of Streamable HTTP."""
 
 _OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"
-"""The SDK logs this if a server names an endpoint at another host, and then waits for ever."""
+"""If a server names an endpoint at another host, the SDK logs this, and then waits for ever."""
 
 
 class HttpStream(MessageStream):
     """A `MessageStream` over HTTP.
 
     Attributes:
-        remedy: What the user can do about the broken stream, if the fault says so.
+        remedy: What the user can do about the broken stream; `None`: no remedy is known.
         large: Answers too large for the SDK, by the id of the small message that stands in for each.
         sessionless: Whether requests leave out the session's id, although the server has given one.
         cancelled: The ids of cancelled requests. If a stream with the answer to such a request breaks off,
@@ -523,7 +523,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response for the SDK, with a body only for `initialize`, or the fault."""
+        """Return a response for the SDK, or the fault. Deliver any answer except that to `initialize`."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)

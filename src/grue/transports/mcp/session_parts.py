@@ -173,7 +173,8 @@ class TaskOfCall:
         after the first polling interval.
 
         Raises:
-            ToolRefusedError: The task has failed or was cancelled by its server, or the server has no result.
+            ToolRefusedError: The task has failed or was cancelled by its server, or the server does not give
+                the task's state or result.
             ServerFailed: The server died or the connection broke.
         """
         try:

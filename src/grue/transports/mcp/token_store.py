@@ -90,11 +90,11 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     """The stored login for one server.
 
     Attributes:
-        access_token: Sent to the server; empty if the last token was refused and could not be renewed.
+        access_token: Sent to the server; empty if the authorization server has refused the refresh token.
         expires_at: When the access token expires, in seconds since the epoch by this machine's clock; `None`:
             the server did not say.
         obtained_at: When the access token was issued, by the same clock.
-        client: The client's registration, if grue has registered it.
+        client: The client's registration, configured or made by grue; `None` except after a person's login.
         metadata: The metadata document of the authorization server, which names its endpoints.
         resource: The metadata document of the MCP server, which names its authorization server.
     """
@@ -234,9 +234,9 @@ _WAIT_S = 20.0
 class KeyringStore(TokenStore):
     """The stored tokens of one server, in the system's keyring.
 
-    Each method that asks the keyring raises `AuthorizationRefused` if the package `keyring` is missing, if
-    the system has no keyring, or if the keyring is locked or does not answer within 20 s: some keyrings ask a
-    person before they answer.
+    Each method that asks the keyring may raise `AuthorizationRefused`, for example if the package `keyring`
+    is missing, the system has no keyring, or the keyring is locked or does not answer within 20 s: some
+    keyrings ask a person before they answer.
     """
 
     def __init__(self, server: HttpServer) -> None:
