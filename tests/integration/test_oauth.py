@@ -339,8 +339,10 @@ def test_a_folder_that_cannot_keep_tokens_is_named(
     server = guarded.spec()
     (tmp_path / "file").touch()
     monkeypatch.setenv("GRUE_TOKENS", str(tmp_path / "file" / "tokens"))
+    asked: list[str] = []
     with pytest.raises(LoginRefused, match=r"tokens cannot be kept in .*file/tokens: Not a directory"):
-        log_in(server, press_yes)
+        log_in(server, asked.append)
+    assert asked == []
     failure = failure_of(server)
     assert "file/tokens: Not a directory" in failure.cause
     assert "GRUE_TOKENS" in str(failure.remedy)
@@ -369,6 +371,19 @@ def test_the_command_says_what_is_stored_and_until_when(guarded: Guarded, tmp_pa
     assert gone.stdout == "Logged out of far. Its tokens are revoked.\n"
     for secret in record.secrets().values():
         assert secret not in told.stdout + told.stderr + gone.stdout + gone.stderr
+
+
+def test_the_secret_of_a_configured_client_is_in_no_file(guarded: Guarded) -> None:
+    logged_in(guarded)
+    *_, client = guarded.issuer.clients.values()
+    client.client_secret = "a-secret-of-a-client"
+    client.token_endpoint_auth_method = "client_secret_basic"
+    (port,) = (address.port for address in client.redirect_uris or [])
+    server = guarded.spec(client_id=client.client_id, client_secret=client.client_secret, redirect_port=port)
+    log_in(server, press_yes)
+    assert "a-secret-of-a-client" not in TokenStore(server).file.read_text()
+    assert echoed(server) == "hi"
+    assert log_out(server)[0]
 
 
 @pytest.mark.parametrize("configured", ["", "bare", "with a slash"])

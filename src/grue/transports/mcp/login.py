@@ -174,8 +174,10 @@ def log_in(
 
 async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
     store = token_store(server)
-    # Read the store first: if the keyring cannot be used, this raises before anybody logs in.
+    # If the keyring or the folder cannot be used, these raise before anybody logs in.
     await call_in_daemon_thread(store.load)
+    async with store.locked():
+        pass
     refusal = await _refusal(server)
     authorizer = Authorizer(server, store, lambda _name, _value: None)
     return await authorizer.login(refusal, person, scope)

@@ -290,8 +290,8 @@ class Authorizer:
         if not isinstance(endpoint, str) or not token or not _is_readable(record):
             return False
         provider = self._provider(record, None, None)
-        provider.context.client_info = await provider.context.storage.get_client_info()
-        data = {"token": token, "client_id": str((record.client or {}).get("client_id", ""))}
+        client = provider.context.client_info = await provider.context.storage.get_client_info()
+        data = {"token": token, "client_id": client.client_id or "" if client else ""}
         data, headers = provider.context.prepare_token_auth(data, {})
         try:
             response = await self._exchange(httpx2.Request("POST", endpoint, data=data, headers=headers))
@@ -415,10 +415,11 @@ class Authorizer:
         context, tokens = provider.context, provider.context.current_tokens
         if tokens is None:
             raise authorization_failed("the authorization server issued no token")
-        registered = self._auth.grant == "authorization_code" and context.client_info is not None
+        # A configured client has its secret in the environment, which no file needs to repeat.
+        registered = self._auth.grant == "authorization_code" and self._auth.client_id is None
         issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata else ""
         record = _record(self._server.url, tokens, issuer)
-        record.client = _plain(context.client_info) if registered else None
+        record.client = _plain(context.client_info) if registered and context.client_info else None
         record.metadata = _plain(context.oauth_metadata)
         record.resource = _plain(context.protected_resource_metadata)
         return await self._stored(record)
