@@ -1,6 +1,6 @@
-"""Every error that grue raises on purpose, under one root.
+"""The errors that host programs catch, under one root.
 
-The root is called `MCPError` because host programs catch that name. Each error's text says what to do.
+The root is called `MCPError` because host programs catch that name. The text of most errors says what to do.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 
 class MCPError(Exception):
-    """Root of every error that grue raises on purpose.
+    """Root of the errors that grue raises on purpose.
 
     Source: R9.3, R12.5
     """
@@ -28,7 +28,7 @@ def _unpickled(kind: type[MCPError], args: tuple[Any, ...]) -> MCPError:
 
 
 class MCPConfigError(MCPError):
-    """A configuration file, table or value cannot be used. It is raised before the turn starts anything.
+    """A configuration file, table or value cannot be used. Usually raised before the turn starts anything.
 
     Attributes:
         path: The file, or `None` when the value did not come from a file.
@@ -82,7 +82,7 @@ class MissingDependencyError(MCPConfigError, ImportError):
 class SandboxError(MCPError):
     """A box (a sandbox around a server's process) cannot be made.
 
-    This machine cannot enforce the box, or a path that the box needs cannot be opened.
+    For example, this machine cannot enforce the box, or a path that the box needs cannot be opened.
 
     Attributes:
         problem: What is wrong, in a sentence.
@@ -170,7 +170,7 @@ class ToolServerDied(MCPToolCallError):  # noqa: N818 - named as the event it re
 
 
 class MCPRequestError(MCPError):
-    """A request to a server outside a turn failed: the server refused it, or did not answer in time.
+    """A request to a server outside a turn failed: the server refused it, died, or did not answer in time.
 
     Attributes:
         method: The method of the request, such as `prompts/get`.
@@ -299,7 +299,7 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """A person changed the arguments of a call, and they do not fit the tool's input schema. Decide again.
+    """A person has changed a call's arguments to ones that do not fit the tool's input schema. Decide again.
 
     Attributes:
         name: Canonical name of the call's tool.
@@ -320,7 +320,7 @@ class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the me
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """An actor raised an unexpected exception: this error's `__cause__`. The trace has the details."""
+    """An actor or the host's code raised an unexpected exception, the `__cause__`. The trace has details."""
 
     def __init__(self, message: str, *, actor: str) -> None:
         super().__init__(message)

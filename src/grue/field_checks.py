@@ -205,7 +205,7 @@ def fault_of(error: Exception) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the beginning of a value's `repr`, or the length of a number that Python refuses to print."""
+    """Return the beginning of a value's `repr`, or a description if it has a number too long to print."""
     try:
         return f"{value!r:.60}"
     except ValueError:

@@ -132,7 +132,7 @@ class TurnNote(Message, frozen=True, kw_only=True):
 
 
 class SessionNote(Message, frozen=True, kw_only=True):
-    """Base of the notes that a session records."""
+    """Base of the notes about a server and its sessions."""
 
 
 class LlmNote(Message, frozen=True, kw_only=True):
@@ -253,11 +253,11 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         settlement: `returned` (with a result or an error), `timed_out`, `died` (the server, during the call),
-            `skipped` (never sent), `rejected` (never sent: the tool is unknown or has changed, or the
-            arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or by a
+            `skipped` (not sent by this process), `rejected` (never sent: the tool is unknown or has changed,
+            or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or by a
             person), `interrupted` (sent by a process that was killed: the call may have taken effect).
         iteration: One-based number of the reply that asked for the call, among the replies with tool calls.
-        duration_s: How long the call took; `None` if it was never sent.
+        duration_s: How long the call took; `None`: not sent, or `interrupted`.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
     """
 
@@ -464,7 +464,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
         cause: What went wrong, in one sentence.
         exit_status: The process's status, if it exited by itself.
         signal: The signal that killed the process, such as `SIGKILL`.
-        elapsed_s: Seconds since the spawn began.
+        elapsed_s: Seconds since the attempt to connect began.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
         needs_login: Whether a person has to log in at the server (`grue login`).
     """
@@ -873,14 +873,14 @@ class ServerSampled(Message, frozen=True, kw_only=True):
 
 
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
-    """llm: a model could not be asked. This request and later ones go to the next fallback model.
+    """llm: a model gave no reply, or takes no tools. This and the turn's later requests go to another model.
 
     `ThoughtsDropped` follows if the new model cannot read all thoughts.
 
     Attributes:
-        model: The model that could not be asked.
+        model: The model that is passed over.
         address: The base URL of that model's endpoint, without credentials.
-        reason: Why it could not be asked; untrusted.
+        reason: Why the model is passed over; untrusted.
         asks: The model that is asked now.
     """
 
@@ -1290,14 +1290,14 @@ class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady")
 
 
 class PrewarmLost(SessionNote, frozen=True, kw_only=True, tag="SpareLost"):
-    """session: a connection that was opened in advance cannot be used. The turn opens a new one."""
+    """session: a connection opened in advance or kept open cannot be used. The turn opens a new one."""
 
     server: ServerName
     cause: str
 
 
 class ServerEnded(SessionNote, frozen=True, kw_only=True):
-    """session: a server that was ended in the background has exited, with all processes of its group.
+    """session: a session that was closed in the background has ended, with all processes of its server.
 
     Source: P9
     """
@@ -1380,10 +1380,10 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
-    """agent: tools that a request offered before their servers had started were compared with the real ones.
+    """agent: tools that a request offered before their servers had started were compared with the listings.
 
     There are two cases. `server` is empty: all servers of the request have listed their tools, and the reply
-    is used: it calls no tool in `changed`. Or `server` is set: a tool call has started this server only
+    can be used: it calls no tool in `changed`. Or `server` is set: a tool call has started this server only
     now. Calls of its tools in `changed` are not sent, and the model is told so.
 
     Attributes:
@@ -1568,7 +1568,7 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
         answer: The accepted answer as a JSON value, or the host's fallback.
         raw_response: The text that the answer was parsed from, or the last text that was refused.
         reason: Why `kind` is not `answered`; empty if it is.
-        iterations: How many replies had tool calls.
+        iterations: How many replies to requests with tools had tool calls.
         requests: How many completions were requested, by the turn and by its servers (sampling).
         usage: What all `requests` have cost.
         untold: Tool results that no request has sent to the model. The conversation's next turn sends them.
@@ -1591,8 +1591,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: Whether the turn ended while it waited for a reply of the model. The conversation does not
-            contain that reply, even if it came later.
+        unread: Whether a turn of a conversation ended while it waited for a reply of the model. The
+            conversation does not contain that reply, even if it came later.
     """
 
     turn: int
@@ -1606,13 +1606,14 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
 
 class TurnParked(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for a person. Every session is closed, and the servers' state is lost.
+    """agent -> host: the turn waits for a person. Every session is closed; the servers' state may be lost.
 
     A later process needs only this message and the trace before it. Old traces lack some of the fields.
 
     Attributes:
-        calls: All tool calls of the last reply. Only those in `settled` or `Resumption.tasks` have been sent.
-        settled: Calls of this reply that an earlier process has sent, with their results.
+        calls: All tool calls of the last reply. Only those in `settled` or `Resumption.tasks` may have been
+            sent.
+        settled: Calls of this reply that an earlier process has settled, with their results.
         expires_at: As in `ApprovalPostponed`.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
         batches: The number of the last batch of tool calls.

@@ -16,7 +16,7 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 # contain it, and could no longer be read.
 
 ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]
-"""How a server process was ended.
+"""How a server process ended.
 
 - `none`: it still runs, or there is no process.
 - `polite`: it exited by itself when its stdin was closed.
@@ -104,7 +104,7 @@ Misses: TypeAlias = Literal["fail", "call", "ask"]
 
 - `fail`: the fork fails, and nothing is called.
 - `call`: the tool is called.
-- `ask`: a person is asked; the tool is called if they approve it.
+- `ask`: a person is asked, and the tool is called if the person approves.
 """
 
 MediaKind: TypeAlias = Literal["image", "audio", "file"]
@@ -181,8 +181,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
     Attributes:
         rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
-        trusted: Servers whose annotations are trusted. Annotations of the host's own functions and in the
-            tool lock always are. All other annotations can only make the verdict stricter.
+        trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those in
+            the tool lock, are always trusted. All others can only make the verdict stricter.
         parking: A turn that needs a person's approval ends; `Runner.resume` continues it after the answer.
             Requires a trace file. Without parking, the turn asks the runner's `approve` callback.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
@@ -229,7 +229,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         arguments: What the model wants to call the tool with; untrusted.
         reason: Why the policy asks; empty if its rule gives no reason.
         description: The server's text about the tool; untrusted.
-        input_schema: Schema of the arguments, for a person who changes them; untrusted. `None`: an old trace.
+        input_schema: Schema of the arguments, for a person who changes them; untrusted. `None` in old traces.
     """
 
     call_id: str
@@ -283,7 +283,7 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
     """If there are many tools, offer the model two tools instead, which find and call the others.
 
     These are `find_tools(query)` and `call_tool(name, arguments)`. The list of tools in the prompt stays the
-    same, so prompt caches stay valid. Policies, approvals and traces show the called tool, not `call_tool`.
+    same, so prompt caches stay valid. Policies, approvals and records of calls show the tool that is called.
 
     Attributes:
         above: The two tools are used if there are more tools than this (a whole number), or if the tools'
@@ -367,7 +367,7 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
         counted: Whether `tokens` is the endpoint's count; otherwise it is an estimate.
         call_id: The tool call whose result the part is; empty: the part is not a tool result.
         tool: Canonical name of that call's tool.
-        stub: The text that replaces the part if it is cleared; empty for a tool result.
+        stub: What replaces the part if it is cleared; empty unless the part is a user text with a stub.
     """
 
     tokens: int
@@ -420,7 +420,8 @@ class Batching(Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The folder for the stored requests, the batches' states and the turns' traces.
         most_items: The most requests of one batch; `None`: as many as the provider takes.
-        first_look_s: Seconds between the first two polls of a batch. Each later wait is 1.5 times as long.
+        first_look_s: Seconds between the first two polls of a batch. Later, each wait is usually 1.5 times as
+            long as the one before.
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for this many seconds. A later run with
             the same `folder` goes on from there.

@@ -139,7 +139,7 @@ class Mailbox(Generic[M]):
         raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
 
     def put_recorded(self, envelope: Envelope[M]) -> None:
-        """Put in a message that is in the trace already. The mailbox must not be full."""
+        """Put in a message that is in the trace already. The mailbox must not be full or closed."""
         self._held += 1
         self._entrance.send_nowait(envelope)
 
@@ -170,7 +170,7 @@ class Mailbox(Generic[M]):
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Accept no further message. The messages in the mailbox can still be received."""
+        """Accept no further message; waiting senders fail. Messages in the mailbox can still be received."""
         self._closed = True
         self._entrance.close()
         self._wake_senders()
@@ -211,7 +211,7 @@ class ReplyChannel:
         """Record the reply and wake the asker.
 
         Raises:
-            RuntimeError: A reply was given already.
+            RuntimeError: A reply was given already, or the channel was abandoned.
         """
         if self._given.is_set():
             raise RuntimeError(f"{self._answerer} replied twice to {self._asker}")
@@ -220,13 +220,13 @@ class ReplyChannel:
         self._given.set()
 
     def abandon(self) -> None:
-        """Wake the asker; its `wait` raises `MailboxClosed`."""
+        """Wake an asker that has no reply yet; its `wait` raises `MailboxClosed`."""
         if not self._given.is_set():
             self._abandoned = True
             self._given.set()
 
     async def wait(self) -> object:
-        """Return the reply's body once it is given."""
+        """Return the reply's body once it is given. After `abandon`, raise `MailboxClosed`."""
         await self._given.wait()
         if self._abandoned:
             raise MailboxClosed(f"{self._answerer} ended without a reply to {self._asker}.")
@@ -254,7 +254,7 @@ class Actor(Generic[M]):
         self.name = mailbox.name
 
     async def run(self) -> None:
-        """Receive messages until the mailbox is closed.
+        """Receive messages until the mailbox is closed and empty.
 
         A cancellation ends this method at once, so a subclass cleans up in `around`.
         """
@@ -263,7 +263,7 @@ class Actor(Generic[M]):
                 await self.receive(envelope)
 
     def around(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that `run` enters before the first message and leaves after the last."""
+        """Return a context manager that `run` enters before the first message and leaves when it ends."""
         return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:
@@ -275,7 +275,7 @@ def reply(envelope: Envelope[Any], body: object) -> None:
     """Answer the ask that came in `envelope`; the envelope is the reply's cause.
 
     Raises:
-        RuntimeError: The message was not an ask, or was answered already.
+        RuntimeError: The message was not an ask, or the ask was answered or abandoned already.
     """
     if not isinstance(envelope.reply_to, ReplyChannel):
         raise RuntimeError(f"{type(envelope.body).__name__} from {envelope.sender} is not an ask")
@@ -283,10 +283,10 @@ def reply(envelope: Envelope[Any], body: object) -> None:
 
 
 class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
-    """Trace note: an actor raised an unexpected exception.
+    """Trace note: an actor, or the host's code (`actor` is then `host`), raised an unexpected exception.
 
     Attributes:
-        error: Type and text of the exception.
+        error: Type and text of the exception, and the name of the host's code that raised it, if known.
         where: `FILE:LINE FUNCTION` of the traceback's last frames, at most five, the innermost last.
     """
 
@@ -298,10 +298,10 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 class Supervisor:
     """An async context manager around a group of actors.
 
-    On leaving, it closes every mailbox and waits until each actor has handled the messages in its mailbox.
-    An actor that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox does
-    not count as crashed if the block is being left, or if the actor that was started with `whole=True` has
-    returned.
+    If the block ends without an exception, all mailboxes are closed, and each actor has `stop_grace_s` to
+    handle the messages in its mailbox. Then, or at once if the block raises, the actors that still run are
+    cancelled. An actor that sends to a closed mailbox does not count as crashed if the block is being left,
+    or if an actor that was started with `whole=True` has returned.
 
     The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's
     task itself, and a shielded scope does not protect against that. The actors' tasks are cancelled through
@@ -314,9 +314,9 @@ class Supervisor:
 
     Raises:
         TraceError: On leaving, if the trace could not be written.
-        ActorCrashed: On leaving, if an actor raised an `Exception` other than `TraceError`, or a
-            `CancelledError` or `GeneratorExit` that does not end its task. That exception is the
-            `__cause__`. The text says whether code of the host raised it.
+        ActorCrashed: On leaving, if an actor, or code of the host in the block, raised an `Exception` other
+            than `TraceError`, or a `CancelledError` or `GeneratorExit` that does not end its task. That
+            exception is the `__cause__`. The text says whether code of the host raised it.
         BaseException: On leaving, if an actor raised another exception that is not an `Exception`.
     """
 
@@ -342,7 +342,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
-        """Run an actor in a new task until its mailbox is closed.
+        """Run an actor in a new task. When the actor ends, its mailbox is abandoned.
 
         `whole`: when this actor returns, the work of all actors of this supervisor is done.
         """
@@ -352,7 +352,7 @@ class Supervisor:
         self._group.start_soon(self._run, actor, whole, name=actor.name)
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Cancel all actors because `actor` raised `error`. Leaving the block then calls `raise_crash`."""
+        """Record `error`; cancel all actors. `__aexit__` usually calls `raise_crash` for the first error."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

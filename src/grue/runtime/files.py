@@ -1,4 +1,4 @@
-"""Read files that other programs may have damaged, and write files so that a kill cannot leave half of one.
+"""Read files that other programs may have damaged, replace whole files atomically, and append lines.
 
 Most functions raise `OSError`, which the caller can translate with `os_errors_as`.
 """
@@ -61,7 +61,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. A pipe is refused at once, without waiting for its other end.
 
     Raises:
-        OSError: The file is missing or may not be read, or it is a folder, pipe, socket or device.
+        OSError: The file cannot be opened for reading, or it is a folder, pipe, socket or device.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -88,7 +88,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: As `open_regular`, or the file has more than `max_bytes` bytes.
+        OSError: The file cannot be read, is not a regular file, or has more than `max_bytes` bytes.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
@@ -102,7 +102,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
     """Return the next line with its newline. The last line may have none; at the end the line is `b""`.
 
-    A line that is longer than `max_bytes` is not read into memory.
+    A line that is longer than `max_bytes`, which is at least 1 MiB, is not read into memory.
 
     Raises:
         OSError: The file cannot be read, or the line is longer than `max_bytes`.
@@ -252,7 +252,7 @@ class LineFile:
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Lock the file for this process. Return `False` if another process has locked it.
+        """Lock the file. Return `False` if another process, or another `LineFile`, has locked the file.
 
         The lock is advisory. It ends when the file is closed, at the latest with the process. On a file
         system without locks this method does nothing and returns `True`.
@@ -296,7 +296,7 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove everything after the last newline. Raise `TraceError` if that fails, as in a pipe."""
+        """Remove what follows the last newline, or raise `TraceError`, for example if the file is a pipe."""
         try:
             require_regular(self._fd)
         except OSError as error:
@@ -341,7 +341,7 @@ class LineFile:
 
 
 def cut_half_line(path: Path, what: str) -> None:
-    """Remove an incomplete last line, which a killed writer may have left, or raise `TraceError`."""
+    """Remove an incomplete last line, left by a killed writer, or create the file; may raise `TraceError`."""
     file = LineFile(path, what)
     try:
         file.cut_half_line()

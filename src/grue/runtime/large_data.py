@@ -20,7 +20,7 @@ STEP = 2**18
 """How many bytes or characters one step handles."""
 
 JOINED_AT_ONCE = 2**20
-"""Parts with up to this many bytes together are joined in one call. Starting a thread would take as long."""
+"""Parts with fewer bytes than this together are joined in the event loop: starting a thread takes as long."""
 
 LONG = 131_072
 """A message whose JSON has at least this many bytes is handled in a thread."""
@@ -74,8 +74,8 @@ class CutLineError(Exception):
 class LineBuffer:
     """A buffer that takes chunks and returns lines, in linear time and bounded memory.
 
-    Of a line longer than `max_message_bytes` the buffer keeps only the first and the last bytes. They are
-    enough to find the id of the request that the line answers (`incoming.refusal_of_cut`).
+    Of a line longer than `max_message_bytes` the buffer keeps only the first and the last bytes. These
+    usually contain the id of the request that the line answers.
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:

@@ -20,7 +20,7 @@ from grue.errors import MCPError
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Translate the errors of the imports in the block.
+    """Translate an `OSError` of the imports in the block.
 
     Raises:
         MCPError: A module's file could not be read, for instance because too many files are open.
@@ -36,7 +36,7 @@ _under_way: set[str] = set()
 
 
 def is_loaded(*names: str) -> bool:
-    """Return whether these modules are completely imported."""
+    """Return whether these modules are imported, and no `load_all` is still importing them."""
     return all(name in sys.modules and name not in _under_way for name in names)
 
 
@@ -73,7 +73,8 @@ _OTHERS_WITHIN_S = 5.0
 """How long a fork waits for imports of other code. An import may run a program's whole main loop."""
 
 _outlasted: set[int] = set()
-"""Threads whose imports took longer than `_OTHERS_WITHIN_S`. Later forks do not wait for these threads."""
+"""Ids of threads whose imports of other code took longer than `_OTHERS_WITHIN_S`. No fork waits for such
+imports in these threads any more."""
 
 
 _SWITCH_S = 0.2
@@ -116,7 +117,7 @@ def _let_others_go_on() -> None:
 def _work_elsewhere() -> dict[int, str]:
     """Return the work (`_work_in`) of each thread but this one, by the thread's id.
 
-    Threads with the work "" are left out, and so are threads that forks no longer wait for (`_outlasted`).
+    Left out are threads with the work "", and threads in `_outlasted` with the work "others".
     """
     # Find this thread by its frame: under gevent, `threading.get_ident` returns the numbers of greenlets.
     here, frames = sys._getframe(), sys._current_frames()  # noqa: SLF001 - the documented names
@@ -131,8 +132,8 @@ def _work_elsewhere() -> dict[int, str]:
 def _work_in(frame: FrameType | None) -> str:
     """Return what the thread with this innermost frame is doing.
 
-    - "ours": an import that grue's code makes or causes, for example at the first use of httpx. Also a call
-      of pydantic or OpenSSL by grue: they initialise themselves at their first use, and hold locks meanwhile.
+    - "ours": an import of grue, or one that grue's code causes, for example at the first use of httpx. Also a
+      call of pydantic or OpenSSL by grue: they initialise themselves at their first use, and hold locks then.
     - "others": an import that grue's code has not caused, such as a codec's when a host name is looked up.
     - "idle": the thread runs grue, but nothing that an `os.fork` has to wait for.
     - "": the thread neither imports nor runs grue.

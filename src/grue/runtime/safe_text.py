@@ -1,8 +1,8 @@
 r"""Make untrusted text safe to print in a terminal or a log.
 
 Text from a model, a tool or a game can contain newlines that fake a log line, escape sequences that move the
-cursor, and marks that reverse the writing direction. `printable` and `written_out` escape such characters and
-drop none. They do not escape backslashes, so they can be applied twice, and JSON text stays valid.
+cursor, and marks that reverse the writing direction. `printable` and `written_out` escape such characters.
+They do not escape backslashes, so they can be applied twice.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def plain_text(text: str) -> str:
 
 
 def written_out(text: str) -> str:
-    """Return `text` with unprintable characters escaped; newlines and tabs stay, and nothing is dropped."""
+    """Return `text` with unprintable characters escaped. Unusual spaces become " "; newlines, tabs stay."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else _visible(char) for char in text)
 
 
 def well_formed(text: str) -> str:
-    """Return `text` with U+FFFD in place of lone surrogates, which come from bytes that are no valid text."""
+    """Return `text` with U+FFFD in place of lone surrogates, which come, for example, from invalid UTF-8."""
     if text.isascii():
         return text
     try:
@@ -115,7 +115,7 @@ def shown_whole(value: object) -> list[str] | None:
 
     Whatever cannot be seen is escaped. A character that is repeated often is shown once, with its count:
     `\(3000 spaces)`. A row that goes on in the next row ends in a backslash. JSON has neither of these forms,
-    so they cannot be taken for a part of the value. `None`: the rows would be too many to read.
+    so they cannot be taken for a part of the value. `None`: it is not JSON, or too long to read.
     """
     try:
         text = json.dumps(value, ensure_ascii=False)

@@ -46,9 +46,9 @@ except ImportError:
 async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
     """Run `call` in a daemon thread. Return its result, or raise its exception.
 
-    Cancellation ends the wait; the call goes on in its thread, and its result is dropped. A `StopIteration`
-    becomes a `RuntimeError`, because a coroutine cannot raise it. `limiter` limits how many calls run at
-    once; `None`: anyio's default limiter of this event loop.
+    Cancellation ends the wait; a call that has begun goes on in its thread, and its result is dropped. A
+    `StopIteration` becomes a `RuntimeError`, because a coroutine cannot raise it. `limiter` limits how many
+    calls are waited for at once; `None`: anyio's default limiter of this event loop.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -90,7 +90,7 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def context_of(library: str | None) -> Context:
-    """Return a copy of the caller's context in which sniffio's context variable is `library`.
+    """Return a copy of the caller's context in which sniffio takes `library` for the async library.
 
     With the library of the caller's thread in the copy, `anyio.run` would refuse to start in a new thread.
     """
@@ -114,7 +114,7 @@ async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
 async def look_up(*args: Any, **options: Any) -> list[Any]:
     """Do the same as the method `getaddrinfo` of an event loop, but in a daemon thread.
 
-    A look-up cannot be cancelled, and takes half a minute if the network is down. asyncio makes it in its
+    A look-up cannot be cancelled, and can take half a minute if the network is down. asyncio makes it in its
     default executor. The end of a loop waits for that executor's threads, and the executor takes no call
     after the main thread has ended, although other threads may still run turns.
     """
@@ -133,7 +133,7 @@ class Pace:
         self._due = 0.0
 
     async def pause(self) -> None:
-        """Let other tasks run if the last pause was at least `STRETCH_S` ago. It may raise a cancellation."""
+        """Let other tasks run, unless the last pause was within `STRETCH_S`. May raise a cancellation."""
         if time.monotonic() >= self._due:
             await anyio.lowlevel.checkpoint()
             self.paused()

@@ -34,7 +34,7 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
 
 
 def blame(error: BaseException, whose: str) -> None:
-    """Mark an exception with the name of the code that has raised it, unless it has such a mark."""
+    """Mark an exception with the name of the code that raised it, unless it is marked or `whose` is empty."""
     if whose and not raised_by(error):
         # A class of the host may refuse new attributes, for example because of `__slots__`.
         with contextlib.suppress(AttributeError, TypeError):
@@ -65,7 +65,8 @@ def ends_the_task(error: BaseException) -> bool:
     """Return whether `error` must end the current task: the task was cancelled, or its coroutine closed.
 
     The host's code may raise a `CancelledError` of its own, for instance because it awaits a task that was
-    cancelled. If that error were passed on, it would end our task silently.
+    cancelled. If that error were passed on, it would end our task silently. Where no task runs, return `True`
+    for every `CancelledError` and `GeneratorExit`.
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False
@@ -83,7 +84,7 @@ def ends_the_task(error: BaseException) -> bool:
 def single(error: BaseException) -> BaseException:
     """Take an exception out of the `HostCodeFailed` and the exception groups that contain it, and return it.
 
-    From a group, a `KeyboardInterrupt` or `SystemExit` is taken first; several other exceptions stay a group.
+    A `KeyboardInterrupt` or `SystemExit` is taken first. A group of several `Exception`s stays a group.
     """
     while True:
         match error:

@@ -67,11 +67,11 @@ INTERRUPT_GRACE_S = 3.0
 """How long a thread waits, after a Ctrl-C, for the clean-up in another thread's loop."""
 
 _NOTICE_S = 0.05
-"""Time between two checks of a waiting thread for a Ctrl-C that was deferred or swallowed by a loop."""
+"""Seconds between two checks by a waiting thread for a Ctrl-C that was deferred or that a loop swallowed."""
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """Raised by `Interruptible.run` after `interrupt` was called."""
+    """The work of an `Interruptible` was cancelled by its method `interrupt`."""
 
 
 def block_signals() -> None:
@@ -120,7 +120,7 @@ class Interruptible:
         self._ended: Future[None] = Future()
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function`. Raises `WorkInterrupted` if `interrupt` has cancelled it."""
+        """Run `function` and return its result. Raises `WorkInterrupted` if `interrupt` has cancelled it."""
         loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
         with anyio.CancelScope() as scope:
@@ -174,7 +174,7 @@ def run_in_main_thread(
     asyncio sets none: asyncio's handler would cancel the main task even while the loop starts or ends.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
+        KeyboardInterrupt: Ctrl-C was pressed. The work has cleaned up, unless there was a third press.
         WorkInterrupted: The function has raised it.
     """
     work, presses = Interruptible(), 0
@@ -225,8 +225,8 @@ def defer_interrupts() -> Iterator[None]:
     """Defer Ctrl-C: count it, and let `wait_for` or `raise_deferred` raise it at a safe point.
 
     Python's default handler raises at an arbitrary line of the main thread, perhaps between taking a lock and
-    the `try` that releases it. The loop's thread needs the same locks, and would hang. So the handler only
-    counts presses in this block, and `wait_for`, which holds no lock, raises.
+    the `try` that releases it. The loop's thread needs the same locks, and would hang. So in this block the
+    handler only counts the first two presses, and `wait_for`, which holds no lock, raises.
 
     Blocks can be nested. They do nothing outside the main thread, or if the host has its own SIGINT handler.
 
@@ -288,7 +288,7 @@ class InterruptWatch:
         self._cancelled_before = task.cancelling() if task else 0
 
     def struck(self) -> bool:
-        """Return whether a Ctrl-C came since the last call; `False` outside the task that made the watch."""
+        """Return whether the watch's task was cancelled since the last call; `False` outside that task."""
         task = _current_task()
         if task is None or self._task is None or task is not self._task():
             return False
@@ -299,7 +299,7 @@ class InterruptWatch:
 def wait_for(
     finished: Future[Any], within_s: float | None = None, *, watch: InterruptWatch | None = None
 ) -> None:
-    """Wait until `finished` is done or `within_s` has passed. This is where a deferred Ctrl-C is raised.
+    """Wait until `finished` is done or `within_s` has passed. During the wait, a deferred Ctrl-C is raised.
 
     With a `watch`, a Ctrl-C since the creation of the watch is raised too.
 

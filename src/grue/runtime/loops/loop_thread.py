@@ -6,8 +6,8 @@ else. `interrupts.py` opens with a table of what each Ctrl-C does.
 `submit`, `interrupt` and `end` never wait for an answer of the loop's thread: the loop may be busy or about
 to end, or the caller may be the loop's own thread.
 
-After a fork the loop's thread exists in the parent only. In the child `submit` and every wait raise
-`MCPError`, because they would never end; `end` and `close` do not wait there.
+After a fork the loop's thread exists in the parent only. In the child, `submit` and a wait for an unfinished
+call raise `MCPError`, because the call would never end; `end` and `close` do nothing there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CLOSE_GRACE_S = 1.5
 """How long the loop's clean-up may take before `force_kill`. A cancelled session needs at most 1 s."""
 
 CLOSE_WITHIN_S = 10.0
-"""How long `close` waits after `CLOSE_GRACE_S`, when all processes have been killed."""
+"""How long `close` waits for the loop's end after it has called `force_kill`."""
 
 
 class ErrorTexts(Struct, frozen=True):
@@ -89,7 +89,7 @@ class LoopThread(Struct, frozen=True):
     def refuse_waiting(self) -> None:
         """Raise `MCPError` if the caller's wait for this loop could never end.
 
-        A wait never ends in this loop, in a worker thread that a call in the loop waits for, in the loop that
+        It could not end in this loop, in a worker thread that a call in the loop waits for, in the loop that
         greenlets share, in a forked process, or in a signal handler that has interrupted grue or an import.
         """
         self.refuse_forked()
@@ -165,7 +165,7 @@ class Call(Future[T]):
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The third press raises immediately.
             MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
-            BaseException: A signal handler of the host raised it.
+            BaseException: The call has raised it, or a signal handler of the host.
         """
         if not self.done():
             self.loop_thread.refuse_waiting()
@@ -211,8 +211,8 @@ class EpisodeLoop:
     Args:
         context: Entered when the loop starts, left when it ends.
         on_exit: Called in the loop's thread when the loop has ended, in every case. Must be quick.
-        force_kill: Called if the loop takes too long to end. Kills the processes that the loop waits for.
-            Must not wait.
+        force_kill: Called if the loop takes too long to end, or a Ctrl-C interrupts `close`. Kills the
+            processes that the loop waits for. Must not wait.
         error_texts: Error texts for a loop that cannot be used; `None`: the texts for an episode's loop.
 
     Raises:
@@ -262,7 +262,7 @@ class EpisodeLoop:
 
     @property
     def is_over(self) -> bool:
-        """Whether the loop is closed or has failed. It then accepts no further call."""
+        """Whether the loop is ending, has ended or has failed. It then accepts no further call."""
         return self._ending
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:

@@ -62,13 +62,14 @@ def run_blocking(
     Args:
         function: The coroutine function.
         force_kill: Called in a signal handler at the second Ctrl-C. Makes the running clean-up end at once.
-        on_exit: Called outside the loop after its end, for whatever reason. Must be synchronous and quick.
+        on_exit: Called outside the loop when the wait for its end is over, for whatever reason. Must be
+            synchronous and quick.
         twin: Name of the async method that a caller in an event loop should use instead, for the warning.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up.
-        MCPError: The caller is a signal handler that has interrupted grue or an import. Or the caller runs in
-            an event loop, and gevent has replaced threads by greenlets.
+        KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up, unless it was pressed again.
+        MCPError: As in `run_loop`. Or the caller is a signal handler that has interrupted grue or an import,
+            or runs in an event loop although gevent has replaced threads by greenlets.
     """
     refuse_reentry()
     try:
@@ -96,6 +97,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     Raises:
         MCPError: The system has no descriptors or no memory left for a loop, other code has closed the loop's
             descriptors, or under gevent another asyncio loop runs. The system's error is the `__cause__`.
+        WorkInterrupted: The function has raised it.
     """
     begun = False
     result: list[T] = []
@@ -146,7 +148,7 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Return whether an event loop runs in this thread. If so, warn once for each `twin`.
+    """Return whether an event loop runs in this thread. If so, warn once per `twin`, except in a notebook.
 
     The warning recommends `twin`. Under trio it recommends a thread, because `twin` needs asyncio.
     """
@@ -175,7 +177,7 @@ def in_notebook() -> bool:
 
 
 def loop_is_running() -> bool:
-    """Return whether an event loop runs in this thread."""
+    """Return whether an event loop runs in this thread. Under gevent, only the shared loop counts."""
     if threads_are_greenlets():
         return in_shared_loop()
     try:

@@ -4,7 +4,8 @@ Whatever the process does, these rules hold:
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is seen at once, even if a grandchild still holds the pipes open.
-- Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive.
+- Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive, unless it is
+  stuck in the kernel.
 - Output is read in linear time and bounded memory, and other tasks run meanwhile.
 - A server's standard error is always drained, and the last part of it is kept.
 
@@ -32,7 +33,7 @@ CHUNK_BYTES = 65_536
 """How much is read from a pipe at once."""
 
 _GRACE_AT_LEAST_S = 0.05
-"""The shortest grace before SIGTERM, and again before SIGKILL, even if the deadline has passed."""
+"""A deadline shortens the grace before SIGTERM, and that before SIGKILL, to no less than this."""
 
 _KILL_GRACE_S = 5.0
 
@@ -68,14 +69,14 @@ class Program(Protocol):
 class ChildProcess:
     """A running child process, as an async context manager. A subclass reads its output.
 
-    The task that enters the block has to leave it. Leaving closes the process's standard input and waits,
-    sends SIGTERM and waits, then sends SIGKILL. Each wait has a limit, its grace (`exit_grace_s`,
-    `term_grace_s`). In every case the whole process group is killed before its leader is reaped.
+    The task that enters the block has to leave it. Leaving takes these steps until the process exits: close
+    its standard input and wait, send SIGTERM and wait, send SIGKILL. Each wait has a limit, its grace
+    (`exit_grace_s`, `term_grace_s`). In every case the whole group is killed before its leader is reaped.
 
     Cancellation is what makes leaving hard: in a cancelled scope every `await` raises at once.
 
     1. If a cancellation makes the task leave the block, both graces are shortened
-       (`ProcessLimits.when_cancelled`), since the user who pressed Ctrl-C is waiting.
+       (`ProcessLimits.when_cancelled`), since a user who has pressed Ctrl-C may be waiting.
     2. If the cancellation arrives while the process is being closed, the wait raises. Closing then starts
        again under a shield, with the shorter graces, from the step that it had reached (`_ending`,
        `_asked_to_exit`). If it began with the first step again, it would wait for the exit of a
@@ -86,11 +87,12 @@ class ChildProcess:
     Args:
         registry: Holds the process until it is reaped, so that it can be killed without an event loop.
         limits: Time limits for closing, and size limits. If the process is started under a deadline, each
-            grace is at most half of the time left, so that SIGTERM and SIGKILL still fit in.
-        own_words: See `ProcessRegistry.spawn`.
+            grace is at most half of the time left, or 50 ms, so that SIGTERM and SIGKILL still fit in.
+        own_words: How many words of the command line the user has chosen: the sandbox gives access to files
+            that these words name. `None`: all words.
 
     Raises:
-        SpawnError: On entering, if the command or the directory is not found, or the system refuses.
+        SpawnError: On entering, if the process cannot be started, for example if the command is not found.
         MCPConfigError: On entering, on Windows.
     """
 
@@ -163,7 +165,7 @@ class ChildProcess:
 
     @property
     def exited(self) -> ServerExit | None:
-        """How the process ended, or `None` while it runs."""
+        """How the process ended; `None` until it is reaped."""
         return self._group.exit
 
     @property
@@ -172,11 +174,11 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each access that the sandbox has refused, as `ProcessGroup.refusals` does."""
+        """Return a sentence for each access that the sandbox is known to have refused; see `ProcessGroup`."""
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:
-        """Wait until the process has exited and its group is killed. Safe to cancel."""
+        """Wait until the process has exited and its group is killed; return how it ended. Safe to cancel."""
         await self._gone.wait()
         return self._group.exit or ServerExit()
 
@@ -184,7 +186,7 @@ class ChildProcess:
         """Write to the process's standard input; queue what the pipe does not take at once, in order.
 
         Raises:
-            anyio.BrokenResourceError: The process has exited, or has closed its input.
+            anyio.BrokenResourceError: The process has exited, or its input is closed.
         """
         if self._group.exit is not None or self._group.stdin < 0:
             raise anyio.BrokenResourceError
@@ -198,7 +200,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close standard input, so that the process exits. An exit after this does not count as `died`."""
+        """Close standard input, so that the process exits. Leaving the block then does not report `died`."""
         self._note_death()
         self.end_input()
 
@@ -217,10 +219,10 @@ class ChildProcess:
         raise NotImplementedError
 
     def _on_exit(self) -> None:
-        """Called when the process has exited and its group is killed; for a subclass to override."""
+        """Called if the process exits before the block is left, once its group is killed. For subclasses."""
 
     def _read_rest(self) -> None:
-        """Read what is left in the process's pipes, just before they are closed. Must not block."""
+        """Read what is left in the process's pipes, before they are closed. Must not block."""
 
     def _write(self) -> bool:
         try:
@@ -275,7 +277,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had exited at the first call, which comes before anything is closed."""
+        """Return whether the process had already exited when this method was first called."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died
@@ -299,7 +301,7 @@ class ChildProcess:
         return "killed"
 
     def _shortened(self, grace_s: float) -> float:
-        """Limit a wait to half of the time left, because after a SIGTERM there is a second wait."""
+        """Limit a wait to half of the time left, or `_GRACE_AT_LEAST_S`, because another may follow."""
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 
@@ -326,7 +328,7 @@ class ChildProcess:
 
 
 def read_available(fd: int) -> bytes | None:
-    """Read the bytes that are available; `None`: no bytes have arrived yet; `b""`: the pipe's end."""
+    """Read up to `CHUNK_BYTES`; `None`: no bytes have arrived yet; `b""`: the pipe has ended or is closed."""
     try:
         return os.read(fd, CHUNK_BYTES) if fd >= 0 else b""
     except BlockingIOError:
@@ -374,8 +376,8 @@ class ServerProcess(ChildProcess):
         """Write a line, given without its newline; queue what the pipe does not take at once, in order.
 
         Raises:
-            anyio.BrokenResourceError: The process has exited, has closed its input, or has left more than
-                `max_line_bytes` unread.
+            anyio.BrokenResourceError: The process has exited, its input is closed, or the queue would be
+                longer than `max_line_bytes`.
         """
         if len(self._unsent) + len(line) > self._limits.max_line_bytes:
             raise anyio.BrokenResourceError
@@ -451,9 +453,10 @@ class ServerProcess(ChildProcess):
 
 
 _READS_AT_END = 64
-"""How many chunks of each output are read at most after the command has exited.
+"""How many chunks of each output are read at most when the command has ended or has written too much.
 
-A full pipe holds fewer chunks. The limit is for a descendant that left the process group and goes on writing.
+A full pipe holds fewer chunks. The limit is for a process that goes on writing, such as a descendant that has
+left the process group.
 """
 
 

@@ -1,8 +1,8 @@
 """Find the descendants of a server that have left its process group, and kill them.
 
-A process that calls `setsid` leaves the group, and one whose parent has exited cannot be found by walking the
+A process that calls `setsid` leaves the group. If its parent has exited, it cannot be found by walking the
 process tree. But every child inherits the resource limits, and `exec` keeps them. So each server gets a
-unique number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and 10^18
+unique number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and over 10^18
 microseconds limit nothing. The search reads the hard limit, because a process may change its soft limit.
 
 This works only on Linux, and only where `prlimit` and pidfds work; elsewhere nothing is marked or found. A
@@ -82,7 +82,7 @@ class Descendants:
             self._mark = None
 
     def kill(self, within_s: float) -> int:
-        """Kill descendants until none is left or the time is up; return how many were killed."""
+        """Kill descendants until none is found or the time is up; return how many were killed."""
         killed = 0
         deadline = time.monotonic() + within_s
         while found := self._find():
@@ -118,7 +118,7 @@ class Descendants:
 def unmark(pid: int) -> None:
     """Remove the RLIMIT_RTTIME that marks a server's processes from the child `pid` of this process.
 
-    Only a process that runs inside such a server has inherited the mark, and hands it on to its children.
+    This process has such a mark, and has handed it on to its child, only if it runs inside a marked server.
     """
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         # A limit below `_BASE` does not mark a server. "Unlimited" is not possible, because the kernel lets
@@ -213,7 +213,7 @@ os.register_at_fork(after_in_child=host_mark.forget)
 
 
 class ProcessEntry(NamedTuple):
-    """A process in the system's process table; `state` is the system's letter, `Z` for a zombie."""
+    """A process in the system's process table; `state` begins with the system's letter, `Z` for a zombie."""
 
     pid: int
     parent: int

@@ -7,9 +7,9 @@ servers (`descendants.py`). The list also has absolute paths of temporary folder
 
 PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
-- A group is added before its server runs, or the server could outlive a host that is killed in between. For
-  the exception see `process_group._shell_keeps`. A group is removed before its leader is reaped, or the guard
-  could kill an unrelated group with the same id.
+- A group is added before its server runs, or the server could outlive a host that is killed in between. The
+  exception is a server with environment variables that a shell may drop. A group is removed before its leader
+  is reaped, or the guard could kill an unrelated group with the same id.
 - No process but the host may hold the writing end of the pipe, or the guard would never see the pipe's end.
   The writing end is close-on-exec, and a forked child closes its copy at once.
 """
@@ -57,11 +57,11 @@ for each do
   case $each in /*) rm -rf "$each" || { chmod -R u+rwX "$each"; rm -rf "$each"; } ;; esac
 done
 """
-"""`$1` is the common beginning of the marks. The positional parameters are the list, because paths may
-contain spaces. Without `grep`, which not every PATH has, the search takes 15 times as long.
+"""`$1` is first the common beginning of the marks. After the `shift`, the positional parameters are the list,
+because paths may contain spaces. Without `grep`, which not every PATH has, the search takes 15 times as long.
 
-The search is repeated, because a process that forks just as it is killed may leave a child. It is repeated 5
-times at most, because a zombie that nobody reaps is found each time.
+The search is repeated, because a process that forks just as it is killed may leave a child. It ends after 5
+rounds, because a zombie that nobody reaps is found each time.
 """
 
 _END_S = 1.0
@@ -84,7 +84,7 @@ class HostGuard:
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id; `None`: no guard runs."""
+        """The id of the guard's process, which may have died; `None`: none was started, or it was ended."""
         return self._shell.pid if self._shell else None
 
     def start(self) -> None:
@@ -197,7 +197,7 @@ guard = HostGuard()
 
 
 def guard_pid() -> int | None:
-    """Return the process id of this host's guard; `None`: no guard runs."""
+    """Return the id of the process of this host's guard, which may have died; `None`: there is no guard."""
     return guard.pid
 
 

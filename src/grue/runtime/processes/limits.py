@@ -9,13 +9,13 @@ from grue.field_checks import OwnKeywords, check_settings
 
 
 class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
-    """Time limits for ending a server, and size limits for its output.
+    """Time limits for ending a server, and size limits for its messages and its standard error.
 
     Attributes:
         exit_grace_s: Time from closing the server's standard input until SIGTERM.
         term_grace_s: Time from SIGTERM until SIGKILL.
         cancelled_grace_s: Upper limit of `exit_grace_s` and `term_grace_s` when a cancellation closes the
-            server, since the user who pressed Ctrl-C is waiting.
+            server, since a user who has pressed Ctrl-C may be waiting.
         max_line_bytes: Longest line in either direction, and most bytes queued for a server that does not
             read. Exceeding this limit breaks the connection.
         max_message_bytes: Longest message that is read. If an answer is longer, only its request fails.
@@ -42,7 +42,7 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 
 class ServerExit(Struct, frozen=True):
-    """The end of a process: by itself with a `status`, or killed by a `signal` (a name such as `SIGKILL`)."""
+    """How a process ended: exit `status`, or the `signal` that killed it (a name); both `None`: unknown."""
 
     status: int | None = None
     signal: str | None = None

@@ -91,7 +91,7 @@ class ExitWatch:
         return self._seen
 
     def descriptor(self) -> int | None:
-        """Return the descriptor that `wait` waits on; `None`: `wait` polls instead."""
+        """Return the descriptor that `wait` waits on; `None`: `wait` polls instead, or `close` was called."""
         return None if self._source is None or self._source.closed else self._source.fileno()
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ def _poll_exit(pid: int, deadline: float) -> bool:
 
 _SHELL = "/bin/sh"
 _SHIM = 'read -r _ && exec "$@"'
-"""A shell that waits for one line and then becomes the server with `exec`.
+"""A shell script that waits for one line and then becomes the server with `exec`.
 
 The guard has to know the group before the server runs. `read` takes a pipe byte by byte, so everything after
 the line is left for the server. If the host dies first, the shell exits at the end of the pipe.
@@ -194,7 +194,7 @@ class ProcessGroup:
         return _fileno(self._leader.stderr)
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each access that the leader's box is known to have refused.
+        """Return a sentence for each access that the leader's box (its sandbox) is known to have refused.
 
         `text`: what the leader wrote to its standard error, or the error text with which it answered a tool
         call. `died`: whether the leader itself has failed, and not only a tool call.
@@ -213,7 +213,8 @@ class ProcessGroup:
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
         """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
 
-        Blocks. Safe to repeat, in any thread. Returns how the leader ended; `None`: not within `patience_s`.
+        Blocks for a limited time. Safe to repeat, in any thread. Returns how the leader ended; `None`: not
+        within `patience_s`.
 
         Source: P9
         """
@@ -284,7 +285,7 @@ class ProcessRegistry:
             cwd: The working directory of the process; `None`: the host's.
             sandbox: What the process may do; `None`: whatever the host may do.
             own_words: How many words of the command line, counted from the command, the user has chosen. The
-                box gives access to the files that these words name. Words that a model has chosen give no
+                sandbox gives access to the files that these words name. Words that a model has chosen give no
                 access. `None`: the user has chosen all words.
 
         Raises:
@@ -382,7 +383,7 @@ def _disown_all() -> None:
 
 
 def _await_empty(pgid: int) -> None:
-    """Wait until a killed group has no member left. Until then the kernel does not reuse the group's id."""
+    """Wait up to `_DEATH_S` until a killed group has no live member. Until then its id is not reused."""
     deadline = time.monotonic() + _DEATH_S
     pause_s = 0.0002
     while _has_members(pgid) and time.monotonic() < deadline:
@@ -481,8 +482,8 @@ def _end_box(boxed: Boxed) -> None:
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:
     # A POSIX shell may drop variables whose names it could not have set itself, but the server must get its
-    # whole environment. If there is such a name, the server is started without the shell, and may run for a
-    # moment before the guard knows of it.
+    # whole environment. If there is such a name, or no shell, the server is started directly, and may run for
+    # a moment before the guard knows of it.
     # Source: R3.2
     return os.access(_SHELL, os.X_OK) and "".join(env).isascii() and all(map(str.isidentifier, env))
 

@@ -1,6 +1,6 @@
 r"""Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
-A message without secrets costs a few searches for bytes and is not copied. A long message is searched in
+A message without secrets costs a few searches for bytes and stays as it is. A long message is searched in
 pieces of a few milliseconds each, so that other threads can run in between. All searches take linear time
 and constant memory, because every repetition in the regular expressions is possessive or bounded.
 
@@ -84,7 +84,8 @@ def _is_escaped(written: bytes, at: int) -> bool:
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
 _LONGEST_WORD = 400
-"""Bytes of the longest span that can be part of a number. Regular floats have at most 309 digits."""
+"""Length in bytes of the longest span that is looked for in numbers. A float has up to 309 digits before its
+point."""
 
 _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
@@ -221,7 +222,7 @@ class _SecretIndex(NamedTuple):
 
 
 class Redaction:
-    """Replaces secrets by placeholders: those registered with `hide`, and credentials. Thread-safe."""
+    """Replaces the secrets registered with `hide`, authorisation headers and bearer tokens. Thread-safe."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         # The index is replaced, never changed in place, because another thread may be using it. The lock
@@ -240,7 +241,7 @@ class Redaction:
         return tuple(secret.value for secret in self._index.secrets)
 
     def hide(self, name: str, value: str) -> None:
-        """Replace `value` by a placeholder with `name` from now on, as `Recorder.hide` says."""
+        """Replace `value` by a placeholder with `name` from now on. An empty or known value is ignored."""
         value = well_formed(value)
         if not value or value in self.secrets:
             return
@@ -290,13 +291,13 @@ class Redaction:
         return len(written[:at].decode("utf-8", "surrogatepass"))
 
     def redact_message(self, written: bytes, body: Any) -> tuple[bytes, Any]:
-        """Return a message's JSON without secrets, and the message decoded from it.
+        """Return a message's JSON with secrets replaced where its type allows it, and that JSON decoded.
 
         A message's class may list, in `also_hidden`, fields that repeat a text in another form, such as the
         ids of the text's tokens. If a secret is replaced, these fields are set to `None`.
 
         Raises:
-            msgspec.ValidationError: A secret equals a word that the message's type requires.
+            msgspec.ValidationError: The message's type does not allow a placeholder in a place of a secret.
         """
         for select in (in_strings_and_numbers, in_strings, in_string_values):
             try:
@@ -531,7 +532,7 @@ in small pieces would take quadratic time."""
 
 
 class TextPieces:
-    """Redacts one text that arrives in pieces. If a piece may end within a secret, its end is held back."""
+    """Regroups the pieces of a text, so that none ends within a secret: such an end is held back."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
@@ -543,7 +544,7 @@ class TextPieces:
         )
 
     def feed(self, piece: str) -> str:
-        """Add a piece. Return the text that can be shown now; it may be empty."""
+        """Add a piece. Return the text that can be redacted and shown now; it may be empty."""
         self._names.feed(piece.lower())
         self._secrets.feed(piece)
         if self._line:
@@ -560,7 +561,7 @@ class TextPieces:
         return text[:shown]
 
     def end(self) -> str:
-        """After the last piece, return the text that is held back, with an incomplete secret redacted."""
+        """Return the held-back text after the last piece, with a long enough incomplete secret redacted."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         begun = min(self._secrets.longest, len(text))
@@ -578,7 +579,7 @@ class TextPieces:
 
 
 class _BeginningMatcher:
-    """Finds the longest suffix of a text that may be the beginning of a secret in any of its forms."""
+    """Finds the longest suffix of a text that may be the beginning of one of the `spellings`."""
 
     def __init__(self, spellings: Iterable[Spelling]) -> None:
         self._spellings = tuple(spellings)

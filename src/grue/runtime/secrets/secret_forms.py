@@ -36,7 +36,7 @@ class SecretPattern(NamedTuple):
     Attributes:
         probe: Bytes that each form contains.
         source: A regular expression that matches each form, in linear time.
-        longest: Length in bytes of the longest form.
+        longest: Length in bytes of the longest form, without unusually many escapes.
     """
 
     probe: bytes
@@ -62,7 +62,7 @@ Spelling = tuple[tuple[str, ...], ...]
 
 @lru_cache(maxsize=256)
 def spellings_of(secret: str) -> tuple[Spelling, ...]:
-    """Return a `Spelling` for each form of a secret: as plain text, as base64 and as hexadecimal digits."""
+    """Return the spellings of a secret: its text and, if long enough, its base64 and hexadecimal forms."""
     escaped = tuple(_spelled(char) for char in secret)
     data = secret.encode()
     if len(data) < SHORTEST_ENCODED:

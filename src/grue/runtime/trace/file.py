@@ -228,7 +228,7 @@ def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
 class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
-    Thread-safe. A file lock keeps other processes from writing the file. A forked child's writer is closed.
+    Thread-safe. A file lock keeps other writers out. A forked child's writer is closed.
 
     Args:
         episode: Id of the episode, for the file's first line.
@@ -236,9 +236,10 @@ class TraceWriter(Closing):
         resume: Continue an existing file. An incomplete last line is removed.
 
     Raises:
-        TraceError: The file cannot be opened, or another process is writing it. Without `resume`: it is not
-            empty. With `resume`: it is not this episode's trace, or has another format. When an envelope is
-            recorded, on `flush` and on `close`: writing failed. The lines written before stay readable.
+        MCPConfigError: An argument cannot be used.
+        TraceError: The file cannot be opened, or another writer writes it. Without `resume`: it is not empty.
+            With `resume`: it is damaged, is not this episode's trace, or has another format. When an envelope
+            is recorded, on `flush` and on `close`: writing failed. The lines written before stay readable.
 
     Attributes:
         last_seq: Number of the last envelope in the file when the writer opened it; 0: there was none.
@@ -307,7 +308,7 @@ class TraceWriter(Closing):
         self._recorders.append(recorder)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
-        """Flush everything recorded so far. Return whether that was done within the time limit.
+        """Flush all lines that are queued so far. Return whether that was done within the time limit.
 
         Raises:
             TraceError: Writing failed, or the writer is closed.
@@ -396,7 +397,7 @@ class TraceWriter(Closing):
         return msgspec.json.encode(replace(line, body=msgspec.Raw(msgspec.json.encode(reference))))
 
     def _kept(self, content: memoryview) -> str:
-        """Write a payload file, and return the hash that names it."""
+        """Write a payload file, unless it exists, and return the hash that names it."""
         sha256 = hashlib.sha256(content).hexdigest()
         path = payload_path(self.path, sha256)
         try:

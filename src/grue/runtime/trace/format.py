@@ -129,7 +129,7 @@ because there the quotes have backslashes."""
 
 
 def long_strings(written: bytes) -> list[tuple[int, int]]:
-    """Return start and end of each long base64 string in a line's JSON, quotes included, without parsing."""
+    """Return start and end of each long `data` or `blob` string in a line's JSON, quotes included."""
     found: list[tuple[int, int]] = []
     for member in _BASE64_MEMBERS:
         at = written.find(member)
@@ -149,7 +149,7 @@ def read_header(path: Path, first: bytes) -> TraceHeader:
     """Read a trace file's first line.
 
     Raises:
-        TraceError: The line is not a header, or the format is newer than this version reads.
+        TraceError: The line is not a header, or this version cannot read the format.
     """
     try:
         header = msgspec.json.decode(first, type=TraceHeader)

@@ -68,7 +68,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     @property
     def tag(self) -> str:
-        """The body's tag, also of a body in a payload file; empty: the body does not begin with a tag."""
+        """The body's tag, also of a body in a payload file; empty: no tag was found."""
         body = self.line.body
         tag = tag_at_start(body)
         if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:
@@ -91,8 +91,9 @@ class TraceReader(Generic[B]):
 
     Raises:
         TraceError: The file is missing, is not a regular file or not a trace, or its format is newer than
-            this version reads. While iterating: a line is damaged, out of order or longer than 512 MiB, or a
-            payload file is missing or altered. An incomplete last line is no error: see `cut_short`.
+            this version reads. While iterating: a line is damaged, out of order, longer than 512 MiB or of an
+            unknown kind, or a payload file is missing or altered. An incomplete last line is no error: see
+            `cut_short`.
 
     Attributes:
         cut_short: Whether the last line was incomplete when the last iteration or `follow` ended.
@@ -167,7 +168,7 @@ class TraceReader(Generic[B]):
         Args:
             stop: Called whenever the end of the file is reached; `True` ends the iteration.
             poll_s: Seconds between two reads at the end of the file.
-            over: Called after `stop`, with the last envelope that was read; `True` ends the iteration.
+            over: Called if `stop` returns `False`, with the last envelope read; `True` ends the iteration.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -193,7 +194,7 @@ class TraceReader(Generic[B]):
         """Return the envelope of a line.
 
         Raises:
-            TraceError: The line's body is damaged, or is a message that this version does not know.
+            TraceError: The body or its payload file is damaged, or this version does not know the message.
         """
         written = bytes(line.body)
         if written.startswith(REFERENCE_START):
@@ -233,7 +234,7 @@ class TraceReader(Generic[B]):
         return self._content(number, reference.sha256)
 
     def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
-        """Return a body's JSON with the long strings that were moved into files."""
+        """Return a body's JSON with the long strings put back that were moved into files."""
         pieces: list[bytes] = []
         end, size = 0, len(body)
         for extract in line.extracts:

@@ -50,7 +50,7 @@ class Backlog:
         return bool(self.calls) and not self.calls[-1].done()
 
     def add(self, function: Callable[[], None]) -> None:
-        """Have the backlog's thread call `function`, after the calls that were added before."""
+        """Call `function`, after the calls before it, in the backlog's thread, or here if none can start."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
         try:
@@ -62,7 +62,7 @@ class Backlog:
             self.calls.append(call)
 
     def check(self) -> None:
-        """If a finished call has failed, raise its exception. Each exception is raised once."""
+        """Remove finished calls. If a call has failed, raise its exception. Each exception is raised once."""
         while self.calls and self.calls[0].done():
             self.calls.popleft().result()
         if not self.calls and self._thread is not None:
@@ -89,15 +89,16 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
     """A message on its way, or a note for the trace.
 
     Attributes:
-        seq: Number in the trace, from 1, in the order in which envelopes entered their mailboxes.
+        seq: Number in the trace, from 1, in the order in which envelopes were recorded.
         t: Seconds since the recorder was made, monotonic; a resumed trace goes on from the file's last time.
         at: Seconds since the epoch, wall clock.
         turn: One-based number of the turn; 0 outside turns.
-        sender: Name of the actor that sent the message.
-        receiver: Name of the mailbox that the message was put into; `trace` for a note.
+        sender: Name of the actor that sent the message, or `host`.
+        receiver: Name of the mailbox that the message was put into, or of the sender of the ask that the
+            message answers; `trace` for a note.
         cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
         redacted: Whether a secret in the body was replaced by a placeholder.
-        copied: Whether a fork repeats this message of another turn. Nothing was sent or paid again.
+        copied: Whether a fork repeats this message of a recorded turn. Nothing was sent or paid again.
         is_long: Whether the body's JSON is so long that work on it belongs in a thread. Not part of a trace.
         reply_to: The `ReplyChannel` for the answer to an ask (`Mailbox.ask`); never part of a trace.
     """
@@ -191,7 +192,7 @@ class Recorder:
         return self._redaction.redact_text(text)
 
     def redacted_body(self, body: B) -> B:
-        """Return a message with all secrets replaced."""
+        """Return a message with the secrets replaced where its type allows a placeholder."""
         valid, written = self.encoded(body)
         shown: B = (
             self._redaction.redact_message(written, valid)[1]
@@ -256,7 +257,7 @@ class Recorder:
             added_to(self)
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call each function in `watched` with every later message of its type, recorded but unredacted."""
+        """From now on, call only the functions in `watched`, with all messages of their types, unredacted."""
         self._watched = watched
 
     def record(
@@ -273,7 +274,8 @@ class Recorder:
         """Record `body` and return its envelope, unredacted.
 
         Outside an event loop this waits until the observers have seen the envelope. Inside a loop, a long
-        message may reach them later: await `shown`. Held-back text (`hold_back`) is recorded later.
+        message and those after it may reach them later: await `shown`. Held-back text (`hold_back`) is
+        recorded later.
         """
         # A piece without text means that the model's reply starts again from its beginning.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
@@ -315,7 +317,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Add a piece to its text, and pass to the observers what cannot be a part of a secret."""
+        """Add a piece to its text, and pass to the observers all but an end that may begin a secret."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)
@@ -409,7 +411,7 @@ def trace_line(envelope: Envelope[Any], body: bytes) -> TraceLine:
 
 
 class _Text(Struct):
-    """A text that arrives in pieces. `pieces` redacts it; `last` is the envelope of the latest piece."""
+    """A text that arrives in pieces. `pieces` holds ends back; `last` is the envelope of the latest piece."""
 
     pieces: TextPieces
     last: Envelope[Any]
