@@ -93,8 +93,7 @@ class Runner(AsyncToolAccess, Closing):
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
             settings, `[a, b]`, the model of `b` is asked if the model of `a` cannot be asked
-            (`LlmSettings.then`). A factory can have a method `support_check`, which returns whether and when
-            the actor gets `CheckToolSupport`.
+            (`LlmSettings.then`). A factory's `support_check` says when its actor gets `CheckToolSupport`.
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
@@ -110,10 +109,8 @@ class Runner(AsyncToolAccess, Closing):
             questions about the calls of one reply. The wait counts against the turn's time limit. `None`:
             nobody can be asked, so these calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: the history is never shortened.
-        tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place.
-            `None`: the model always gets the tools.
-        budget: What all turns together may spend on the model; `None`: no limit. For a single turn there is
-            `limits.budget`.
+        tool_search: When the model gets `find_tools` and `call_tool` instead of many tools; `None`: never.
+        budget: What all turns together may spend; `None`: no limit. A single turn has `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one session per server, and in

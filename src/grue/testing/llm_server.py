@@ -211,7 +211,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     Attributes:
         path: The URL's path and query, such as `/v1/chat/completions`.
         headers: The headers, with their names in lower case.
-        body: The parsed body; empty if the body is not a JSON object.
+        body: The parsed body and fields from the path; empty if the body is not a JSON object.
         refused: Why the server refused the request; `None`: it did not, or only for its length or its path.
         chat: The body translated to chat completions; empty if the body is malformed or a header is missing.
     """
@@ -423,6 +423,7 @@ class ScriptedLlmServer:
     ) -> tuple[LlmRequest, Refusal | None]:
         chat: Json = {}
         body, unreadable = _parse(raw)
+        body |= dialect.told(path) or {}
         refusal = dialect.admission(headers) or unreadable
         if refusal is None:
             with self._lock:

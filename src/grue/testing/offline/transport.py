@@ -88,14 +88,14 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         path = url.raw_path.partition(b"?")[0].decode("ascii")
         dialect = dialect_of(path)
         if dialect is not None:
-            return self._complete(dialect, body) if method == "POST" else _wrong_method(method, path)
+            return self._complete(dialect, path, body) if method == "POST" else _wrong_method(method, path)
         if path.endswith("/models"):
             return _json(200, _MODELS) if method == "GET" else _wrong_method(method, path)
         return _json(404, {"error": _error(f"Invalid URL ({method} {path})")})
 
-    def _complete(self, dialect: Dialect, body: bytes) -> httpx.Response:
+    def _complete(self, dialect: Dialect, path: str, body: bytes) -> httpx.Response:
         try:
-            asked = decode_body(body)
+            asked = decode_body(body) | (dialect.told(path) or {})
             request = read_request(asked, dialect, strict_names=self._strict_names)
             said = self._script(request)
             if not isinstance(said, Reply):

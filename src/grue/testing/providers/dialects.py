@@ -5,8 +5,10 @@ translations, its stream and its own rules in a module, and add a `Dialect` here
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -33,7 +35,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """One request format, as functions that translate to and from chat completions.
 
     Attributes:
-        path: The end of its URL path.
+        path: The end of its URL path; `{model}` in it stands for the model's name.
         to_chat: Translates a request to chat completions.
         from_chat: Takes a chat completion and the request; returns the completion in this format.
         error: Takes an HTTP status and OpenAI's error object; returns the body of the error in this format.
@@ -43,6 +45,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         events: Takes a reply and the request; yields the reply as the events of a stream.
         broken_off: Returns the event that reports an error in the middle of a stream.
         admission: Takes the headers; returns a refusal, or `None`. By default all headers are accepted.
+        stream_path: The end of the URL path of requests for a stream; empty: `path`.
     """
 
     name: DialectName
@@ -55,6 +58,16 @@ class Dialect(Struct, frozen=True, kw_only=True):
     events: Callable[[Json, Json], Iterator[bytes]]
     broken_off: Callable[[], bytes]
     admission: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None
+    stream_path: str = ""
+
+    def told(self, path: str) -> Json | None:
+        """Return the fields in a request's path, such as `model`; `None`: the path is of another dialect."""
+        for known, fields in ((self.path, {}), (self.stream_path, {"stream": True})):
+            pattern = re.escape(known).replace(r"\{model\}", "(?P<model>[^/]+)")
+            found = re.search(rf"{pattern}\Z", path.partition("?")[0].rstrip("/"))
+            if known and found:
+                return fields | {name: unquote(value) for name, value in found.groupdict().items()}
+        return None
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
         """Translate a request to chat completions, and check it.
@@ -154,5 +167,4 @@ _ALL = (CHAT, RESPONSES, MESSAGES)
 
 def dialect_of(path: str) -> Dialect | None:
     """Return the format of requests to a path; `None`: no format has this path."""
-    asked = path.partition("?")[0].rstrip("/")
-    return next((each for each in _ALL if asked.endswith(each.path)), None)
+    return next((each for each in _ALL if each.told(path) is not None), None)
