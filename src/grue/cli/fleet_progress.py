@@ -134,7 +134,7 @@ def counts_row(seen: Seen, budget: FleetBudget) -> str:
     parts += [score_text(name, total / count) for name, (count, total) in list(tally.scores.items())[:1]]
     parts += _cost(seen.spent, budget)
     if seen.costs.overloads:
-        parts.append(f"{seen.costs.overloads:,} x 429")
+        parts.append(f"{seen.costs.overloads:,} overloads")
     if seen.left_s is not None:
         parts.append(f"{clock(seen.left_s)} left")
     return ", ".join(parts)

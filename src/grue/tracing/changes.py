@@ -110,8 +110,12 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
                 for kind in (FailurePolicy, TurnLimits)
             )
             raise ValueError(f"there is no field {name}; the fields are, of {known}")
+        elif not inner:
+            limits[outer] = value
+        elif isinstance(whole := limits.get(outer, {}), dict):
+            limits[outer] = {**whole, inner: value}
         else:
-            limits[outer] = {**limits.get(outer, {}), inner: value} if inner else value
+            raise ValueError(f"{outer} is {whole!r}, so {name} cannot be set too")
     return policy, limits
 
 

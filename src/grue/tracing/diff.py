@@ -175,8 +175,7 @@ class _Tree:
             parent = self._parent[parent]
         left_out = 0
         if parent != _ROOT:
-            first, depth = self._origin[parent]
-            left_out = depth - (first != parent)
+            first, left_out = self._origin[parent]
             parents.append(first)
         return tuple(whole(self.by_seq[seq]) for seq in reversed(parents)), left_out
 

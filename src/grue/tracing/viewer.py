@@ -229,8 +229,8 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs, or 0.
 
-    0: no difference, or the first one is outside turns. The traces are compared as by `grue trace diff`. Only
-    the page's owner can read it. Each trace is a file, or the run folder that holds it.
+    0: no difference. A difference outside of turns counts as one in turn 1. The traces are compared as by
+    `grue trace diff`. Only the page's owner can read it. Each trace is a file, or its run folder.
 
     Raises:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.

@@ -26,7 +26,8 @@ def seen(**changes: object) -> Seen:
 def test_the_row_has_counts_score_cost_overloads_and_the_time_left() -> None:
     row = counts_row(seen(), FleetBudget(money_usd=5.0, requests=1000))
     assert row == (
-        "30/100 done, 1 running, 3 failed, score 5, $1.50 of $5.00, 40 of 1,000 requests, 3 x 429, 3:27 left"
+        "30/100 done, 1 running, 3 failed, score 5, $1.50 of $5.00, 40 of 1,000 requests, 3 overloads, "
+        "3:27 left"
     )
     few = Tally(total=100, done=12, before=10)
     assert counts_row(seen(tally=few, costs=Costs()), FleetBudget()) == "12/100 done, 1 running"

@@ -57,6 +57,19 @@ def test_the_differences_do_not_depend_on_what_is_in_memory(
     assert any("more …" in line for line in render(lean, every=True))
 
 
+def test_the_causes_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    left = tuple(open_episode(one_turn(tmp_path / "a.jsonl", 8, 5, 7)))
+    causes = {envelope.seq: envelope.cause for envelope in left}
+    for each in diff(left, tuple(open_episode(one_turn(tmp_path / "b.jsonl", 8)))):
+        assert each.left is not None
+        chain = []
+        cause = each.left.cause
+        while cause is not None and cause >= each.because[0].seq:
+            chain.append(cause)
+            cause = causes[cause]
+        assert len(chain) == len(each.because) + each.because_left_out
+
+
 @pytest.mark.slow
 def test_two_long_turns_are_compared_in_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from grue.messages import (
     ToolSkipped,
     UserText,
 )
+from grue.tracing.changes import parted
 from grue.tracing.replay import Changes, TurnReplay, render, replay
 
 
@@ -165,3 +166,12 @@ def test_a_final_request_is_changed_only_where_the_machine_makes_it(tmp_path: Pa
     assert difference.path == "$.new[0].text"
     assert divergence.right.body.new == (UserText("Now!"),)
     assert isinstance(divergence.right.body.mode, RequireAnswer)
+
+
+def test_a_field_of_a_budget_that_is_taken_away_is_refused() -> None:
+    assert parted({"budget.requests": 3, "budget.tokens": 5}) == (
+        {},
+        {"budget": {"requests": 3, "tokens": 5}},
+    )
+    with pytest.raises(ValueError, match="budget is None, so budget.requests cannot be set too"):
+        parted({"budget": None, "budget.requests": 3})

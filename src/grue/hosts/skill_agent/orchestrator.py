@@ -46,7 +46,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     Attributes:
         reason: Why the run ended; `detail` says it in a sentence for people.
         answer: The answer of the model's `finish` action; empty if there was none.
-        responses: The texts of the model's `respond` actions; empty for an action that was not carried out.
+        responses: The texts of the model's `respond` actions, without those that were not carried out.
         notes: The same for the model's `note` actions.
         questions: If the run is parked: the questions that a person has to answer.
     """
@@ -303,7 +303,7 @@ def _disconnect(run: Run) -> None:
 
 def _end(run: Run, end: RunEnd) -> RunResult:
     said = {
-        kind: tuple(each.output for each in run.results if each.action == kind)
+        kind: tuple(each.output for each in run.results if (each.action, each.status) == (kind, "completed"))
         for kind in ("respond", "note")
     }
     result = RunResult(

@@ -102,6 +102,13 @@ def test_a_denied_action_does_not_end_a_run_that_stops_at_failures(tmp_path: Pat
     assert run([act(WRITE), act(finish())], config=config).result.succeeded
 
 
+def test_a_denied_response_is_not_among_the_responses(tmp_path: Path) -> None:
+    rules = (ToolRule(tools=("agent.respond",), verdict="deny", reason="be silent"),)
+    done = ran(tmp_path, ("respond", {"text": "Half way."}), ("note", {"text": "x"}), rules=rules)
+    assert done.statuses == ["denied", "completed", "completed"]
+    assert (done.result.responses, done.result.notes) == ((), ("x",))
+
+
 def test_limits_of_calls_count_within_a_reply(tmp_path: Path) -> None:
     rules = (ToolRule(tools=("agent.write_file",), max_calls=1),)
     assert ran(tmp_path, WRITE, WRITE, rules=rules).statuses == ["completed", "denied", "completed"]
