@@ -173,5 +173,5 @@ def test_a_field_of_a_budget_that_is_taken_away_is_refused() -> None:
         {},
         {"budget": {"requests": 3, "tokens": 5}},
     )
-    with pytest.raises(ValueError, match="budget is None, so budget.requests cannot be set too"):
+    with pytest.raises(ValueError, match=r"budget is None, so budget\.requests cannot be set too"):
         parted({"budget": None, "budget.requests": 3})
