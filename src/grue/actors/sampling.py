@@ -74,6 +74,8 @@ class Sampler:
         self._asked += 1
         reply = await self._llm.ask(self._command(request), sender=server)
         self._ended += 1
+        if isinstance(reply, m.CompletionPostponed):
+            return Declined("the model's reply comes later, in a batch of the provider")
         ended = m.ServerSampled(server=server, usage=reply.usage)
         # Tell the agent before the server gets the reply. Otherwise the server's result could reach the agent
         # first, and the agent would compare the budget without this cost.

@@ -10,11 +10,11 @@ import pytest
 
 from grue.actors.llm import LlmActor
 from grue.actors.sampling import CurrentSampler, Sampler
-from grue.messages import ServerName, ServerSampled, Usage
+from grue.messages import CompletionPostponed, ServerName, ServerSampled, Usage
 from grue.policies import Budget, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.prices import Spent
-from grue.runtime.actor import Actor, Supervisor
+from grue.runtime.actor import Actor, Supervisor, reply
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 from grue.tool_sessions.server_requests import Declined, Sampled, SamplingRequest
@@ -75,6 +75,24 @@ async def test_each_request_is_a_conversation_of_its_own() -> None:
         ("user", "Three?"),
     ]
     assert [message["content"] for message in second] == ["Again?"]
+
+
+class Postponer(Actor[Any]):
+    """An LLM actor whose replies come in a batch."""
+
+    async def receive(self, envelope: Envelope[Any]) -> None:
+        reply(envelope, CompletionPostponed(request=1, item="a"))
+
+
+async def test_a_request_that_is_postponed_is_declined_and_costs_nothing() -> None:
+    async with Supervisor(Recorder(), turn=1) as group:
+        agent, llm = Agent(group.mailbox("agent")), Postponer(group.mailbox("llm-sampling"))
+        group.start(agent)
+        group.start(llm)
+        one = Sampler(llm.mailbox, agent.mailbox, TurnLimits(max_samplings=1), agent.spent)
+        answer = await one.sample(ServerName("a"), QUESTION)
+    assert answer == Declined("the model's reply comes later, in a batch of the provider")
+    assert agent.told == []
 
 
 async def test_the_limit_is_the_turns_whoever_asks() -> None:

@@ -47,7 +47,9 @@ class Backlog:
     @property
     def busy(self) -> bool:
         """Whether a call is pending or running."""
-        return bool(self.calls) and not self.calls[-1].done()
+        with contextlib.suppress(IndexError):
+            return not self.calls[-1].done()
+        return False
 
     def add(self, function: Callable[[], None]) -> None:
         """Call `function`, after the calls before it, in the backlog's thread, or here if none can start."""
@@ -63,11 +65,21 @@ class Backlog:
 
     def check(self) -> None:
         """Remove finished calls. If a call has failed, raise its exception. Each exception is raised once."""
-        while self.calls and self.calls[0].done():
-            self.calls.popleft().result()
+        while (call := self._first()) is not None and call.done():
+            try:
+                self.calls.remove(call)
+            except ValueError:  # another thread, which checks too, has removed it
+                continue
+            call.result()
         if not self.calls and self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None
+
+    def _first(self) -> Future[None] | None:
+        try:
+            return self.calls[0]
+        except IndexError:
+            return None
 
     def wait(self) -> None:
         """Wait, blocking, until all calls are finished. Raise the exception of a call that has failed."""

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from grue.errors import TraceError
 from grue.runtime.large_data import LONG
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.reader import TraceReader
-from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.runtime.trace.recorder import Backlog, Envelope, Recorder
 
 LONG_TEXT = "the word is open-sesame. " * (LONG // 20)
 
@@ -126,3 +127,19 @@ def test_a_writer_that_is_closed_inside_an_event_loop_has_every_long_message(tmp
     anyio.run(main)
     read = list(TraceReader(path, Said))
     assert [len(each.body.text) for each in read] == [2_000_000] * 5 + [5]
+
+
+def test_two_threads_may_check_a_backlog_at_the_same_time() -> None:
+    backlog = Backlog()
+
+    class Raced(Future[None]):
+        """A finished call that another thread removes right after this one has seen that it is finished."""
+
+        def done(self) -> bool:
+            if self in backlog.calls:
+                backlog.calls.remove(self)
+            return True
+
+    backlog.calls.append(Raced())
+    backlog.check()
+    assert not backlog.busy
