@@ -49,8 +49,8 @@ from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
 
 _MCP = "mcp."
-"""The agent loop in `hosts/agent_loop` names all its MCP tools `mcp.SERVER.TOOL`, so a server's name may have
-this prefix."""
+"""The only dot that a server's name may have is in this prefix. The agent loop puts it before
+the names of its MCP servers, so that the tools of the server `files` are named `mcp.files.TOOL`."""
 
 
 def connect_to(

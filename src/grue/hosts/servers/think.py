@@ -242,9 +242,9 @@ def list_tools(session: Session, params: Json) -> Json:
 
 
 def call_tool(session: Session, params: Json) -> Json:
-    """Record a thought.
+    """Record a thought. An invalid thought gives an error result, so that the model reads what is wrong.
 
-    Invalid arguments give an error result and not a JSON-RPC error, so that the model reads what is wrong.
+    A malformed request raises `ProtocolError`: another tool's name, or arguments that are not an object.
     """
     name, arguments = params.get("name"), params.get("arguments", {})
     if not isinstance(name, str):

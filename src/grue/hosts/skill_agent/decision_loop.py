@@ -78,7 +78,7 @@ class StepRunner:
         run = self._run
         try:
             call: McpCall = run.registry.params(MCP_CALL, action.params)
-        except ValueError as error:  # an older version of grue accepted these parameters
+        except ValueError as error:  # only if a resumed run has them from an older grue, which accepted them
             return action.ended("failed", error=self.cut(str(error)))
         about: dict[str, Any] = {
             "turn": run.turn,
