@@ -1,7 +1,7 @@
-"""The broker's server in the driver's process. It says when workers may send a request or start a server.
+"""The socket by which the broker (`broker.py`) lets workers send LLM requests and start MCP servers.
 
-Each worker process has a connection to a Unix socket. A message is a line of JSON. When a connection ends,
-its worker's requests under way count as sent, and the MCP servers that the worker has started as ended.
+Each worker process has a connection. A message is a line of JSON. When a worker's connection ends, its
+unfinished requests count in the fleet's cost, since they may have been sent, and its servers have ended.
 
 The server runs in a thread with an event loop of its own, so that the driver stays synchronous.
 """

@@ -78,8 +78,8 @@ class ValidCall(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session together.
 
-    Several `parallel` runs may be under way at the same time, each at another server. A `parallel` run has
-    only one call: if a call at another server times out, the later calls are not sent yet and can be skipped.
+    Several `parallel` runs may be under way at the same time, each at a different server. Each has only one
+    call, so that few calls are sent early: the unsent calls can be skipped if a call at any server times out.
     """
 
     server: m.ServerName
