@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "For the first turn, which has no previous turn, `after_turn` and `beside_turn` mean: as without "
-        "--start.",
+        "The first turn has no previous turn. Its server starts as `start` under tool.grue.mcp in "
+        "pyproject.toml says, else as with `beside_if_locked`.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -402,10 +402,10 @@ def add(
     If a tool changes later, grue reports it. The approved tools are listed in
     mcp_tools.lock.
 
-    If an environment variable that the server needs is not set, the command does
-    not start the server, and prints what to do. It does the same if there are
-    other servers, but no mcp_tools.lock yet: a new list with the tools of one
-    server would lack those of the others.
+    In two cases no tools are approved, and the command prints what to do. If an
+    environment variable that the server needs is not set, the server is not
+    started. If there are other servers and no mcp_tools.lock yet, a new file
+    would lack the tools of the other servers.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. If this machine can enforce
@@ -436,8 +436,8 @@ def remove(
 ) -> None:
     """Remove an MCP server from mcp_config.json.
 
-    Its tools are removed from mcp_tools.lock, the file of the tools that you have
-    approved, and the files that `grue add` has downloaded for it are deleted.
+    The command also removes the server's tools from mcp_tools.lock, the list of
+    approved tools, and deletes the files that `grue add` has downloaded for it.
     """
     from grue.cli.add import remove_server
 
@@ -643,7 +643,7 @@ _OtherTools = Annotated[
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: Annotated[int | None, turn_number("forked, or with --at the one that has message --at.")] = None,
+    turn: Annotated[int | None, turn_number("forked; with --at, the one that contains that message.")] = None,
     at: _At = None,
     model: OtherModel = None,
     base_url: OtherUrl = None,

@@ -107,9 +107,9 @@ def run(
 
     An episode is one call of the sweep's function. An error that the function
     raises is a result too. If a worker process is killed, or a server or the
-    model cannot be reached, the episode is tried again, three times in all. After
-    that, only `grue fleet retry` runs it. The exit status is 1 if an episode is
-    left without a result.
+    model cannot be reached, the episode is tried again. It has three attempts in
+    all. After that, only `grue fleet retry` runs it. The exit status is 1 if an
+    episode is left without a result.
 
     After Ctrl-C the running episodes are still run to their end; a second
     Ctrl-C cancels them.
@@ -135,7 +135,7 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Do the same as `grue fleet run`, and also run the episodes that it has given up.
+    """Run the episodes of a sweep without a result, also those that `grue fleet run` has given up.
 
     `grue fleet run` gives an episode up after three attempts, or if its result is
     damaged. An episode whose function raised an error has a result and is not
@@ -155,7 +155,7 @@ _Where = Annotated[
     typer.Option(
         metavar="CONDITION",
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". It '
-        "consists of tests NAME OPERATOR VALUE, joined by and. The VALUE may have spaces. The operators "
+        "consists of tests NAME OPERATOR VALUE, joined by `and`. VALUE may have spaces. The operators "
         "are = and !=; > and <, only for numbers; and ~, which is true if the regular expression VALUE is "
         "found. The names are:\n\n"
         "tool: the name of a tool that the turn called, such as shop.list; error: the text of an error of "
@@ -310,7 +310,7 @@ def _pass(otherwise: str) -> Any:
         "--pass",
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
-        show_default=f"if all scores lie from 0 to 1: 1, or 0 with --lower-is-better. If not: {otherwise}",
+        show_default=f"1, with --lower-is-better 0. If a score is below 0 or above 1: {otherwise}",
     )
 
 
@@ -386,9 +386,9 @@ def compare(
 
     A and B are compared case by case. The compared settings are those that
     differ between A and B, such as model: all episodes of A have one value, and
-    all of B another. Episodes with the same values of all other settings, such as
-    question and seed, are one case; base_url is ignored. A case that only A or
-    only B has is left out. The mean difference B - A of the cases is printed with
+    all of B another. Episodes with the same values of all other settings but
+    base_url, such as question and seed, are one case. A case that only A or only
+    B has is left out. The mean difference B - A of the cases is printed with
     its 95 % confidence interval. The interval needs the packages numpy and scipy,
     and at least 15 cases (if you give --cluster, 15 groups of cases). Without an
     interval, a sign test decides whether B is better.

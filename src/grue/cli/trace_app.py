@@ -160,8 +160,8 @@ def trace_cache(
     caused it. In the printed table, `repeats` is the percentage of a prompt that
     is the same as the beginning of an earlier prompt. `cached` is the percentage
     that the provider has read from its cache, according to its reply. `again`
-    estimates the tokens from the first difference to the end of the shorter
-    prompt: no cache could serve them.
+    estimates the tokens that no cache could serve: those from the first
+    difference to the end of the shorter of the two prompts.
     """
     from grue.cli.trace_cache import cache
 
