@@ -367,6 +367,15 @@ def test_the_guard_ends_a_boxed_program_after_a_kill_of_the_host(preset: Preset,
     finally:
         os.close(fd)
         host.stdout.close()
+    wait_until_empty(tmp_path)
+
+
+def wait_until_empty(folder: Path) -> None:
+    """Wait until the guard has removed the scratch folders of a host that was killed."""
+    until = time.monotonic() + promises.GUARD_S
+    while left := [*folder.iterdir()]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
 
 
 @boxes.needs_boxes
@@ -384,10 +393,7 @@ def test_no_scratch_folder_is_left_however_the_host_ends(end: str, tmp_path: Pat
     command = [sys.executable, "-c", HOST, "pure", end]
     host = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment, check=False)
     assert host.stdout.strip().isdigit(), host.stderr
-    until = time.monotonic() + promises.GUARD_S
-    while left := [*folder.iterdir()]:  # after a kill, the guard removes it
-        assert time.monotonic() < until, left
-        time.sleep(0.01)
+    wait_until_empty(folder)  # after a kill, the guard removes it
 
 
 @boxes.needs_boxes
