@@ -467,7 +467,7 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
             gets a text with its type and size.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn; 0:
             none is sent. For each item that exceeds the total, the model gets a text with its type and size.
-        max_samplings: Requests that all servers together may make to the model (MCP sampling); 0: none.
+        max_samplings: Requests that all servers together may make to the model (MCP sampling); 0: no request.
         turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;
             `None`: no limit.
         teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of

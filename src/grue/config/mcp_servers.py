@@ -665,7 +665,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return which of `ROOT_KEYS` the file has; empty: none."""
+    """Return the keys of `ROOT_KEYS` that the file has."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")

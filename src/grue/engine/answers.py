@@ -224,7 +224,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the likeliest JSON value in `text` that fits the type; raise `ValueError` if none fits."""
+        """Return the likeliest JSON value in `text` that fits the type, or raise `ValueError`."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

@@ -76,7 +76,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         tool_calls: Number of tool calls in all turns that have ended.
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server last listed when a session opened, for `Runner.remember`.
-        ended: The last recorded end of the episode; `None`: none was recorded, for example after a kill.
+        ended: The last recorded end of the episode; `None`: no end was recorded, for example after a kill.
         conditions: Settings of the last run, such as `model`.
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.

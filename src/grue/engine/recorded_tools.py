@@ -141,7 +141,7 @@ class TurnRecord:
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return the tools that a server lists at the fork; `None`: none are recorded or set by the fork."""
+        """Return the tools that a server lists at the fork; `None`: neither trace nor fork has tools."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None
@@ -446,7 +446,7 @@ class RecordedConnection:
             await self._live.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Open the real server, if any. Return the recorded listing; if there is none, the real server's."""
+        """Open the fork's real server. Return the recorded listing, or else that of the real server."""
         listing = self._fork.record.listing(self._server)
         await self._fork.record.start(self._server, in_order=self._fork.misses == "fail")
         if self._live is not None and self._entered:
@@ -464,7 +464,7 @@ class RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call. If there is none, do what `ForkSettings.misses` says.
+        """Return the recorded result of this call, or do what `ForkSettings.misses` says.
 
         Raises `ForkMissed` if the call must not be made. Also raises the errors of `ToolConnection.call`, as
         recorded or from the real server.

@@ -160,7 +160,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of session actors. Looking up a server that has none starts an actor for it."""
+    """The mailboxes of session actors. Looking up a server without an actor starts an actor for it."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()

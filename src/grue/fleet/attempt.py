@@ -175,7 +175,7 @@ def _was_cut_off(folder: EpisodeFolder, attempt: Path) -> bool:
 
 
 def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
-    """Return the end of an attempt that was killed at its time limit; its trace, if any, tells the costs."""
+    """Return the end of an attempt that was killed at its time limit, with the costs in its trace."""
     course = read_course(attempt / TRACE)
     return AttemptEnd(
         outcome="failed",

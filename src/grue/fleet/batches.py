@@ -145,7 +145,7 @@ class EpisodeRoom:
 
 @contextlib.contextmanager
 def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
-    """Let an `EpisodeRoom` answer or store this process's requests within the block, and send none."""
+    """Within the block, let an `EpisodeRoom` answer or store this process's requests, and send no request."""
     room = EpisodeRoom(folder, count)
     set_process_room(room)
     try:

@@ -176,7 +176,7 @@ class Broker(Struct):
         reserved: The most that the requests under way can cost together, as far as it is known.
         window: How many requests the endpoint seems to take at one time; see the module's docstring.
         paused_until: No request starts before this time, in monotonic seconds.
-        refused: Why the budget refused a request last; empty: it has refused none. A refusal by `most` is
+        refused: Why the budget refused a request last; empty: it never did. A refusal by `most` is
             not recorded here.
     """
 

@@ -57,7 +57,7 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LastExchange(Struct, frozen=True):
-    """The user's text of an episode's last turn, and the answer to it; empty if there is none."""
+    """The user's text of an episode's last turn, and the answer to it, as far as the trace has them."""
 
     question: str = ""
     answer: str = ""

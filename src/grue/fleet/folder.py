@@ -253,7 +253,7 @@ class FleetFolder:
         raise FleetError(f"There {what} in {self.path} whose id begins with {beginning!r}.")
 
     def read_manifest(self) -> Manifest:
-        """Return the manifest, or an empty one if there is none; raises `FleetError` if it is damaged."""
+        """Return the manifest, empty if there is no file; raises `FleetError` if it is damaged."""
         return _read(self.path / MANIFEST, Manifest) or Manifest()
 
     def write_manifest(self, manifest: Manifest) -> None:

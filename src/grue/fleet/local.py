@@ -318,7 +318,7 @@ def _need_descriptors() -> None:
 
 
 def place_sockets() -> str:
-    """Return multiprocessing's folder for sockets; if there is none yet, make it at a short path."""
+    """Return multiprocessing's folder for sockets. If it was not made yet, make it at a short path."""
     usual = tempfile.tempdir
     tempfile.tempdir = folder_for_sockets()
     try:

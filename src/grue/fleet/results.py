@@ -79,12 +79,12 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def course(self) -> Course | None:
-        """The summary of attempt number `attempt`; `None`: there is none, as while the attempt runs."""
+        """The summary of attempt number `attempt`; `None`, for example, while the attempt runs."""
         return None if self.end is None else self.end.course
 
     @property
     def error(self) -> str:
-        """What failed; empty if nothing failed."""
+        """A text that says what failed; empty: the episode did not fail."""
         return self.trouble or ("" if self.end is None else self.end.error)
 
     @property

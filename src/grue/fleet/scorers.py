@@ -94,7 +94,7 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
         settings: The settings of the episode's case.
         scores: The scores that the work returned.
         question: The user's text of the last turn.
-        answer: The answer to the question, empty if there is none; a structured answer as JSON. Untrusted.
+        answer: The answer to the question; empty: no answer. A structured answer is JSON. Untrusted.
     """
 
     id: str

@@ -24,7 +24,7 @@ The rules:
     text.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
-    for one repair. If the repair fails too, the turn uses the host's fallback, or fails if there is none. By
+    for one repair. If the repair fails too, the turn uses the host's fallback, or else fails. By
     this rule a turn has at most `max_tool_iterations` + 2 requests. Further requests may be made for
     summaries, and one each after an overflow, after a reply that rule 10 drops, and after the first reply
     that writes tool calls as text.

@@ -171,7 +171,7 @@ def real_path(path: str) -> str:
 
 
 def packages_of(folder: str) -> str | None:
-    """Return the `node_modules`, `site-packages` or `dist-packages` folder that contains a folder, if any."""
+    """Return the `node_modules`, `site-packages` or `dist-packages` that contains a folder, or `None`."""
     parts = folder.split("/")
     return next(("/".join(parts[: parts.index(wide) + 1]) for wide in _WIDE if wide in parts), None)
 

@@ -516,7 +516,7 @@ class SharedSession(_SessionUser):
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool in the kept session. Return its content blocks too; none, if the server sends none."""
+        """Call a tool in the kept session. Return its content blocks too, if the server sends any."""
         connection = self._open.connection
         if isinstance(connection, KeepsBlocks):
             return await connection.call_with_blocks(tool, arguments, timeout_s)

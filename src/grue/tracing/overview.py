@@ -28,7 +28,7 @@ class Overview(Struct, kw_only=True):
         ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
         detail: The reason as a sentence.
         grade: The severity of `EpisodeEnded`: usually `fail` for a failed or interrupted episode, else empty.
-        result: In a few words, such as a score; empty: there is none, or the host is not installed.
+        result: In a few words, such as a score; empty: the run has no result, or the host is not installed.
         results: Further texts and numbers of the host's `EpisodeEnded`, by name of the field.
         turns: The highest number of a turn. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.

@@ -188,7 +188,7 @@ class StoryTeller:
 
 
 def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
-    """Return the message number of the open request that caused a reply, else of the latest one; 0: none."""
+    """Return the number of the open request that caused a reply, else of the latest request, or 0."""
     if envelope.cause in state.requests:
         return envelope.cause or 0
     return next(reversed(state.requests), 0)

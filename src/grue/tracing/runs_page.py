@@ -25,7 +25,7 @@ class _Run(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The run's path in the folder.
-        page: The relative address of the run's page; empty: there is none, and `error` says why.
+        page: The relative address of the run's page; empty: there is no page, and `error` says why.
         started: When the episode started, in seconds since the epoch.
     """
 

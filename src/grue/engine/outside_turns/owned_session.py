@@ -150,7 +150,7 @@ class OwnedSession:
         """Call a tool, after the session's current call. Cancellation cancels only this call.
 
         `definition` is the tool definition on which the decision to call was based; `None`: the definition in
-        `tools`. `turn` is the turn that the call is recorded in; 0: none.
+        `tools`. `turn`: the turn that the call is recorded in, or 0.
 
         Raises:
             TimeoutError: No answer within `timeout_s`, which starts when the call is sent.

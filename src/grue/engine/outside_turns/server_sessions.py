@@ -160,7 +160,7 @@ class ServerSessions:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
         The policy judges the call by the tool's present definition. With a `definition`, the call is made
-        only if the tool still has this definition. `turn` is the turn that the call is recorded in; 0: none.
+        only if the tool still has this definition. `turn`: the turn that the call is recorded in, or 0.
         Raises `MCPToolCallError`, often a subclass of it, if the call failed.
         """
         server, tool = self._split(name)

@@ -314,7 +314,7 @@ class RunnerOptions(TypedDict, total=False):
 
 
 def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> RunnerOptions:
-    """Return the options that a project's settings determine. `lock` is the servers' tool lock, if any."""
+    """Return the options that a project's settings determine. `lock` is the tool lock; `None`: no lock."""
     from grue.config import wiring  # imported here, because it loads pydantic
 
     return {

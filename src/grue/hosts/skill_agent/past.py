@@ -18,7 +18,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     Attributes:
         plan: The planned actions of the last reply; `None`: there was no reply.
         plans: Number of replies, including unusable ones.
-        begun: Number of the step that was under way when the process ended; 0: none.
+        begun: Number of the step that was under way when the process ended; 0: no step.
         last_turn: Number of the last turn, which may not have ended.
         asked: The approvals that the run waits for; `None`: it does not wait.
     """

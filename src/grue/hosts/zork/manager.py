@@ -158,7 +158,7 @@ class MCPManager:
 
     @property
     def session(self) -> OwnedSession | None:
-        """The open session; if none is open, the last one; `None` before the first."""
+        """The open session, or else the last session; `None` before the first session."""
         return self._session or self._last_session
 
     @property
@@ -217,7 +217,7 @@ class MCPManager:
                 ) from session.fault
 
     async def disconnect_session(self) -> None:
-        """Close the open session, if any; afterwards none of its processes is alive.
+        """Close the open session. Afterwards no process of the session is alive.
 
         Source: R3.5, R3.7, P9
         """

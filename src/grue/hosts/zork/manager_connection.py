@@ -293,7 +293,7 @@ class OverriddenManagerConnection(ManagerConnection):
 
     @property
     def _session(self) -> OwnedSession | None:
-        """The session that `MCPManager`'s own methods have opened in this turn; `None`: none was opened."""
+        """The session that `MCPManager`'s own methods have opened in this turn, or `None`."""
         session = self._lent.session
         return None if session is self._before else session
 

@@ -289,7 +289,7 @@ class Fault(Struct, frozen=True, kw_only=True):
 
     Attributes:
         message: The endpoint's text, not redacted yet, or grue's own text about what happened.
-        status: HTTP status of the reply, or of the error object inside it; `None`: none is known.
+        status: HTTP status of the reply, or of the error object inside it; `None`: the status is not known.
         reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
         retry_after_s: The wait that the endpoint asked for after a temporary failure, in headers or text.
         received: Rough size, in characters, of the part of a streamed reply that had arrived before the

@@ -81,7 +81,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
         clears: Whether the agent can shorten the history if a request is too long.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
-        cut: The cut reply, after which the request was sent again with a larger limit; `None`: none.
+        cut: The cut reply, after which the request was sent again with a larger limit, or `None`.
         lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 

@@ -58,7 +58,7 @@ _LOOK_AHEAD = 32
 def start_calls(
     turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Begin to make a reply's calls. If there is none to make, go on as after the last call."""
+    """Begin to make a reply's calls. If there is no call to make, go on as after the last call."""
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
         # No batch is sent, but the notes about the calls that are not made have used the next batch's number.

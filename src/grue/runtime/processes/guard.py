@@ -84,7 +84,7 @@ class HostGuard:
 
     @property
     def pid(self) -> int | None:
-        """The id of the guard's process, which may have died; `None`: none was started, or it was ended."""
+        """The id of the guard's process, which may have died; `None`: not started, or ended."""
         return self._shell.pid if self._shell else None
 
     def start(self) -> None:

@@ -52,7 +52,7 @@ class Backlog:
         return False
 
     def add(self, function: Callable[[], None]) -> None:
-        """Call `function`, after the calls before it, in the backlog's thread, or here if none can start."""
+        """Call `function` after the calls before it: in the backlog's thread or, if it cannot start, here."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
         try:

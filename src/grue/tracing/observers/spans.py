@@ -97,7 +97,7 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     Attributes:
         ended: `None`: the host recorded no end.
         asked: The `RunTurn` of the first turn; `None`: there was no turn.
-        answered: The last `TurnCompleted`; `None`: there is none.
+        answered: The last `TurnCompleted`; `None`: no turn was completed.
     """
 
     ended: EpisodeEnded | None = None

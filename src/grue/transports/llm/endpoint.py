@@ -521,7 +521,7 @@ class LlmEndpoint:
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
         """Return the first endpoint of the chain whose `breaker` is not open, or else the first of the chain.
 
-        With `tools`, only endpoints that take tools count; if none does, return `self`. `now_s` is on the
+        With `tools`, only endpoints that take tools count; without any, return `self`. `now_s` is on the
         event loop's clock.
         """
         if len(self.chain) == 1:

@@ -510,7 +510,7 @@ class _Client(httpx2.AsyncClient):
                 url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
                 same_place = _same_place(request.url, url)
                 return redirect_fault(response.status_code, plain_text(str(url)), same_place=same_place)
-            # A GET asks for a stream of events, and this answer is none.
+            # A GET asks for a stream of events, and this answer has another content type.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
             # A notification has no answer. With the SSE transport, the GET's stream brings the answer.
