@@ -128,8 +128,9 @@ class RayEngine:
 
     def _fill(self) -> None:
         while self._queued and len(self._tasks) < self.slots:
-            job = self._queued.popleft()
+            job = self._queued[0]
             self._tasks[self._start(job)] = (job, math.inf)
+            self._queued.popleft()  # only now: a job that cannot be started must not be lost
 
     def withdraw(self) -> None:
         """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
@@ -213,11 +214,12 @@ class RayEngine:
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
-            self._fill()
+        self.ended.put((job, outcome))
         # Call `lost` even if the attempt has ended by itself: the work may have left a runner open, for whose
         # requests and servers the broker still holds reservations and places.
         self._broker.lost.remote(job.folder.name)
-        self.ended.put((job, outcome))
+        with self._lock:
+            self._fill()
 
     def _outcome(self, reference: Any) -> Attempted | Lost:
         errors = self._ray.exceptions

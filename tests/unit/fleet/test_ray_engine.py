@@ -25,7 +25,7 @@ class Cluster:
     def __init__(self) -> None:
         self.running: set[str] = set()
         self.begun: list[str] = []
-        self.broken = False
+        self.broken = self.full = False
         self.exceptions = SimpleNamespace()
         affinity = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: None)
         self.util = SimpleNamespace(scheduling_strategies=affinity)
@@ -43,6 +43,8 @@ class Cluster:
         def start(*args: Any) -> object:
             if made is ray_engine.RayBroker:
                 return broker
+            if self.full:
+                raise RuntimeError("the cluster takes no more tasks")
             self.begun.append(args[-1].folder.name)
             return object()
 
@@ -121,4 +123,18 @@ def test_withdrawn_attempts_never_begin_and_the_others_go_on(cluster: Cluster, t
         ("c", Lost("cancelled")),
     ]
     assert cluster.begun == ["a"]
+    made.close()
+
+
+def test_attempts_that_cannot_be_started_are_reported_with_the_one_that_made_room(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    made = engine(tmp_path, 1)
+    for name in ("a", "b", "c"):
+        made.submit(Task(folder=tmp_path / name))
+    cluster.full, cluster.running = True, {"a"}
+    ended = {
+        job.folder.name: outcome.kind for job, outcome in (made.ended.get(timeout=GUARD_S) for _ in "abc")
+    }
+    assert ended == {"a": "timed_out", "b": "unable", "c": "unable"}
     made.close()

@@ -419,7 +419,7 @@ class Authorizer:
         registered = self._auth.grant == "authorization_code" and self._auth.client_id is None
         issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata else ""
         record = _record(self._server.url, tokens, issuer)
-        record.client = _plain(context.client_info) if registered and context.client_info else None
+        record.client = _plain(context.client_info) if registered else None
         record.metadata = _plain(context.oauth_metadata)
         record.resource = _plain(context.protected_resource_metadata)
         return await self._stored(record)
