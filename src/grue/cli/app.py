@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous turn. Its server starts as `start` under tool.grue.mcp in "
-        "pyproject.toml says, else as with `beside_if_locked`.",
+        "With the last two values, the first turn's server starts as with `beside_if_locked`, or as `start` "
+        "under tool.grue.mcp in pyproject.toml says.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -143,9 +143,8 @@ _GameServers = Annotated[
     typer.Option(
         metavar="FILE",
         help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="depends on enabled under tool.grue.mcp in pyproject.toml. true: the file in "
-        "config_file under tool.grue.mcp, else mcp_config.json. false: no server. Not set: a server that "
-        "comes with grue",
+        show_default="a server that comes with grue. If pyproject.toml has `enabled = true` under "
+        "tool.grue.mcp: its config_file, else mcp_config.json. If it has `enabled = false`: no server",
     ),
 ]
 _Turns = Annotated[
@@ -402,10 +401,10 @@ def add(
     If a tool changes later, grue reports it. The approved tools are listed in
     mcp_tools.lock.
 
-    In two cases no tools are approved, and the command prints what to do. If an
-    environment variable that the server needs is not set, the server is not
-    started. If there are other servers and no mcp_tools.lock yet, a new file
-    would lack the tools of the other servers.
+    In two cases the command approves no tools, and prints what to do instead: if
+    an environment variable that the server needs is not set (then the server is
+    not started either); or if there are other servers, but no mcp_tools.lock (a
+    new one would lack the tools of the other servers).
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. If this machine can enforce
@@ -643,7 +642,7 @@ _OtherTools = Annotated[
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: Annotated[int | None, turn_number("forked; with --at, the one that contains that message.")] = None,
+    turn: Annotated[int | None, turn_number("forked; with --at M, the one with message M.")] = None,
     at: _At = None,
     model: OtherModel = None,
     base_url: OtherUrl = None,

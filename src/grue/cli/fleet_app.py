@@ -135,7 +135,7 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Run the episodes of a sweep without a result, also those that `grue fleet run` has given up.
+    """Run those episodes of a sweep that have no result, even if `grue fleet run` has given them up.
 
     `grue fleet run` gives an episode up after three attempts, or if its result is
     damaged. An episode whose function raised an error has a result and is not
@@ -310,11 +310,11 @@ def _pass(otherwise: str) -> Any:
         "--pass",
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
-        show_default=f"1, with --lower-is-better 0. If a score is below 0 or above 1: {otherwise}",
+        show_default=f"1, with --lower-is-better 0. If any score is below 0 or above 1: {otherwise}",
     )
 
 
-_Pass = Annotated[float | None, _pass("every score passes")]
+_Pass = Annotated[float | None, _pass("all scores pass")]
 _FailedAs = Annotated[
     float | None,
     typer.Option(
@@ -386,8 +386,8 @@ def compare(
 
     A and B are compared case by case. The compared settings are those that
     differ between A and B, such as model: all episodes of A have one value, and
-    all of B another. Episodes with the same values of all other settings but
-    base_url, such as question and seed, are one case. A case that only A or only
+    all of B another. Episodes that agree in all other settings, such as question
+    and seed, are one case (base_url does not count). A case that only A or only
     B has is left out. The mean difference B - A of the cases is printed with
     its 95 % confidence interval. The interval needs the packages numpy and scipy,
     and at least 15 cases (if you give --cluster, 15 groups of cases). Without an
@@ -485,9 +485,9 @@ def failures(
     An episode has failed if its score does not pass, or if it has begun and has
     no score. It has no score if the sweep's function raised an error or took too
     long; if a server or the model could not be reached; if the sweep's budget was
-    used up; if the episode's files cannot be read; or if the run was interrupted
-    or has not finished. Only episodes of the latest sweep count: the sweep that
-    was run last in this folder.
+    used up; if the episode's files cannot be read; or if the episode was
+    interrupted or is still running. Only episodes of the latest sweep count: the
+    sweep that was run last in this folder.
     """
     from grue.cli.fleet_failures import print_failures
 
@@ -561,7 +561,7 @@ def export(
         typer.Option(metavar="NAME", help="Name of the score that becomes the reward in samples and atif."),
     ] = "score",
 ) -> None:
-    """Write all episodes in a fleet's folder in a format for other programs."""
+    """Export all episodes of all sweeps of a fleet, in a format for other programs."""
     from grue.cli.fleet_export import export_fleet
 
     take_interrupts()

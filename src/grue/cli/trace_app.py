@@ -160,8 +160,9 @@ def trace_cache(
     caused it. In the printed table, `repeats` is the percentage of a prompt that
     is the same as the beginning of an earlier prompt. `cached` is the percentage
     that the provider has read from its cache, according to its reply. `again`
-    estimates the tokens that no cache could serve: those from the first
-    difference to the end of the shorter of the two prompts.
+    estimates the tokens that are sent again but that no cache could serve: those
+    from the first difference to the end of the shorter prompt, this one or the
+    earlier one.
     """
     from grue.cli.trace_cache import cache
 
@@ -399,8 +400,8 @@ def trace_to_test(
     """Write a pytest file that runs a recorded turn again.
 
     In the test, the model gives its recorded replies. The test asserts that the
-    turn makes the recorded tool calls and gives the recorded answer. The exit
-    status is 1 if the test does not pass.
+    turn makes the recorded tool calls and gives the recorded answer. The command
+    runs the test once, and its exit status is 1 if the test fails.
     """
     from grue.cli.trace_to_test import to_test
 
