@@ -43,6 +43,9 @@ class Backlog:
     def __init__(self) -> None:
         self.calls: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None
+        # Held while a call is queued, and while the thread is ended because none is. Otherwise `check` could
+        # end the thread after a call was queued there. The next call would run at the same time elsewhere.
+        self._changing = threading.Lock()
 
     @property
     def busy(self) -> bool:
@@ -53,15 +56,14 @@ class Backlog:
 
     def add(self, function: Callable[[], None]) -> None:
         """Call `function` after the calls before it: in the backlog's thread or, if it cannot start, here."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
         try:
-            call = self._thread.submit(function)
+            with self._changing:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
+                self.calls.append(self._thread.submit(function))
         except RuntimeError:  # Python starts no thread after the main thread has ended: use this one
             wait(list(self.calls))
             function()
-        else:
-            self.calls.append(call)
 
     def check(self) -> None:
         """Remove finished calls. If a call has failed, raise its exception. Each exception is raised once."""
@@ -71,9 +73,10 @@ class Backlog:
             except ValueError:  # another thread, which checks too, has removed it
                 continue
             call.result()
-        if not self.calls and self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
+        with self._changing:
+            if not self.calls and self._thread is not None:
+                self._thread.shutdown(wait=False)
+                self._thread = None
 
     def _first(self) -> Future[None] | None:
         try:

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,25 @@ def test_while_others_wait_a_loop_goes_on() -> None:
 
     anyio.run(record)
     assert len(gate.seen) == 1
+
+
+def test_calls_stay_in_order_if_another_thread_checks_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    backlog, order, submit = Backlog(), [], ThreadPoolExecutor.submit
+    opened = threading.Event()
+
+    def submit_while_another_checks(pool: ThreadPoolExecutor, function: Any) -> Future[None]:
+        call = submit(pool, function)
+        check = threading.Thread(target=backlog.check)
+        check.start()
+        check.join(0.05)  # it waits for `add`
+        return call
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_while_another_checks)
+    backlog.add(lambda: order.append("first" if opened.wait(60) else "too late"))
+    backlog.add(lambda: order.append("second"))
+    opened.set()
+    backlog.wait()
+    assert order == ["first", "second"]
 
 
 def test_what_an_observer_raises_is_raised_to_who_waits() -> None:
