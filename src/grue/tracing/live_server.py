@@ -298,10 +298,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _image(self, name: str) -> None:
         try:
             mime, data = self.server.feed.image(name)
-        except KeyError:
+            image = base64.b64decode(data + b"=" * (-len(data) % 4))
+        except (KeyError, ValueError):  # `ValueError`: a tool has sent base64 with a character too many
             self._send(404, "text/plain", b"Not found.\n")
         else:
-            self._send(200, mime, base64.b64decode(data + b"=" * (-len(data) % 4)))
+            self._send(200, mime, image)
 
     def _send(self, status: int, mime: str, body: bytes) -> None:
         self.send_response(status)

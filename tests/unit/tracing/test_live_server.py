@@ -14,6 +14,7 @@ from story_traces import Story, full_story
 from viewer_traces import EpisodeTape, begin, plain_turn
 
 from grue.errors import MCPConfigError, TraceError
+from grue.messages import CheckAnswer
 from grue.tracing.live_server import LiveFeed, LiveServer, serving
 
 pytestmark = pytest.mark.made_up_trace
@@ -76,6 +77,16 @@ def test_the_end_is_said_and_an_image_is_served(tmp_path: Path) -> None:
         status, headers, body = get(server, f"/{server.word}/image/{name}")
         assert (status, headers["Content-Type"], body[:4]) == (200, "image/png", b"\x89PNG")
         assert get(server, f"/{server.word}/image/{'0' * 32}")[0] == 404
+
+
+def test_an_image_of_damaged_base64_is_not_found(
+    server: LiveServer, tape: EpisodeTape, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tape.say(CheckAnswer(content=f"iVBORw0KGgo{'A' * 62}"))
+    found = wait_for(lambda: (found := json.dumps(pieces(server))).count("grue-image:") and found)
+    name = found.partition("grue-image:")[2][:32]
+    assert get(server, f"/{server.word}/image/{name}")[0] == 404
+    assert capfd.readouterr().err == ""
 
 
 def test_it_is_not_over_before_the_end_is_in_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
