@@ -40,7 +40,7 @@ class _Run(Struct, frozen=True, kw_only=True):
 def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     """Write `index.html` into a folder of episodes, with a row for each of `runs`.
 
-    Also write a page beside each trace, unless the page that grue wrote there is newer than the trace. A file
+    Also write a page beside each trace, unless the page that grue wrote there is as new as the trace. A file
     of that name that grue did not write is kept, and the row says so.
 
     Raises:
@@ -61,7 +61,7 @@ def _row(folder: Path, path: Path) -> _Run:
         reader = open_episode(path)
         page = reader.path.with_suffix(".html")
         refuse_foreign(page, "page")
-        if _is_newer(page, reader.path):
+        if _is_current(page, reader.path):
             overview = Overview()
             for envelope in reader:
                 overview.see(envelope)
@@ -78,8 +78,8 @@ def _row(folder: Path, path: Path) -> _Run:
     )
 
 
-def _is_newer(page: Path, trace: Path) -> bool:
+def _is_current(page: Path, trace: Path) -> bool:
     try:
-        return page.stat().st_mtime > trace.stat().st_mtime
+        return page.stat().st_mtime_ns >= trace.stat().st_mtime_ns
     except OSError:
         return False

@@ -4,9 +4,11 @@ The page's script runs while the browser still reads the messages, so the first 
 read at once.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from itertools import islice
 from os import PathLike
@@ -58,7 +60,8 @@ def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only its owner can read, and return the episode's subject, end and cost.
 
     The same trace always gives the same bytes. Messages longer than `MAX_MESSAGE_CHARS` are cut; the page
-    marks them as cut and names the trace file.
+    marks them as cut and names the trace file. The page gets the trace's modification time, so that a page
+    that lacks what was recorded meanwhile is older than the trace.
 
     Args:
         trace: The trace file, or the run folder that holds it.
@@ -71,8 +74,12 @@ def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
+        written_ns = reader.path.stat().st_mtime_ns
         with replacing(target) as page:
-            return _write_page(page, reader, title or f"Trace of {reader.header.episode}")
+            overview = _write_page(page, reader, title or f"Trace of {reader.header.episode}")
+        with suppress(OSError):  # not every file system lets a program set the time
+            os.utime(target, ns=(written_ns, written_ns))
+    return overview
 
 
 class TracePage:

@@ -13,6 +13,7 @@ from viewer_traces import small_episode
 
 from grue.cli.runs import traces_in, write_runs
 from grue.errors import MCPConfigError, TraceError
+from grue.tracing import viewer
 from grue.tracing.runs_page import write_index
 
 pytestmark = pytest.mark.made_up_trace
@@ -31,6 +32,11 @@ def rows(index: Path) -> dict[str, Any]:
     data = re.search(r'id="data">(.*?)</script>', index.read_text())
     assert data is not None
     return {run["name"]: run for run in json.loads(data[1])["runs"]}
+
+
+def messages_in(page: Path) -> int:
+    pieces = re.findall(r'data-piece="0">(.*?)</script>', page.read_text())
+    return sum(len(json.loads(piece)["messages"]) for piece in pieces)
 
 
 def test_each_episode_has_a_row_and_a_page(folder: Path) -> None:
@@ -53,6 +59,27 @@ def test_a_page_that_is_newer_than_its_trace_stays(folder: Path) -> None:
     write_index(folder, traces_in(folder))
     assert pages[0].read_text() == mine
     assert rows(folder / "index.html") == first
+
+
+def test_a_page_lacks_nothing_that_was_recorded_while_it_was_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, page = folder / "first" / "trace.jsonl", folder / "first" / "trace.html"
+    whole = trace.read_bytes()
+    trace.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
+    os.utime(trace, (1, 1))
+    fill_page = viewer.fill_page
+
+    def meanwhile(*arguments: Any) -> None:
+        trace.write_bytes(whole)
+        os.utime(trace, (2, 2))
+        fill_page(*arguments)
+
+    monkeypatch.setattr(viewer, "fill_page", meanwhile)
+    write_index(folder, [trace])
+    assert messages_in(page) == 42
+    write_index(folder, [trace])
+    assert messages_in(page) == 43
 
 
 @pytest.mark.parametrize("older", [True, False])
