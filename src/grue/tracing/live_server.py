@@ -28,6 +28,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from grue.errors import MCPConfigError, TraceError
+from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.marks import HUMAN, MOST_REASON, Mark, place_of_marks, read_marks, write_mark
 from grue.tracing.overview import Overview
@@ -84,7 +85,7 @@ class LiveFeed:
         """Return the page's initial data, without messages: the page requests these later, in pieces."""
         header = self.reader.header
         title = f"Trace of {header.episode}"
-        return EpisodePage(title=title, header=header, file=self.reader.path.name, live=True)
+        return EpisodePage(title=title, header=header, file=printable(self.reader.path.name), live=True)
 
     def answer(self, first: int) -> bytes:
         """Return new pieces of the trace for a page, as JSON.

@@ -1,5 +1,6 @@
 """Write an index page of a folder of episodes, for `grue runs --html`."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
@@ -49,7 +50,7 @@ def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     target = folder / INDEX_FILE
     refuse_foreign(target, "runs")
     rows = tuple(_row(folder, path) for path in runs)
-    title = f"Episodes in {folder.absolute().name}"
+    title = f"Episodes in {printable(folder.absolute().name)}"
     data = {"title": title, "folder": printable(str(folder)), "runs": rows}
     write_page(target, "runs", title, data)
     return target
@@ -71,7 +72,7 @@ def _row(folder: Path, path: Path) -> _Run:
         return _Run(name=name, error=printable(str(error), _ERROR_CHARS))
     return _Run(
         name=name,
-        page=f"./{quote(page.relative_to(folder).as_posix())}",
+        page=f"./{quote(os.fsencode(page.relative_to(folder)))}",
         episode=printable(reader.header.episode, _NAME_CHARS),
         started=reader.header.started_at,
         overview=overview,

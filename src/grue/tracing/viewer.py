@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import as_path, os_errors_as, replacing
+from grue.runtime.safe_text import printable
 from grue.tracing.diff import diff
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
@@ -161,7 +162,7 @@ def write_pieces(
     return EpisodePage(
         title=title,
         header=reader.header,
-        file=reader.path.name,
+        file=printable(reader.path.name),
         cut_short=reader.cut_short,
         images=feed.images,
         actors=feed.actors,

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def test_each_episode_has_a_row_and_a_page(folder: Path) -> None:
     assert found["se cond<b>"]["page"] == "./se%20cond%3Cb%3E/trace.html"
     assert (folder / "first" / "trace.html").read_text().startswith("<!doctype html>")
     assert "<b>" not in re.sub(r"<(script|style)\b.*?</\1>", "", index.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses such names")
+def test_names_that_are_no_text_have_a_row_and_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"folder-\xff")
+    trace = folder / os.fsdecode(b"run-\xff") / os.fsdecode(b"trace-\xff.jsonl")
+    trace.parent.mkdir(parents=True)
+    small_episode(trace)
+    [row] = rows(write_index(folder, [trace])).values()
+    assert (row["page"], row["error"]) == ("./run-%FF/trace-%FF.html", "")
 
 
 def test_a_page_that_is_newer_than_its_trace_stays(folder: Path) -> None:
