@@ -265,6 +265,7 @@ class TraceWriter(Closing):
         if started_at is not None and not is_usable(started_at, above_0=False):
             raise MCPConfigError(f"TraceWriter: started_at= wants seconds, not {shown(started_at)}.")
         self.path = as_path(path, "TraceWriter")
+        self._place = self.path.absolute()  # for the payloads: the host may change its working directory
         self.last_seq, self.last_t = 0, 0.0
         self._options = options or TraceOptions()
         header = _header_to_resume(self.path, episode) if resume else None
@@ -399,7 +400,7 @@ class TraceWriter(Closing):
     def _kept(self, content: memoryview) -> str:
         """Write a payload file, unless it exists, and return the hash that names it."""
         sha256 = hashlib.sha256(content).hexdigest()
-        path = payload_path(self.path, sha256)
+        path = payload_path(self._place, sha256)
         try:
             if not path.exists() or path.stat().st_size != len(content):
                 path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -95,6 +95,7 @@ class RunFolder(Closing):
             self._files = files.pop_all()
         for name, value in secrets_in(os.environ).items():
             recorder.hide(name, value)
+        # The trace's path, also after the host has changed its working directory. Errors name `path`.
         self._place = (path / "trace.jsonl").absolute()
         self._outside = options.outside
         for observer in (
@@ -139,7 +140,7 @@ class RunFolder(Closing):
             shown = self._recorder.redacted(encoded)
         text = msgspec.json.format(shown, indent=2)
         with os_errors_as(TraceError, f"write {target}"):
-            write_whole(target, text + b"\n", draft=f"{RESULT_FILE}.part")
+            write_whole(self._place.with_name(RESULT_FILE), text + b"\n", draft=f"{RESULT_FILE}.part")
 
     def keep(self, name: str, content: bytes) -> str:
         """Write a file of the host's own into the folder, without secrets, and return its name.
@@ -154,7 +155,7 @@ class RunFolder(Closing):
         """
         above, _, last = name.rpartition("/")
         last = re.sub(r"[^A-Za-z0-9._-]+", "_", last)
-        target = self.path / above / last
+        target = self._place.parent / above / last
         hidden = (
             self._recorder.redacted(content, numbers=True)
             if last.endswith(".json")
@@ -169,9 +170,9 @@ class RunFolder(Closing):
         """Close and remove the trace and the logs, and remove the folder if nothing else is in it."""
         self.close()
         for name in ("trace.jsonl", "events.jsonl", "episode.log"):
-            (self.path / name).unlink(missing_ok=True)
+            self._place.with_name(name).unlink(missing_ok=True)
         with suppress(OSError):
-            self.path.rmdir()
+            self._place.parent.rmdir()
 
     def close(self) -> None:
         """Close the files. A second call does nothing.

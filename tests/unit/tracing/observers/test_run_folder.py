@@ -284,10 +284,18 @@ def test_a_host_that_changes_its_working_directory_has_its_folder_still(
 ) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
-    recorder = Recorder()
-    with RunFolder("run", recorder, episode_id="ep-1"):
+    recorder, small = Recorder(), TraceOptions(max_payload_bytes=50)
+    with RunFolder("run", recorder, episode_id="ep-1", options=small) as run:
         monkeypatch.chdir(tmp_path / "other")
         recorder.record(EpisodeResumed(episode_id="ep-1", turns=2), sender="host")
+        run.write_result({"turns": 2})
+        run.keep("notes/one.txt", b"It is dark.")
+    assert len(read_episode(tmp_path / "run").envelopes) == 1
+    assert [*(tmp_path / "other").iterdir()] == []
+    names = {file.name for file in (tmp_path / "run").iterdir()}
+    assert names >= {"payloads", "result.json", "notes"}
+    run.discard()
+    assert not (tmp_path / "run" / "trace.jsonl").exists()
 
 
 def test_a_file_of_the_hosts_own_is_kept_without_secrets_and_under_a_plain_name(tmp_path: Path) -> None:
