@@ -239,6 +239,28 @@ def test_a_turn_after_a_resume_leaves_the_other_parked_turns_of_the_trace(
         assert [left.turn for left in parked_turns(trace)] == [3]
 
 
+def test_a_program_may_change_its_directory_before_it_parks_a_turn_or_resumes_it(
+    tmp_path: Path, llm: ScriptedLlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Runner(
+        llm=llm.settings,
+        servers={"box": FunctionTools({"delete": lambda name: "deleted", "look": lambda: "dust"})},
+        tool_policy=ToolPolicy(rules=(ToolRule(tools=("box.delete",), verdict="ask"),), parking=True),
+        trace="turn.jsonl",
+    ) as each:
+        talk = each.conversation("Tidy up.", path="talk.jsonl")
+        monkeypatch.chdir(tmp_path / "other")
+        with pytest.raises(ApprovalPending) as pending:
+            talk.ask("Now.")
+        decisions = [question.approve() for question in pending.value.questions]
+        trace = tmp_path / "turn.jsonl"
+        assert each.resume(trace, decisions).response == "The tool said: deleted"
+    begun = [item.body.history for item in read_episode(trace).envelopes if isinstance(item.body, RunTurn)]
+    assert [past and past.file for past in begun] == [str(tmp_path / "talk.jsonl")] * 2
+
+
 def test_resume_refuses_what_is_no_decision(tmp_path: Path, llm: ScriptedLlmServer) -> None:
     with Runner(llm=llm.settings) as each:
         for given in (True, "yes", [True]):

@@ -132,7 +132,7 @@ class Approval(Struct, frozen=True):
     def trace(self) -> Path | None:
         """The trace from which turns are resumed; `None`: turns are not parked."""
         writer = None if self.parking is None else self.parking.writer
-        return None if writer is None else writer.path.absolute()
+        return None if writer is None else writer.place
 
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
         """Return the function that answers a turn's questions; `None`: the policy never asks."""

@@ -759,7 +759,7 @@ def _past_of(
     trace = wiring.approval.trace
     plain = not request.json_results
     writer = next(iter(writers_of(wiring.recorder)), None)
-    recorded = None if writer is None else writer.path.absolute()
+    recorded = None if writer is None else writer.place
     with kept.turn(
         wiring.lender,
         wiring.endpoint,

@@ -227,6 +227,9 @@ class LineFile:
 
     Raises:
         TraceError: The file cannot be created, or opened for writing.
+
+    Attributes:
+        place: The absolute path, which stays right if the program changes its working directory.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -234,6 +237,7 @@ class LineFile:
         self.what = what
         self._fd = -1
         try:
+            self.place = path.absolute()
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             if stat.S_ISREG(os.fstat(self._fd).st_mode):
                 os.fchmod(self._fd, 0o600)

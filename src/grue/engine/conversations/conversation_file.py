@@ -200,6 +200,7 @@ class ConversationFile:
             self._file = LineFile(path, "conversation file")
         except TraceError as error:
             raise ConversationError(str(error), path=str(path)) from error
+        self.place = self._file.place
         here_and_in_children(self._leave_to_parent)
         if not path.is_file():
             # Refuse a pipe: a write to it blocks as soon as the pipe is full.

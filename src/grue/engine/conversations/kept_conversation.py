@@ -587,8 +587,8 @@ class KeptConversation:
             self._encoded.close(end)
 
     def _reference(self) -> m.HistoryReference:
-        path = self.path
-        return replace(self.ledger.reference(self.id), file="" if path is None else str(path.absolute()))
+        file = "" if self._file is None else str(self._file.place)
+        return replace(self.ledger.reference(self.id), file=file)
 
     def _append_to(self, file: ConversationFile) -> None:
         self._file = file

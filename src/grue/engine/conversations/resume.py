@@ -224,7 +224,7 @@ def resumed_run(
 ) -> Iterator[HostTurn[Any]]:
     """Yield the resumed turn. If its trace is not open yet, open it and append the writer to `writers`."""
     recorder, place = settings.wiring.recorder, trace_in(asked.trace)
-    ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
+    ours = next((each for each in writers_of(recorder) if each.place == place.absolute()), None)
     if ours is None:
         writers.append(_opened_writer(place, recorder))
     with resumed_turn(asked, ours or writers[-1], settings, memory, counted=True) as turn:

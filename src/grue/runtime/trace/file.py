@@ -242,6 +242,7 @@ class TraceWriter(Closing):
             is recorded, on `flush` and on `close`: writing failed. The lines written before stay readable.
 
     Attributes:
+        place: The absolute path, which stays right if the host changes its working directory.
         last_seq: Number of the last envelope in the file when the writer opened it; 0: there was none.
         last_t: The time of that envelope, in seconds as in `Envelope.t`; 0.0: there was none.
     """
@@ -265,11 +266,11 @@ class TraceWriter(Closing):
         if started_at is not None and not is_usable(started_at, above_0=False):
             raise MCPConfigError(f"TraceWriter: started_at= wants seconds, not {shown(started_at)}.")
         self.path = as_path(path, "TraceWriter")
-        self._place = self.path.absolute()  # for the payloads: the host may change its working directory
         self.last_seq, self.last_t = 0, 0.0
         self._options = options or TraceOptions()
         header = _header_to_resume(self.path, episode) if resume else None
         self._file = LineFile(self.path, "trace file")
+        self.place = self._file.place
         try:
             if not self._file.lock():
                 raise TraceError(
@@ -400,7 +401,7 @@ class TraceWriter(Closing):
     def _kept(self, content: memoryview) -> str:
         """Write a payload file, unless it exists, and return the hash that names it."""
         sha256 = hashlib.sha256(content).hexdigest()
-        path = payload_path(self._place, sha256)
+        path = payload_path(self.place, sha256)
         try:
             if not path.exists() or path.stat().st_size != len(content):
                 path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -95,8 +95,7 @@ class RunFolder(Closing):
             self._files = files.pop_all()
         for name, value in secrets_in(os.environ).items():
             recorder.hide(name, value)
-        # The trace's path, also after the host has changed its working directory. Errors name `path`.
-        self._place = (path / "trace.jsonl").absolute()
+        self._place = self._trace.place
         self._outside = options.outside
         for observer in (
             refuse_unreadable,
