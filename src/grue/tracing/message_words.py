@@ -253,16 +253,13 @@ def _run(body: m.RunTurn) -> str:
     if body.images:
         shown += f" with {counted(len(body.images), 'image')}"
     if body.history is not None:
-        shown += f", in conversation {body.history.conversation} after {_entries(body.history.length)}"
+        entries = counted(body.history.length, "entry")
+        shown += f", in conversation {body.history.conversation} after {entries}"
     return shown
 
 
-def _entries(count: int) -> str:
-    return f"{count} {'entry' if count == 1 else 'entries'}"
-
-
 def _rewritten(body: m.HistoryRewritten) -> str:
-    replaced = _entries(body.rewrite.stop - body.rewrite.start)
+    replaced = counted(body.rewrite.stop - body.rewrite.start, "entry")
     return f"{body.conversation}, {replaced} replaced: {body.reason}"
 
 
@@ -280,14 +277,14 @@ def _rewrite(body: m.RewriteHistory) -> str:
 
 
 def _thoughts(body: m.ThoughtsDropped) -> str:
-    replies = "1 reply" if body.replies == 1 else f"{body.replies} replies"
+    replies = counted(body.replies, "reply")
     return f"{body.model} ({body.wire}) is not sent the thoughts of {replies}: it cannot read them"
 
 
 def _uncounted(body: m.CostUncounted) -> str:
     return (
-        f"the limit of {body.limit_usd:g} USD has no effect: {body.endpoint} does not report what"
-        f" {body.model} costs, and no price is configured for it"
+        f"{body.model}: the cost limit of {body.limit_usd:g} USD has no effect, because {body.endpoint} does"
+        " not report the cost; set the model's price under budget.prices"
     )
 
 
@@ -308,7 +305,7 @@ def _tools_unseen(body: m.ToolsUnseen) -> str:
 
 
 def _left_out(body: m.SettingsLeftOut) -> str:
-    return f"{' and '.join(body.settings)}: not sent, because {body.model} ({body.endpoint}) does not take it"
+    return f"{body.model} ({body.endpoint}) does not take {' and '.join(body.settings)}: not sent"
 
 
 def _offer_changed(body: m.OfferChanged) -> str:
@@ -424,7 +421,7 @@ def _retried(body: m.CompletionRetried) -> str:
 def _cut(body: m.ReplyCut) -> str:
     limit = "its limit" if body.limit_tokens is None else f"{body.limit_tokens} tokens (max_tokens)"
     then = "" if body.retried_with is None else f"; asked again with a limit of {body.retried_with} tokens"
-    return f"the model's reply was cut short at {limit}{then}"
+    return f"was cut short at {limit}{then}"
 
 
 def _presumed(body: m.ToolsPresumed) -> str:
@@ -586,6 +583,22 @@ def _log_dropped(body: m.DropCompletion) -> LogLine:
     return problem("mcp_reply_dropped", message, request=body.request, reason=body.reason)
 
 
+def _log_passed_over(body: m.ModelPassedOver) -> LogLine:
+    message = f"LLM {_passed_over(body)}"
+    return problem("llm_model_passed_over", message, model=body.asks.model, error=body.reason)
+
+
+def _about_llm(mark: str, words: _Words, event: str, *fields: str) -> _Row:
+    """Return the row of a warning about a model. Its log line has the same words, and some `fields`."""
+
+    def logged(body: Any) -> LogLine:
+        values = {name: getattr(body, name) for name in fields}
+        values = {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
+        return problem(event, f"LLM {words(body)}", **values)
+
+    return _warn(mark, words, live=_always, logged=logged)
+
+
 def _log_retried(body: m.CompletionRetried) -> LogLine:
     error = body.failure.message
     message = f"LLM request failed, trying again in {body.delay_s:.1f}s: {error}"
@@ -596,52 +609,6 @@ def _note_retried(body: m.CompletionRetried) -> SpanNote:
     failure = body.failure
     facts: m.JsonObject = {"attempt": body.attempt, "delay_s": body.delay_s, "status": failure.status}
     return SpanNote("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
-
-
-def _log_passed_over(body: m.ModelPassedOver) -> LogLine:
-    asks = body.asks
-    message = (
-        f"LLM {body.model} cannot be asked: {body.reason}. Asking {asks.model} at {asks.address} instead"
-    )
-    return problem("llm_model_passed_over", message, model=asks.model, error=body.reason)
-
-
-def _log_cut(body: m.ReplyCut) -> LogLine:
-    limit, larger = body.limit_tokens, body.retried_with
-    at = "its length limit" if limit is None else f"{limit} tokens (max_tokens)"
-    then = "" if larger is None else f", asking once more with {larger}"
-    return problem(
-        "llm_reply_cut", f"LLM reply was cut at {at}{then}", limit_tokens=limit, retried_with=larger
-    )
-
-
-def _log_thoughts(body: m.ThoughtsDropped) -> LogLine:
-    message = f"LLM {body.model} is not sent the thoughts of {body.replies} replies: it cannot read them"
-    return problem("llm_thoughts_dropped", message, replies=body.replies, wire=body.wire)
-
-
-def _log_uncounted(body: m.CostUncounted) -> LogLine:
-    message = (
-        f"The cost limit of {body.limit_usd:g} USD has no effect: {body.endpoint} does not report what"
-        f" {body.model} costs. Set its price under budget.prices"
-    )
-    return problem("llm_cost_uncounted", message, limit_usd=body.limit_usd)
-
-
-def _log_unseen(body: m.ToolsUnseen) -> LogLine:
-    message = f"LLM {_tools_unseen(body)}"
-    counted_as = {"tools": body.tools, "prompt_tokens": body.prompt_tokens}
-    return problem("llm_tools_unseen", message, **counted_as, request=body.request)
-
-
-def _log_schema(body: m.SchemaIgnored) -> LogLine:
-    message = f"LLM {body.model} ({body.endpoint}) ignored the answer's schema: prompts state it now"
-    return problem("llm_schema_ignored", message, request=body.request)
-
-
-def _log_left_out(body: m.SettingsLeftOut) -> LogLine:
-    message = f"LLM {body.model} ({body.endpoint}) does not take {' and '.join(body.settings)}: not sent"
-    return problem("llm_settings_left_out", message, settings=list(body.settings))
 
 
 _GENERIC = _Row(_any_fields)
@@ -846,10 +813,15 @@ _TABLE: dict[type, _Row] = {
     m.CompletionRetried: _warn("retry", _retried, live=_always, logged=_log_retried, noted=_note_retried),
     m.ReplyCut: _warn(
         "cut",
-        _cut,
+        lambda body: f"the model's reply {_cut(body)}",
         lambda body: f"request {body.request}",
         live=_always,
-        logged=_log_cut,
+        logged=lambda body: problem(
+            "llm_reply_cut",
+            f"LLM reply {_cut(body)}",
+            limit_tokens=body.limit_tokens,
+            retried_with=body.retried_with,
+        ),
         noted=lambda body: SpanNote(
             "reply_cut",
             Verdict("warning"),
@@ -860,13 +832,15 @@ _TABLE: dict[type, _Row] = {
     m.HistoryRewritten: _warn("rewritten", _rewritten),
     m.RewriteHistory: _Row(_rewrite, judge=_if(lambda body: body.reason == "overflow", "warn", "overflow")),
     m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
-    m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always, logged=_log_thoughts),
-    m.CostUncounted: _warn("cost", _uncounted, live=_always, logged=_log_uncounted),
+    m.ThoughtsDropped: _about_llm("thoughts", _thoughts, "llm_thoughts_dropped", "replies", "wire"),
+    m.CostUncounted: _about_llm("cost", _uncounted, "llm_cost_uncounted", "limit_usd"),
     m.OfferChanged: _Row(_offer_changed),
     m.FormAdapted: _Row(_form_adapted, judge=_if(lambda body: body.rewritten, "warn", "adapted")),
-    m.SchemaIgnored: _warn("schema ignored", _schema_ignored, live=_always, logged=_log_schema),
-    m.ToolsUnseen: _warn("tools unseen", _tools_unseen, live=_always, logged=_log_unseen),
-    m.SettingsLeftOut: _warn("left out", _left_out, live=_always, logged=_log_left_out),
+    m.SchemaIgnored: _about_llm("schema ignored", _schema_ignored, "llm_schema_ignored", "request"),
+    m.ToolsUnseen: _about_llm(
+        "tools unseen", _tools_unseen, "llm_tools_unseen", "tools", "prompt_tokens", "request"
+    ),
+    m.SettingsLeftOut: _about_llm("left out", _left_out, "llm_settings_left_out", "settings"),
 }
 
 

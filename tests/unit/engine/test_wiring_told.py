@@ -86,7 +86,7 @@ def test_a_reply_that_was_cut_is_told_unless_it_is_asked_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cut = completion({"role": "assistant", "content": "It is"}, finish_reason="length")
-    for factor, said in ((1.0, ["grue: LLM reply was cut at 5 tokens (max_tokens)"]), (4.0, [])):
+    for factor, said in ((1.0, ["grue: LLM reply was cut short at 5 tokens (max_tokens)"]), (4.0, [])):
         caplog.clear()
         with ScriptedLlmServer([cut, "It is blue."]) as llm:
             retry = RetryPolicy(length_retry_factor=factor)

@@ -119,7 +119,7 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
     assert told == [
         "m (responses) is not sent the thoughts of 1 reply: it cannot read them",
         "m (messages) is not sent the thoughts of 2 replies: it cannot read them",
-        "top_k and top_p: not sent, because m (anthropic) does not take it",
+        "m (anthropic) does not take top_k and top_p: not sent",
         "m (generic) replied in another shape: prompts state the schema now",
         "c1, other tools are offered than before: added: a.x, a.y; changed: b.z",
         'the endpoint refused the form of request 1: names "encoded"; what was said before is sent in another'
@@ -127,8 +127,8 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         "the endpoint refused the form of request 1: nothing new",
         "m (generic) has counted 16 tokens for a prompt with 14 tools and called none: its chat template"
         " seems to leave them out; grue doctor tries it",
-        "the limit of 2.5 USD has no effect: groq does not report what m costs, and no price is configured"
-        " for it",
+        "m: the cost limit of 2.5 USD has no effect, because groq does not report the cost; set the model's"
+        " price under budget.prices",
         "c1, 2 entries replaced: too long",
         'no tools; "And this?" with 1 image, in conversation c1 after 1 entry',
     ]

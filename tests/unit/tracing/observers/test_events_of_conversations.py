@@ -18,7 +18,7 @@ def test_thoughts_that_the_model_cannot_read_are_a_warning() -> None:
     tape.say(ThoughtsDropped(conversation=ConversationId("c"), replies=3, wire="messages", model="m"))
     (event,) = EventFeed("e").feed(tape.envelopes[0])
     assert (event.level, event.event_type) == ("warning", "llm_thoughts_dropped")
-    assert event.message == "LLM m is not sent the thoughts of 3 replies: it cannot read them"
+    assert event.message == "LLM m (messages) is not sent the thoughts of 3 replies: it cannot read them"
     assert event.fields == {"replies": 3, "wire": "messages"}
 
 
@@ -36,9 +36,8 @@ def test_a_cost_limit_without_effect_is_a_warning() -> None:
     tape.say(CostUncounted(model="m", endpoint="groq", limit_usd=2.5))
     (event,) = EventFeed("e").feed(tape.envelopes[0])
     assert (event.level, event.event_type) == ("warning", "llm_cost_uncounted")
-    assert event.message.startswith(
-        "The cost limit of 2.5 USD has no effect: groq does not report what m costs"
-    )
+    assert event.message.startswith("LLM m: the cost limit of 2.5 USD has no effect, because groq does not")
+    assert event.fields == {"limit_usd": 2.5}
 
 
 def test_a_schema_that_was_ignored_is_a_warning() -> None:
