@@ -33,24 +33,10 @@ from grue.tracing.message_words import kind_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice, TurnSplitter
 
-IGNORED = frozenset(
-    {
-        "pid",
-        "elapsed_s",
-        "duration_s",
-        "delay_s",
-        "episode_id",
-        "echo",
-        "address",
-        "facts",
-        "request_id",
-        "error_code",
-        "asks",
-        "expires_at",
-        "TurnResumed.after",
-        "HistoryReference.file",
-    }
-)
+IGNORED = frozenset({
+    "pid", "elapsed_s", "duration_s", "delay_s", "episode_id", "echo", "address", "facts",
+    "request_id", "error_code", "asks", "expires_at", "TurnResumed.after", "HistoryReference.file",
+})  # fmt: skip
 """Fields that are not compared. Most differ from run to run. `asks` (the model and its endpoint) need not
 be compared if a host recorded an `EpisodeStarted`, whose `conditions` usually name both."""
 

@@ -722,12 +722,8 @@ def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
 
 
 def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
-    """Yield each request of a trace as soon as its end has been read, unless the request failed."""
-    reader = CachedPrompts()
-    for envelope in envelopes:
-        found = reader.see(envelope)
-        if found is not None:
-            yield found
+    """Yield the requests of a trace that have not failed, each as soon as its end has been read."""
+    return filter(None, map(CachedPrompts().see, envelopes))
 
 
 def told(prompt: CachedPrompt) -> str:

@@ -31,29 +31,10 @@ _MOST_IN_NOTEBOOK = 8_000_000
 
 STYLE = ("viewer", "story")
 SCRIPTS = (
-    "dom",
-    "trace",
-    "virtual_list",
-    "flow_list",
-    "lanes",
-    "timeline",
-    "json_view",
-    "tree",
-    "matches",
-    "detail",
-    "filters",
-    "passages",
-    "story",
-    "head",
-    "request",
-    "plot",
-    "address",
-    "keys",
-    "viewer",
-    "pieces",
-    "live",
-    "main",
-)
+    "dom", "trace", "virtual_list", "flow_list", "lanes", "timeline", "json_view", "tree", "matches",
+    "detail", "filters", "passages", "story", "head", "request", "plot", "address", "keys", "viewer",
+    "pieces", "live", "main",
+)  # fmt: skip
 """The parts of the script, in the order in which they are joined; `main` starts the page."""
 
 
