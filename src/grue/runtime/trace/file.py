@@ -104,9 +104,13 @@ class LineQueue:
         written = threading.Event()
         self._queue.put(written)
         self._hurry.set()
-        in_time = written.wait(min(within_s, threading.TIMEOUT_MAX))
+        limit_s = min(within_s, threading.TIMEOUT_MAX)
+        if self._closed:  # `written` may be behind the `None` of `close`, so that nobody would set it
+            self._thread.join(limit_s)
+        else:
+            written.wait(limit_s)
         self._require_whole()
-        return in_time
+        return written.is_set()
 
     def close(self) -> None:
         """Write all queued lines, without a time limit, and end the thread. A second call does nothing.
@@ -114,18 +118,16 @@ class LineQueue:
         Raises:
             TraceError: Writing failed, and no earlier call has raised that.
         """
-        if self._closed:
-            return
-        self._queue.put(None)
-        self._hurry.set()
+        closing, self._closed = not self._closed, True
+        if closing:
+            self._queue.put(None)
+            self._hurry.set()
         self._thread.join()
-        self._closed = True
-        atexit.unregister(self.close)
-        _OPEN.discard(self)
-        if self._refusal is None:
-            self._refusal = f"The {self._file.what} {self._file.path} is closed."
-        elif not self._told:
-            self._require_whole()
+        if closing:
+            atexit.unregister(self.close)
+            _OPEN.discard(self)
+            if self._refusal is not None and not self._told:
+                self._require_whole()
 
     def _run(self) -> None:
         block_signals()
@@ -165,6 +167,8 @@ class LineQueue:
         if self._refusal is not None:
             self._told = True
             raise TraceError(self._refusal)
+        if self._closed:
+            raise TraceError(f"The {self._file.what} {self._file.path} is closed.")
 
     def _leave_to_parent(self) -> None:
         self._closed = True

@@ -187,6 +187,33 @@ print(*told, sep="\\n")
 TOO_LARGE = "Cannot write the trace file PATH: File too large."
 
 
+def test_a_flush_that_meets_a_close_does_not_wait_for_nothing(path: Path) -> None:
+    writing, opened, refused = threading.Event(), threading.Event(), threading.Event()
+
+    def write(_lines: list[bytes]) -> None:
+        writing.set()
+        opened.wait(60)
+
+    def flush() -> None:
+        with pytest.raises(TraceError, match="is closed"):
+            queue.flush(within_s=60)
+        refused.set()
+
+    queue = LineQueue(LineFile(path, "trace file"), write)
+    queue.put(b"{}")
+    assert writing.wait(60)
+    threads = [threading.Thread(target=each) for each in (queue.close, flush)]
+    threads[0].start()
+    while not queue._queue.qsize():  # until `close` has ended the queue
+        time.sleep(0.001)
+    threads[1].start()
+    refused.wait(0.1)
+    opened.set()
+    assert refused.wait(30)
+    for each in threads:
+        each.join()
+
+
 def test_a_line_that_is_lost_for_any_reason_is_told(path: Path) -> None:
     def write(lines: list[bytes]) -> None:
         raise MemoryError
