@@ -39,7 +39,7 @@ from grue.protocol.tools.names import openai_call, openai_tool
 from grue.runtime.files import os_errors_as, replacing, write_whole
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.version import __version__
-from grue.tracing.marks import read_marks
+from grue.tracing.marks import place_of_marks, read_marks
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.tables import CallRow, RequestRow, Row, TurnRow, trace_rows
 
@@ -444,7 +444,7 @@ def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
 
 def run_episode(path: Path) -> EpisodeRow:
     """Return the row for the episode in a run folder or a trace file."""
-    folder, trace = (path, path / TRACE_FILE) if path.is_dir() else (path.parent, path)
+    folder, trace = (path, path / TRACE_FILE) if path.is_dir() else (place_of_marks(path)[0], path)
     name = path.absolute().name if path.is_dir() or path.name != TRACE_FILE else path.absolute().parent.name
     marks = {mark.scorer: mark.score for mark in read_marks(folder)}
     row = EpisodeRow(episode=name, trace=str(trace) if trace.is_file() else None, scores=marks)

@@ -3,7 +3,8 @@
     RUN/scores/NAME@VERSION.json
 
 Each mark is a file of its own, so scoring a run changes none of its other files. `RUN` is the run folder; in
-a fleet, the episode's folder, which holds the run folders `attempt-N`.
+a fleet, the episode's folder, which holds the run folders `attempt-N`. For a trace without a folder of its
+own, such as `bot.jsonl`, it is the folder `bot.marks` beside it.
 """
 
 import os
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from grue.errors import TraceError
 from grue.runtime.files import os_errors_as, read_regular, write_whole
+from grue.runtime.trace.format import TRACE_FILE
 
 SCORES = "scores"
 HUMAN = "human"
@@ -69,6 +71,8 @@ def require_name(word: str) -> None:
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
     """Return the folder for a trace's marks, and the attempt's number (0 outside fleets)."""
+    if trace.name != TRACE_FILE:  # the folder may hold other traces
+        return trace.absolute().with_suffix(".marks"), 0
     run = trace.absolute().parent
     match = _ATTEMPT.fullmatch(run.name)
     return (run.parent, int(match[1])) if match else (run, 0)
@@ -90,7 +94,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
             f"Cannot write {path}: {path.parent} has {len(names)} marks, and no more are read. Delete some."
         )
     with os_errors_as(TraceError, f"write {path}"):
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, msgspec.json.format(msgspec.json.encode(mark), indent=1) + b"\n")
     return path
 

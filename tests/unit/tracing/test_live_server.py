@@ -14,6 +14,7 @@ from story_traces import Story, full_story
 from viewer_traces import EpisodeTape, begin, plain_turn
 
 from grue.errors import MCPConfigError, TraceError
+from grue.fleet.export import run_episode
 from grue.messages import CheckAnswer
 from grue.tracing.live_server import LiveFeed, LiveServer, serving
 
@@ -220,6 +221,15 @@ def post(server: LiveServer, body: bytes, path: str = "", **headers: str) -> int
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+def test_traces_in_one_folder_have_marks_of_their_own(tmp_path: Path) -> None:
+    for name, score in (("one", 1.0), ("other", 0.0)):
+        trace = full_story(tmp_path / f"{name}.jsonl")
+        with LiveFeed(trace) as feed, serving(feed) as server:
+            assert get(server, f"/{server.word}/mark")[2] == b"null"
+            assert post(server, b'{"score":%d}' % score) == 200
+        assert run_episode(trace).scores == {"human": score}
 
 
 def test_the_mark_of_a_person_is_written_beside_the_run(server: LiveServer, tmp_path: Path) -> None:
