@@ -99,16 +99,18 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
 
 
-def said_by(fact: Fact, words: Callable[[Any], str]) -> str:
-    """Call the fact's version of a method of the base class, such as `Fact.summary`, and return its text.
+def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
+    """Return the text of the fact's version of a method or property of the base class, `Fact.summary` say.
 
-    If the host's version raises or returns no text, return that of the base class (`words`) instead.
+    If the host's version raises or gives no text, return that of the base class (`words`) instead.
     """
+    base: Any = words.fget if isinstance(words, property) else words
     try:
-        said = getattr(fact, words.__name__)()
+        said = getattr(fact, base.__name__)
+        said = said() if callable(said) else said
     except Exception:  # noqa: BLE001 - the method is the host's own
         said = None
-    return said if isinstance(said, str) else words(fact)
+    return said if isinstance(said, str) else str(base(fact))
 
 
 def severity_told(fact: Fact) -> Severity:

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.safe_text import printable
-from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, severity_told
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, said_by, severity_told
 from grue.tracing.reading import EpisodeEnvelope
 
 _CHARS = 300
@@ -100,7 +100,8 @@ class Overview(Struct, kw_only=True):
                     self.models[name] = self.models.get(name, 0) + 1
 
     def _begin(self, started: EpisodeStarted) -> None:
-        self.title = "" if started.title == started.episode_id else printable(started.title, _CHARS)
+        title = said_by(started, EpisodeStarted.title)
+        self.title = "" if title == started.episode_id else printable(title, _CHARS)
         self.scripted = started.scripted
         self.servers = tuple(printable(name, _CHARS) for name in started.servers)
         if started.model:
@@ -120,7 +121,7 @@ class Overview(Struct, kw_only=True):
         self.ending = printable(ended.reason, _CHARS)
         self.detail = printable(ended.detail, _CHARS)
         self.grade = severity_told(ended)
-        self.result = printable(ended.result, _CHARS)
+        self.result = printable(said_by(ended, EpisodeEnded.result), _CHARS)
         self.results = _plain_fields(ended)
 
 

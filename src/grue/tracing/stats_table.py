@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
-from grue.tracing.facts import counted
+from grue.tracing.facts import EpisodeEnded, counted, said_by
 from grue.tracing.show import headline
 from grue.tracing.stats import Durations, EpisodeStats, ServerStats, TimePhase
 
@@ -197,8 +197,8 @@ def _listed(counts: Mapping[str, int], opening: str = ": ") -> str:
 def _ending(stats: EpisodeStats) -> str:
     after = f"after {duration(stats.wall_s)}" if stats.messages else "at once"
     if stats.ending is not None:
-        end = stats.ending
-        result = f", {printable(end.result, _LONGEST_DETAIL)}" if end.result else ""
+        end, won = stats.ending, said_by(stats.ending, EpisodeEnded.result)
+        result = f", {printable(won, _LONGEST_DETAIL)}" if won else ""
         texts = (end.reason, end.detail.replace("\n", " "))
         reason, detail = (printable(text, _LONGEST_DETAIL) for text in texts)
         return f"{reason}{result}, {after}: {detail}"

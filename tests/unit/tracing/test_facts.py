@@ -10,6 +10,7 @@ from msgspec import Struct
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing import facts
+from grue.tracing.counts import EpisodeTally
 from grue.tracing.facts import (
     EpisodeEnded,
     EpisodeStarted,
@@ -23,8 +24,10 @@ from grue.tracing.facts import (
 from grue.tracing.filters import Filter
 from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.observers.events import EventFeed
+from grue.tracing.overview import Overview
 from grue.tracing.page_feed import SpanFinder
-from grue.tracing.reading import read_episode
+from grue.tracing.reading import open_episode, read_episode
+from grue.tracing.stats_table import summary
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -212,3 +215,37 @@ def test_a_fact_whose_methods_fail_is_shown_by_its_fields() -> None:
     fact = Untold(why="odd")
     assert (summarize(fact), severity_of(fact), mark_of(fact)) == ('why "odd"', "", "")
     assert said_by(fact, Fact.headline) == ""
+
+
+class Untitled(EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeStarted"):
+    """A fact with a title that fails for an old level."""
+
+    level: int
+
+    @property
+    def title(self) -> str:
+        """Fail."""
+        return ("easy", "hard")[self.level]
+
+
+class Unscored(EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
+    """A fact whose result is no text."""
+
+    @property
+    def result(self) -> str:
+        """Return no text."""
+        return 5  # type: ignore[return-value]
+
+
+def test_an_episode_whose_title_or_result_fails_is_listed_without_it(tmp_path: Path) -> None:
+    started = Untitled(episode_id="e", level=9)
+    ended = Unscored(reason="done", detail="It is over.", turns=0)
+    overview, tally, recorder = Overview(), EpisodeTally(), Recorder()
+    with TraceWriter(tmp_path / "trace.jsonl", episode="e") as writer:
+        for body in (started, ended):
+            envelope = recorder.record(body, sender="host")
+            overview.see(envelope)
+            tally.take(envelope)
+    assert (overview.title, overview.result, overview.ending) == ("", "", "done")
+    told = summary(tally.stats(open_episode(writer.path)))
+    assert told[-1].startswith("ended       done, after")

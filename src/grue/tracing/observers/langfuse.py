@@ -25,6 +25,7 @@ from typing import Any, assert_never
 
 from grue import messages as m
 from grue.errors import MissingDependencyError
+from grue.tracing.facts import EpisodeStarted, said_by
 from grue.tracing.message_words import Verdict
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.tracing.observers.span_feed import SpanFeed
@@ -189,7 +190,7 @@ class _LangfuseSink(SpanSink):
     def _begin_trace(self, episode: Episode) -> None:
         seed = episode.episode_id
         self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
-        name = episode.started.title if episode.started else "grue"
+        name = said_by(episode.started, EpisodeStarted.title) if episode.started else "grue"
         self._for_the_whole_trace = _propagation(seed, name)
 
     def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.protocol.turn.prices import Spent
+from grue.tracing.facts import EpisodeStarted, said_by
 from grue.tracing.message_words import Verdict
 from grue.tracing.observers.span_sink import (
     CONTENT_LIMIT,
@@ -329,9 +330,10 @@ def _episode(episode: Episode) -> tuple[str, Attributes]:
     started = episode.started
     if started is None:
         return "invoke_workflow", {"gen_ai.operation.name": "invoke_workflow"}
-    return f"invoke_workflow {started.title}", {
+    title = said_by(started, EpisodeStarted.title)
+    return f"invoke_workflow {title}", {
         "gen_ai.operation.name": "invoke_workflow",
-        "gen_ai.workflow.name": started.title,
+        "gen_ai.workflow.name": title,
         "gen_ai.request.model": started.model,
         **{f"grue.{name}": value for name, value in started.labels().items() if name != "model"},
     }
