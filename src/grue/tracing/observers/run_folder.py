@@ -45,8 +45,8 @@ class RunFolder(Closing):
     """The files of one episode, written while it runs.
 
     Messages from and to `host` are flushed before `record` returns, so that a host can record a decision and
-    then act on it. For a slow disk, `record` waits no longer than `TraceOptions.flush_within_s`. The files
-    never contain secrets from the environment.
+    then act on it. On a slow disk, `record` waits for the trace at most `TraceOptions.flush_within_s`, but
+    for the logs without a limit. The files never contain secrets from the environment.
 
     Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner. An
     older `result.json` is removed when the episode starts or is resumed, because the episode has not ended.
