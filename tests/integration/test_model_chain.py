@@ -173,6 +173,28 @@ def test_a_conversation_moves_in_the_middle_of_a_turn_with_all_that_was_said(
     assert replay(path) == 5
 
 
+def test_the_ids_of_the_first_models_calls_are_replaced_if_the_next_endpoint_refuses_them(
+    second: ScriptedLlmServer,
+) -> None:
+    ids = ["functions.look:0", "functions.look:1"]
+
+    def fails_after_calls(_: LlmRequest) -> LlmReply:
+        if len(first.requests) > 1:
+            return error_reply(503, "Not now.")
+        return tool_calls_reply(("house.look", {"at": "a"}), ("house.look", {"at": "b"}), ids=ids)
+
+    with ScriptedLlmServer(fails_after_calls) as first:
+        chain = (
+            settings(first.base_url, "large"),
+            settings(second.base_url, "small", wire="messages"),
+        )
+        with runner_of(*chain) as runner:
+            outcome = runner.run_turn(TurnRequest[str](user="Question 1?"))
+    assert outcome.response == "Answer 1."
+    assert [call.call_id for call in outcome.tool_calls] == ids
+    assert texts(second.requests[0], "tool") == ["seen a", "seen b"]
+
+
 def test_text_that_was_shown_before_the_first_model_broke_off_is_taken_back(
     second: ScriptedLlmServer,
 ) -> None:

@@ -257,6 +257,7 @@ class AnthropicMessages(w.WireFormat):
         default_max_tokens=8192,
         reasoning="thinking",
         tools_with_forced=True,
+        call_ids=r"[a-zA-Z0-9_-]+",
     )
     provider = "anthropic"
     inputs = frozenset({"image", "file"})

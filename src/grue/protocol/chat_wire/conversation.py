@@ -15,10 +15,12 @@ older entry changes, the whole `history` is encoded again.
   that earlier messages do not change.
 - Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
   the model that it came from.
+- An id of another endpoint's tool call is replaced if the endpoint would refuse it (`WireProfile.call_ids`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -440,7 +442,7 @@ class EncodedConversation:
         self._messages = EncodedMessages(max(0, most - self._given_markers))
         self.unread_thoughts = 0
         self._has_calls = False
-        self._called: dict[m.CallId, str] = {}
+        self._called: dict[m.CallId, tuple[m.CallId, str]] = {}
         self._after_results = False
         self._encode(self.history.entries)
 
@@ -455,13 +457,24 @@ class EncodedConversation:
         reply = w.Reply(content=kept.content, tool_calls=kept.tool_calls)
         if kept.echo is not None and (kept.echo.wire, kept.echo.model) == (self.profile.wire, self.model):
             reply = msgspec.structs.replace(reply, echo=kept.echo.data)
-        elif kept.echo is not None:
-            self.unread_thoughts += 1
+        else:
+            self.unread_thoughts += kept.echo is not None
+            calls = (msgspec.structs.replace(call, call_id=self._sent_id(call)) for call in kept.tool_calls)
+            reply = msgspec.structs.replace(reply, tool_calls=tuple(calls))
         encoded = self.format.encode_reply(reply, self.names)
         self._messages.add(encoded)
         self._after_results = self._after_results and not encoded
         self._has_calls = self._has_calls or bool(kept.tool_calls)
-        self._called = {call.call_id: self.names.to_wire(call.name) for call in kept.tool_calls}
+        self._called = {
+            call.call_id: (sent.call_id, self.names.to_wire(call.name))
+            for call, sent in zip(kept.tool_calls, reply.tool_calls, strict=True)
+        }
+
+    def _sent_id(self, call: m.ToolCall) -> m.CallId:
+        wanted = self.profile.call_ids
+        if not wanted or re.fullmatch(wanted, call.call_id, re.DOTALL):
+            return call.call_id
+        return m.CallId(hashlib.sha256(call.call_id.encode("utf-8", "replace")).hexdigest()[:9])
 
     def _encode_said(self, said: tuple[m.ConversationItem, ...]) -> None:
         items = tuple(map(self._named, said))
@@ -477,8 +490,8 @@ class EncodedConversation:
     def _named(self, item: m.ConversationItem) -> w.WireItem:
         if not isinstance(item, m.ToolMessage):
             return item
-        name = self._called.get(item.call_id, w.NAMELESS)
-        return w.NamedResult(**msgspec.structs.asdict(item), name=name)
+        call_id, name = self._called.get(item.call_id, (item.call_id, w.NAMELESS))
+        return w.NamedResult(**{**msgspec.structs.asdict(item), "call_id": call_id}, name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
         """If grue puts a cache marker on the first system text, return its position, and lower `room`."""

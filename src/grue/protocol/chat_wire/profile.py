@@ -81,6 +81,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         assistant_after_results: The endpoint refuses a user message directly after tool results, so an
             assistant's message is inserted.
         max_description_chars: Longest description of a tool; `None` for no limit.
+        call_ids: A pattern that the ids of tool calls must match; empty: any id is accepted. The ids of other
+            endpoints that do not match are replaced.
         lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
             `tools`, and its kinds of input.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.
@@ -107,6 +109,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     tools_with_forced: bool = False
     assistant_after_results: bool = False
     max_description_chars: int | None = None
+    call_ids: str = ""
     streams: bool = True
     must_stream: bool = False
     lists_parameters: bool = False

@@ -99,11 +99,17 @@ OPENAI_CHAT = _like_openai(
     max_tokens_field="max_completion_tokens",
     files=True,
     given_cache_markers=0,
+    call_ids=r".{1,40}",
 )
 
 # Some of OpenAI's models accept tools only on /responses.
 OPENAI = replace(
-    GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
+    GENERIC_RESPONSES,
+    name="openai",
+    key_variable="OPENAI_API_KEY",
+    reports_cost="never",
+    files=True,
+    call_ids=r".{1,64}",
 )
 
 # Anthropic's newer models refuse sampling settings such as `temperature`.
@@ -147,12 +153,15 @@ GEMINI = _like_openai(
     given_cache_markers=0,
 )
 
+SHORT_CALL_IDS = r"[a-zA-Z0-9]{9}"
+
 MISTRAL = _like_openai(
     name="mistral",
     key_variable="MISTRAL_API_KEY",
     reasoning="none",
     assistant_after_results=True,
     given_cache_markers=0,
+    call_ids=SHORT_CALL_IDS,
 )
 
 XAI = WireProfile(name="xai", key_variable="XAI_API_KEY", names="encoded", sampling=_OPENAI_SAMPLING)
@@ -232,6 +241,9 @@ _TOOLS = (
 _NAME = (
     r"(tool|function)(s|_use|_call)?\b[^\n]{0,80}name[^\n]{0,80}(pattern|invalid|must|match|character|allowed)"
     r"|(pattern|invalid|must|match)[^\n]{0,80}(tool|function)s?\b[^\n]{0,40}name"
+)
+_CALL_ID = (
+    r"tool.?call.?id was|(?:tool_calls\[\d+\]\.|call_|tool_use[._])id\b[^\n]{0,80}(?:too long|pattern|length)"
 )
 _REFUSAL = (
     r"unsupported|(?:not|n.t) support|unknown|unrecognized|unexpected|unavailable"
@@ -328,6 +340,11 @@ def _names(profile: WireProfile, words: str) -> WireProfile | None:
     return replace(profile, names="encoded") if profile.names == "learn" and says(_NAME, words) else None
 
 
+def _call_ids(profile: WireProfile, words: str) -> WireProfile | None:
+    # The shortest ids of all suit every endpoint.
+    return replace(profile, call_ids=SHORT_CALL_IDS) if says(_CALL_ID, words) else None
+
+
 def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
     if says(_RENAMED, words):
         return replace(profile, max_tokens_field="max_completion_tokens")
@@ -402,6 +419,7 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (
     _description,
     _tools_with_forced,
     _names,
+    _call_ids,
     _max_tokens,
     _cache_markers,
     _order,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     GENERIC,
     GENERIC_MESSAGES,
+    MISTRAL,
     OPENAI,
     OPENAI_CHAT,
     OPENROUTER,
@@ -413,6 +415,33 @@ def test_thoughts_go_back_to_the_format_and_model_that_they_came_from_only(profi
     assert b"deep" in conversation.body(MODEL)
     conversation.adopt(ANTHROPIC if profile.wire == "responses" else OPENAI)
     assert b"deep" not in conversation.body(MODEL)
+
+
+@pytest.mark.parametrize("profile", [GENERIC_MESSAGES, MISTRAL, OPENAI_CHAT], ids=lambda each: each.name)
+def test_an_id_that_the_endpoint_refuses_is_replaced_in_the_call_and_in_its_result(
+    profile: WireProfile,
+) -> None:
+    ids = ["functions.look:0", "t" * 41, "t" * 9]
+    conversation = EncodedConversation(profile, model="m")
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    conversation.keep(Reply(tool_calls=tuple(map(call, ids))))
+    conversation.ask(tuple(ToolMessage(CallId(each), "ok") for each in ids), OfferTools())
+    said = conversation.body(MODEL).decode()
+    assert refusal(said.encode(), profile) is None
+    sent = re.findall(r'"(?:tool_call_id|tool_use_id)":"([^"]+)"', said)
+    assert [said.count(f'"{each}"') for each in sent] == [2, 2, 2]
+    assert all(re.fullmatch(profile.call_ids, each) for each in sent)
+    kept = [each for each in ids if re.fullmatch(profile.call_ids, each)]
+    assert [each for each in sent if each in ids] == kept != []
+
+
+def test_the_ids_of_an_endpoint_go_back_to_it_as_they_are() -> None:
+    conversation = EncodedConversation(GENERIC_MESSAGES, model="m")
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    own = {"content": [{"type": "tool_use", "id": "functions.look:0"}]}
+    conversation.keep(Reply(tool_calls=(call("functions.look:0"),), echo=own))
+    conversation.ask((ToolMessage(CallId("functions.look:0"), "ok"),), OfferTools())
+    assert conversation.body(MODEL).count(b'"functions.look:0"') == 2
 
 
 def test_a_rewrite_changes_what_is_sent() -> None:

@@ -39,8 +39,18 @@ TOOL_COMPLAINTS = [
     "litellm.UnsupportedParamsError: Anthropic expects the `tools=` param to be passed in.",
     "The toolConfig field must be defined when using toolUse and toolResult content blocks.",
 ]
+CALL_ID_COMPLAINTS = [
+    "Tool call id was call_0fypS1hVX but must be a-z, A-Z, 0-9, with a length of 9.",
+    "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40, but"
+    " got a string with length 43 instead.",
+    "Invalid 'input[24].call_id': string too long. Expected a string with maximum length 64, but got a string"
+    " with length 210 instead.",
+    "messages.1.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'",
+    "messages.2.content.0.tool_result.tool_use_id: String should match pattern '^[a-zA-Z0-9_-]+$'",
+]
 LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
     *((GENERIC, words, {"names": "encoded"}) for words in NAME_COMPLAINTS),
+    *((OPENROUTER, words, {"call_ids": "[a-zA-Z0-9]{9}"}) for words in CALL_ID_COMPLAINTS),
     *((OPENROUTER, words, {"tools_with_forced": True}) for words in TOOL_COMPLAINTS),
     (
         OPENAI_CHAT,

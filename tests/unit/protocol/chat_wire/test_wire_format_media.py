@@ -94,7 +94,8 @@ def test_a_profile_is_sent_what_it_takes_and_told_of_the_rest(profile: WireProfi
     for taken, noun in ((profile.images, "images"), (profile.audio, "audio"), (profile.files, "files")):
         assert (f"not shown: the model takes no {noun}]" in body) != taken
     calls, answers = call_ids(a_turn(profile)[0], profile)
-    assert calls == answers == ["a", "b", "c"]
+    assert calls == answers
+    assert calls == ["a", "b", "c"] or (profile is MISTRAL and {*map(len, calls)} == {9})
 
 
 @pytest.mark.parametrize(
