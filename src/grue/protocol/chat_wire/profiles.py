@@ -276,6 +276,9 @@ _OF_REASONING = {
     "thinking": r"thinking|output_config\.effort|effort",
     "adaptive": r"thinking|effort",
 }
+_UNTHOUGHT = r"must start with a thinking block"
+"""Anthropic's refusal of thinking in the middle of a turn in which another model has called tools."""
+
 _ADAPTIVE = r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive"
 
 
@@ -396,7 +399,7 @@ def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
 
 
 def _reasoning(profile: WireProfile, words: str) -> WireProfile | None:
-    if profile.reasoning == "none" or not says(_UNKNOWN, words):
+    if profile.reasoning == "none" or not says(f"{_UNKNOWN}|{_UNTHOUGHT}", words):
         return None
     if profile.reasoning in ("thinking", "adaptive") and says(_ADAPTIVE, words):
         return replace(profile, reasoning="adaptive")

@@ -51,6 +51,14 @@ CALL_ID_COMPLAINTS = [
 LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
     *((GENERIC, words, {"names": "encoded"}) for words in NAME_COMPLAINTS),
     *((OPENROUTER, words, {"call_ids": "[a-zA-Z0-9]{9}"}) for words in CALL_ID_COMPLAINTS),
+    (
+        ANTHROPIC,
+        "messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. When"
+        " `thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the"
+        " lastmost set of `tool_use` and `tool_result` blocks). We recommend you include thinking blocks from"
+        " previous turns. To avoid this requirement, disable `thinking`.",
+        {"reasoning": "none"},
+    ),
     *((OPENROUTER, words, {"tools_with_forced": True}) for words in TOOL_COMPLAINTS),
     (
         OPENAI_CHAT,
