@@ -164,6 +164,18 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
     )
 
 
+_NO_THOUGHT = frozenset({"text", "tool_use", "message", "function_call"})
+"""Types of the parts of an `echo` that repeat only a reply's texts and calls."""
+
+
+def _has_thoughts(echo: m.JsonObject) -> bool:
+    """Return whether a reply's `echo`, in any format, holds more than the reply's texts and calls."""
+    return any(
+        not isinstance(parts, list) or any(w.as_object(part).get("type") not in _NO_THOUGHT for part in parts)
+        for parts in echo.values()
+    )
+
+
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
     """Return a reply's `echo` after its text was changed: `{}` if echoes of this format contain the text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
@@ -182,7 +194,8 @@ class EncodedConversation:
     Attributes:
         tools: The tools that were offered last.
         bytes_per_token: Computed from the endpoint's last token count; `None`: there was none yet.
-        unread_thoughts: How many replies have unsent data, such as thoughts, of another format or model.
+        unread_thoughts: How many replies have thoughts or signatures of another format or model, which are
+            not sent.
     """
 
     def __init__(
@@ -458,7 +471,7 @@ class EncodedConversation:
         if kept.echo is not None and (kept.echo.wire, kept.echo.model) == (self.profile.wire, self.model):
             reply = msgspec.structs.replace(reply, echo=kept.echo.data)
         else:
-            self.unread_thoughts += kept.echo is not None
+            self.unread_thoughts += kept.echo is not None and _has_thoughts(kept.echo.data)
             calls = (msgspec.structs.replace(call, call_id=self._sent_id(call)) for call in kept.tool_calls)
             reply = msgspec.structs.replace(reply, tool_calls=tuple(calls))
         encoded = self.format.encode_reply(reply, self.names)

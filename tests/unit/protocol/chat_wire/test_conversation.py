@@ -417,6 +417,29 @@ def test_thoughts_go_back_to_the_format_and_model_that_they_came_from_only(profi
     assert b"deep" not in conversation.body(MODEL)
 
 
+@pytest.mark.parametrize(
+    ("profile", "body", "replies"),
+    [
+        (GENERIC_MESSAGES, {"content": [{"type": "text", "text": "Yes."}]}, 0),
+        (GENERIC_MESSAGES, {"content": [{"type": "thinking", "thinking": "Hm."}]}, 1),
+        (OPENAI, {"output": [{"type": "message", "content": [{"type": "output_text", "text": "Yes."}]}]}, 0),
+        (OPENAI, {"output": [{"type": "reasoning", "encrypted_content": "gAAAA"}]}, 1),
+        (GENERIC, {"choices": [{"message": {"content": "Yes.", "reasoning_content": "Hm."}}]}, 1),
+    ],
+)
+def test_only_replies_with_thoughts_count_as_replies_whose_thoughts_are_left_out(
+    profile: WireProfile, body: JsonObject, replies: int
+) -> None:
+    conversation = EncodedConversation(profile, model="m")
+    conversation.ask(OPENING, RequireAnswer())
+    reply = conversation.read(json.dumps(body).encode(), request=1, used_ids=())
+    assert isinstance(reply, Reply)
+    assert conversation.keep(reply).echo is not None
+    conversation.ask((UserText("And?"),), RequireAnswer())
+    conversation.adopt(profile, "another model")
+    assert conversation.unread_thoughts == replies
+
+
 @pytest.mark.parametrize("profile", [GENERIC_MESSAGES, MISTRAL, OPENAI_CHAT], ids=lambda each: each.name)
 def test_an_id_that_the_endpoint_refuses_is_replaced_in_the_call_and_in_its_result(
     profile: WireProfile,
