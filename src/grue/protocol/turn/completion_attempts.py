@@ -34,8 +34,8 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
   request that is too long) and a reply that cannot be read end the completion: another model would hide the
   fault.
 - When a failure makes grue ask the next model, the failed model is paused (a circuit breaker): for 30 s,
-  doubled with each failure in a row up to 15 minutes, or for longer if its endpoint asks for a longer wait.
-  After the pause it is tried again, but without retries.
+  doubled with each failure in a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for
+  a longer wait. After the pause it is tried again, but without retries.
 - A turn begins with the first model that is not paused, and stays with the model that has answered.
 - Within a request each model is asked at most once. Paused models are asked after all others. A request with
   tools is not sent to models that cannot call tools.
@@ -318,6 +318,8 @@ def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
 """Seconds for which a model is paused after its first failure, and after many failures in a row, unless its
 endpoint asks for a longer wait."""
+_LONGEST_ASKED_S = 86_400.0
+"""Some endpoints ask for years, by mistake. Then the model would never be tried again."""
 
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300
@@ -332,7 +334,8 @@ class Breaker(Struct, frozen=True):
     def failed(self, failure: m.LlmFailure, now_s: float) -> Breaker:
         """Return the breaker after one more failure. Each failure in a row doubles the pause, to a limit."""
         pause = min(PAUSE_S * 2.0 ** min(self.failures, 10), LONGEST_PAUSE_S)
-        return Breaker(self.failures + 1, now_s + max(pause, failure.retry_after_s or 0.0))
+        asked = min(failure.retry_after_s or 0.0, _LONGEST_ASKED_S)
+        return Breaker(self.failures + 1, now_s + max(pause, asked))
 
     def is_open(self, now_s: float) -> bool:
         """Return whether the model must not be asked now."""

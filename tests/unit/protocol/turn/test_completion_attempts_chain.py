@@ -41,6 +41,7 @@ def test_a_model_is_left_alone_longer_each_time_and_as_long_as_its_endpoint_asks
     assert breaker.failures == 7
     asked_to_wait = Breaker().failed(failure(retry_after_s=3600.0), 10.0)
     assert (asked_to_wait.is_open(3609.0), asked_to_wait.is_open(3610.0)) == (True, False)
+    assert Breaker().failed(failure(retry_after_s=31_536_000.0), 0.0).until_s == 86_400.0, "a year by mistake"
     assert Breaker(2000).failed(failure(), 0.0).until_s == 900.0
 
 
