@@ -351,6 +351,19 @@ def test_a_refusal_that_teaches_the_form_is_followed_in_the_next_round(tmp_path:
 
 
 @pytest.mark.slow
+def test_a_reply_that_was_cut_is_asked_for_with_a_larger_limit_in_the_next_round(tmp_path: Path) -> None:
+    def cutting(request: Any) -> LlmReply:
+        whole = request.body["max_tokens"] > 10_000
+        return text_reply("All of it." if whole else "A part", finish_reason="stop" if whole else "length")
+
+    with ScriptedLlmServer(cutting) as llm:
+        items = run(llm, tmp_path, wire="messages", turns=1)
+    assert answers(items) == ["All of it."]
+    assert [len(batch) for batch in llm.batches.made.values()] == [1, 1]
+    once(llm, 2)
+    assert is_replayed(tmp_path / "batch" / "turns" / "000001.jsonl")
+
+
 def test_what_no_batch_can_do_is_said_before_anything_is_asked(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         one = settings(llm.base_url)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -110,6 +110,7 @@ class _Room(Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: The API path that the requests are for, such as `/chat/completions`.
+        read_now: The ids of the requests whose replies the turn has got since it was started or went on.
     """
 
     files: BatchFolder
@@ -117,6 +118,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     turn: int
     admits: Callable[[int, bytes], bool]
     flush: Callable[[], None]
+    read_now: set[str] = field(default_factory=set)
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, if a batch has brought it.
@@ -125,9 +127,10 @@ class _Room(Struct, frozen=True, kw_only=True):
         raise `RequestPostponed`.
         """
         del endpoint
-        item = self.files.item_of(self.turn, request, body)
+        item = self.files.item_of(self.turn, request, body, self.read_now)
         result = self.files.result(item)
         if result is not None:
+            self.read_now.add(item)
             return result.fault if result.status is None else Answered(result.status, bytes(result.body))
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):

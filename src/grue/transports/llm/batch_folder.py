@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -75,7 +75,7 @@ class BatchFolderError(MCPError):
     """The folder cannot be used; the text says why."""
 
 
-_NUMBERED = re.compile(r"(\d{4,})\.jsonl?(on)?")
+_NUMBERED = re.compile(r"\d{4,}\.jsonl?")
 
 
 class BatchFolder(Closing):
@@ -133,8 +133,11 @@ class BatchFolder(Closing):
         """Return the path of the file of requests with this number."""
         return self.path / "requests" / f"{number:04d}.jsonl"
 
-    def item_of(self, turn: int, request: int, body: bytes) -> str:
-        """Return the id of a stored request whose reply this request can use, or a new id."""
+    def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
+        """Return the id of a stored request whose reply this request can use, or a new id.
+
+        `read`: ids of replies that the turn has read since it was started or went on.
+        """
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
         # Find the same request by its body, not by its number: a turn that was interrupted and is run again
@@ -143,8 +146,9 @@ class BatchFolder(Closing):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
         # No request with this body can be used. But a request with this number and another body may have got
-        # a reply. Use that reply, because a new request costs money.
-        for each in (item for item in same if item.request == request):
+        # a reply. Use that reply, because a new request costs money. If the turn has just read it, the turn
+        # asks once more, for instance because that reply was cut.
+        for each in (item for item in same if item.request == request and item.id not in read):
             if self._succeeded(each.id):
                 return each.id
         return f"{self.manifest.run}-{turn}-{request}-{digest}-{attempt}"

@@ -83,6 +83,8 @@ def test_replies_are_read_by_the_next_process_and_not_asked_for_again(tmp_path: 
         # The same request in another form, which an earlier process has learned: its reply counts.
         assert files.item_of(1, 1, b'{"other":"form"}') == item
         assert files.item_of(1, 2, b'{"other":"form"}') != item
+        # Not if the turn has read it already: then the turn asks once more, for instance for a longer reply.
+        assert files.item_of(1, 1, b'{"other":"form"}', {item}) != item
 
 
 def test_a_failed_request_is_asked_anew_only_in_a_turn_that_begins_anew(tmp_path: Path) -> None:
