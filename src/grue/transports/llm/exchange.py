@@ -259,7 +259,7 @@ class Connection:
         with connecting.scope:
             try:
                 return HttpReply(await self._transport.handle_async_request(request))
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, ssl.SSLError) as error:
                 raise exchange_error(error) from error
             except UnicodeError as error:  # an invalid host name; httpx does not translate this error
                 raise ExchangeError("unreachable", str(error)) from error
@@ -358,7 +358,7 @@ class HttpReply:
                 number += 1
                 if number % _CHUNKS_AT_ONCE == 0:
                     await anyio.lowlevel.checkpoint()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ssl.SSLError) as error:
             raise exchange_error(error) from error
 
     async def close(self) -> None:
@@ -398,8 +398,8 @@ _H11 = operator.attrgetter("stream._httpcore_stream._stream._connection._h11_sta
 """Gets a response's state in h11, the HTTP/1.1 parser. httpx and httpcore have no public way to read it."""
 
 
-def exchange_error(error: httpx.HTTPError) -> ExchangeError:
-    """Translate an exception of httpx into an `ExchangeError`."""
+def exchange_error(error: httpx.HTTPError | ssl.SSLError) -> ExchangeError:
+    """Translate an exception of httpx, or one of TLS that httpx does not translate, into `ExchangeError`."""
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
             return ExchangeError("unreachable", _innermost_text(error))

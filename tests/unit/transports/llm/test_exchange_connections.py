@@ -318,6 +318,32 @@ async def test_what_comes_behind_a_reply_is_not_taken_for_the_next_one(
         await connection.close()
 
 
+@pytest.mark.parametrize(
+    "begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"], ids=["head", "body"]
+)
+async def test_bytes_that_are_not_tls_break_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    async def serve(socket: anyio.abc.SocketStream) -> None:
+        stream = await TLSStream.wrap(
+            socket, server_side=True, ssl_context=context, standard_compatible=False
+        )
+        await stream.receive()
+        if begun:
+            await stream.send(begun)
+        await socket.send(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+        await socket.aclose()
+
+    context, trusting = tls_contexts(tmp_path)
+    monkeypatch.setattr(exchange_module, "tls", lambda: trusting)
+    async with served_at(serve) as url:
+        connection = network(https=True)
+        with pytest.raises(ExchangeError, match="SSL") as raised:
+            await body_of(connection, request_to(url.replace("http:", "https:")))
+        assert raised.value.kind == "broken"
+        await connection.close()
+
+
 class Holding:
     """A stream of an event loop that has read a byte more than httpx has asked for."""
 
