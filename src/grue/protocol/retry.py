@@ -153,8 +153,12 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
     """Return the seconds that the headers of a refusal ask for, or `None` if they name no wait.
 
     `Retry-After` and its forms in milliseconds come first. Without them, the wait is until the last of the
-    used-up limits is reset. `headers` have names in lower case; `now` is in seconds since the epoch.
+    used-up limits is reset. `headers` have names in lower case; `now` is in seconds since the epoch, and is
+    used if the headers do not say when the reply was sent.
     """
+    # This machine's clock may be wrong. Without this, a date would lead to no wait, or to one of hours.
+    sent = _date(headers.get("date", ""))
+    now = now if sent is None else sent
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):
         milliseconds = _number(headers.get(name))
         if milliseconds is not None:
@@ -196,25 +200,23 @@ def _seconds(duration: str) -> float:
 
 def _until(value: str, now: float) -> float | None:
     """Return the seconds until a limit is reset; `None`: `value` cannot be read."""
-    number = _number(value)
+    number, text = _number(value), value.strip()
     if number is not None:
         # Up to 1e8 (three years), the number is a duration in seconds. A larger number is a time since the
         # epoch, in seconds or, if it is above 1e11, in milliseconds.
         moment = number / 1000 if number > 1e11 else number
         return max(0.0, moment - now) if moment > 1e8 else moment
-    text = value.strip()
     if re.fullmatch(_DURATION, text, re.IGNORECASE):
         return _seconds(text)
     try:
-        return _left(datetime.fromisoformat(text), now)
+        return max(0.0, _moment(datetime.fromisoformat(text)) - now)
     except (ValueError, OverflowError):
         return None
 
 
-def _left(date: datetime, now: float) -> float:
-    """Return the seconds from `now` until `date`. A date without a time zone counts as UTC."""
-    date = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return max(0.0, date.timestamp() - now)
+def _moment(date: datetime) -> float:
+    """Return a date in seconds since the epoch. A date without a time zone counts as UTC."""
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def _number(text: str | None) -> float | None:
@@ -224,17 +226,21 @@ def _number(text: str | None) -> float | None:
 
 def retry_after(header: str | None, now: float) -> float | None:
     """Return the seconds that a `Retry-After` header asks for; `None`: it is missing or cannot be read."""
-    if header is None:
-        return None
-    text = header.strip()
+    text = (header or "").strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?", text):
         return float(text)
     if re.fullmatch(_DURATION, text, re.IGNORECASE):
         return _seconds(text)
-    try:
-        # imported here, because few endpoints send a date in `Retry-After`, and the import takes 6 ms
-        from email.utils import parsedate_to_datetime
+    moment = _date(text)
+    return None if moment is None else max(0.0, moment - now)
 
-        return _left(parsedate_to_datetime(text), now)
+
+def _date(header: str) -> float | None:
+    """Return the date in a header, in seconds since the epoch; `None`: it cannot be read."""
+    # imported here, because most programs never read a date in a header, and the import takes 6 ms
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return _moment(parsedate_to_datetime(header))
     except (ValueError, TypeError, OverflowError):
         return None

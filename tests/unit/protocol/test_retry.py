@@ -177,6 +177,18 @@ def test_chance_lengthens_every_wait_by_its_share(
         ({"x-ratelimit-reset": "1700000030", "x-ratelimit-remaining": "0"}, 30.0),
         ({"x-ratelimit-reset": "1600000000", "x-ratelimit-remaining": "0"}, 0.0),
         ({"x-ratelimit-reset": "soon", "x-ratelimit-remaining": "0"}, None),
+        # The clock of this machine is wrong by days.
+        ({"date": "Sat, 18 Nov 2023 00:00:00 GMT", "retry-after": "Sat, 18 Nov 2023 00:00:30 GMT"}, 30.0),
+        ({"date": "Fri, 10 Nov 2023 00:00:00 GMT", "retry-after": "Fri, 10 Nov 2023 00:00:30 GMT"}, 30.0),
+        (
+            {
+                "date": "Fri, 10 Nov 2023 00:00:00 GMT",
+                "x-ratelimit-reset": "2023-11-10T00:00:30Z",
+                "x-ratelimit-remaining": "0",
+            },
+            30.0,
+        ),
+        ({"date": "today", "x-ratelimit-reset": "1700000030", "x-ratelimit-remaining": "0"}, 30.0),
         (
             {
                 "anthropic-ratelimit-tokens-reset": "2023-11-14T22:13:50Z",
