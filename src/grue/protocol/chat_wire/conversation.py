@@ -277,13 +277,24 @@ class EncodedConversation:
     @property
     def prompt(self) -> Prompt:
         """The tools, the instructions and the messages of the request that `ask` has prepared."""
-        tools = self._encoded_tools if self._offers_tools else b""
-        return Prompt(tools, b",".join(self._system), b",".join(self._messages.parts))
+        return Prompt(self._sent_tools, b",".join(self._system), b",".join(self._messages.parts))
 
     @property
-    def _offers_tools(self) -> bool:
-        answering = isinstance(self._mode, m.RequireAnswer)
-        return not answering or (self.profile.tools_with_forced and self._has_calls)
+    def _sent_tools(self) -> bytes:
+        """The tools that the request lists, as JSON; empty: it lists none."""
+        must_list = self.profile.tools_with_forced and self._has_calls
+        if isinstance(self._mode, m.RequireAnswer) and not must_list:
+            return b""
+        if self._encoded_tools or not must_list:
+            return self._encoded_tools
+        # The history has calls of tools that were never offered here: list them by their names alone.
+        replies = (entry for entry in self.history.entries if isinstance(entry, m.AssistantReply))
+        called = dict.fromkeys(call.name for reply in replies for call in reply.tool_calls)
+        tools = (
+            m.ToolDefinition(server=m.ServerName(""), tool=name, full_name=name, input_schema={})
+            for name in called
+        )
+        return self.format.encode_tools(tools, self.profile, self.names)
 
     def close(self, end: m.TurnEnd | None) -> None:
         """End the turn in the history (`History.close`), and encode the entries that this adds."""
@@ -322,7 +333,7 @@ class EncodedConversation:
                 profile=self.profile,
                 system=self._system,
                 messages=self._messages.parts,
-                tools=self._encoded_tools if self._offers_tools else b"",
+                tools=self._sent_tools,
                 choice=w.Choice("none") if answering else choice or w.Choice(),
                 answer=self._mode.answer if isinstance(self._mode, m.RequireAnswer) else None,
                 extra={**settings.extra_body, **(extra or {})},

@@ -458,6 +458,21 @@ def test_an_id_that_the_endpoint_refuses_is_replaced_in_the_call_and_in_its_resu
     assert [each for each in sent if each in ids] == kept != []
 
 
+@by_name
+def test_calls_of_tools_that_were_never_offered_are_accepted_in_a_request_without_tools(
+    profile: WireProfile,
+) -> None:
+    conversation = EncodedConversation(profile)
+    conversation.ask(OPENING, RequireAnswer())
+    conversation.keep(Reply(tool_calls=(call("a"), call("b", "s.look"), call("c"))))
+    conversation.ask(
+        (*(ToolMessage(CallId(each), "ok") for each in "abc"), UserText("And?")), RequireAnswer()
+    )
+    body = json.loads(conversation.body(MODEL))
+    assert refusal(json.dumps(body).encode(), profile) is None
+    assert len(body.get("tools", ())) == (2 if profile.tools_with_forced else 0)
+
+
 def test_the_ids_of_an_endpoint_go_back_to_it_as_they_are() -> None:
     conversation = EncodedConversation(GENERIC_MESSAGES, model="m")
     conversation.ask(OPENING, OfferTools((THINK,)))
