@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.chat_wire import wire_format as w
@@ -313,6 +314,10 @@ class AnthropicMessages(w.WireFormat):
         tail = w.with_extra(_output(request), request.extra)
         if request.stream:
             tail["stream"] = True
+        if request.messages and request.messages[0].startswith(b'{"role":"assistant"'):
+            # A history may begin with a greeting. Gateways require that a user's message comes first.
+            first = to_json({"role": "user", "content": [_text(w.EMPTY)]})
+            request = replace(request, messages=(first, *request.messages))
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:

@@ -26,6 +26,7 @@ from wire_bodies import (
 
 from grue.messages import (
     AnswerSchema,
+    AssistantReply,
     Attachment,
     CachePoint,
     CallId,
@@ -57,7 +58,7 @@ from grue.protocol.chat_wire.profiles import (
     PROFILES,
 )
 from grue.protocol.chat_wire.wire_format import NAMELESS, Choice, Reply
-from grue.protocol.context.history import History, Ledger
+from grue.protocol.context.history import History, Ledger, history_of
 from grue.protocol.tools.names import WireNames
 
 GOLDEN = Path(__file__).with_name("golden_requests")
@@ -471,6 +472,15 @@ def test_calls_of_tools_that_were_never_offered_are_accepted_in_a_request_withou
     body = json.loads(conversation.body(MODEL))
     assert refusal(json.dumps(body).encode(), profile) is None
     assert len(body.get("tools", ())) == (2 if profile.tools_with_forced else 0)
+
+
+@by_name
+def test_a_history_that_begins_with_a_greeting_is_accepted(profile: WireProfile) -> None:
+    greeting = AssistantReply(content="Hello! What shall we do?")
+    history = history_of("You play Zork.", [greeting, UserText("Nothing.")], Ledger())
+    conversation = EncodedConversation(profile, history=history)
+    conversation.ask((UserText("And now?"),), RequireAnswer())
+    assert refusal(conversation.body(MODEL), profile) is None
 
 
 def test_the_ids_of_an_endpoint_go_back_to_it_as_they_are() -> None:
