@@ -28,6 +28,7 @@ from grue.testing.llm_server import (
     ScriptedLlmServer,
     error_reply,
     hang_up,
+    json_reply,
     text_reply,
     tool_calls_reply,
 )
@@ -362,6 +363,20 @@ def test_a_reply_that_was_cut_is_asked_for_with_a_larger_limit_in_the_next_round
     assert [len(batch) for batch in llm.batches.made.values()] == [1, 1]
     once(llm, 2)
     assert is_replayed(tmp_path / "batch" / "turns" / "000001.jsonl")
+
+
+def test_a_batch_that_finds_the_queue_full_is_sent_again_after_another_has_ended(tmp_path: Path) -> None:
+    def full(method: str, path: str, times: int) -> LlmReply | None:
+        if not path.endswith("batch_4") or method != "GET":
+            return None
+        why = "Enqueued token limit reached for m. Please try again once some in_progress batches have ended."
+        return json_reply({"id": "batch_4", "status": "failed", "errors": {"data": [{"message": why}]}})
+
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.after, llm.batches.faults.looks = full, 1
+        items = run(llm, tmp_path, turns=2, options={"most_items": 1})
+    assert answers(items) == expected(2)
+    assert llm.batches.made["batch_6"] == llm.batches.made["batch_4"] != llm.batches.made["batch_2"]
 
 
 def test_what_no_batch_can_do_is_said_before_anything_is_asked(tmp_path: Path) -> None:

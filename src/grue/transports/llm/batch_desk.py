@@ -32,7 +32,7 @@ from grue.protocol.chat_wire.batch_forms import (
     batches_in,
     lost,
 )
-from grue.protocol.chat_wire.failures import RETRYABLE, Fault, fault_of_status
+from grue.protocol.chat_wire.failures import RETRYABLE, Fault, fault_of_status, says
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import backoff
 from grue.transports.llm.batch_folder import BatchFolder, Submission
@@ -49,6 +49,9 @@ _MOST_PAGES = 1000
 
 _SKEW_S = 600.0
 """How many seconds the provider's clock may differ from this machine's clock."""
+
+_QUEUE_FULL = r"enqueued token limit"
+"""OpenAI's refusal of a batch that has no room beside the batches that are under way."""
 
 _BOUNDARY = b"grue-batch-file"
 
@@ -213,6 +216,10 @@ class BatchDesk:
             return []
         items = self._folder.items_in(record.number)
         if state.state == "refused":
+            if says(_QUEUE_FULL, state.why) and len(self._under_way()) > 1:
+                # `send` sends the file again. By then another of these batches has ended, and left the queue.
+                self._folder.forget(record)
+                return []
             why = state.why or "the provider has refused the batch and does not say why"
             body = msgspec.Raw(msgspec.json.encode({"error": {"message": why}}))
             return self._folder.settle(record, (Result(item=each, status=400, body=body) for each in items))
