@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.chat_wire import wire_format as w
@@ -26,6 +27,14 @@ from grue.protocol.tools.names import WireNames
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
 """Key in `Reply.echo` for the calls' fields `extra_content`, by call id."""
+
+
+_NO_SIGNATURE = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
+
+
+def without_signature(reply: w.Reply) -> w.Reply:
+    """Return a reply whose first call tells Google's endpoints that it has no signature to be checked."""
+    return replace(reply, echo={_OF_CALLS: {call.call_id: _NO_SIGNATURE for call in reply.tool_calls[:1]}})
 
 
 class ChatCompletions(w.WireFormat):

@@ -30,6 +30,7 @@ import msgspec
 from grue import messages as m
 from grue.protocol.answers import SCHEMA_BESIDE_TOOLS, SCHEMA_IN_WORDS
 from grue.protocol.chat_wire import wire_format as w
+from grue.protocol.chat_wire.chat_completions import without_signature
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
@@ -485,6 +486,7 @@ class EncodedConversation:
             self.unread_thoughts += kept.echo is not None and _has_thoughts(kept.echo.data)
             calls = (msgspec.structs.replace(call, call_id=self._sent_id(call)) for call in kept.tool_calls)
             reply = msgspec.structs.replace(reply, tool_calls=tuple(calls))
+            reply = without_signature(reply) if self.profile.signs_calls else reply
         encoded = self.format.encode_reply(reply, self.names)
         self._messages.add(encoded)
         self._after_results = self._after_results and not encoded

@@ -83,6 +83,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         max_description_chars: Longest description of a tool; `None` for no limit.
         call_ids: A pattern that the ids of tool calls must match; empty: any id is accepted. The ids of other
             endpoints that do not match are replaced.
+        signs_calls: The endpoint refuses a tool call without its signature, so calls that have none get
+            Google's text for calls of other models. Only in chat completions.
         lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
             `tools`, and its kinds of input.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.
@@ -110,6 +112,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     assistant_after_results: bool = False
     max_description_chars: int | None = None
     call_ids: str = ""
+    signs_calls: bool = False
     streams: bool = True
     must_stream: bool = False
     lists_parameters: bool = False

@@ -245,6 +245,7 @@ _NAME = (
 _CALL_ID = (
     r"tool.?call.?id was|(?:tool_calls\[\d+\]\.|call_|tool_use[._])id\b[^\n]{0,80}(?:too long|pattern|length)"
 )
+_UNSIGNED = r"missing an? \W?thought_?signature"
 _REFUSAL = (
     r"unsupported|(?:not|n.t) support|unknown|unrecognized|unexpected|unavailable"
     r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only"
@@ -348,6 +349,11 @@ def _call_ids(profile: WireProfile, words: str) -> WireProfile | None:
     return replace(profile, call_ids=SHORT_CALL_IDS) if says(_CALL_ID, words) else None
 
 
+def _signatures(profile: WireProfile, words: str) -> WireProfile | None:
+    unsigned = profile.wire == "chat_completions" and says(_UNSIGNED, words)
+    return replace(profile, signs_calls=True) if unsigned else None
+
+
 def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
     if says(_RENAMED, words):
         return replace(profile, max_tokens_field="max_completion_tokens")
@@ -423,6 +429,7 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (
     _tools_with_forced,
     _names,
     _call_ids,
+    _signatures,
     _max_tokens,
     _cache_markers,
     _order,

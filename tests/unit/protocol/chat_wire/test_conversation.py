@@ -483,6 +483,25 @@ def test_a_history_that_begins_with_a_greeting_is_accepted(profile: WireProfile)
     assert refusal(conversation.body(MODEL), profile) is None
 
 
+def test_the_first_call_of_another_model_is_marked_for_an_endpoint_that_checks_signatures() -> None:
+    profile = msgspec.structs.replace(GENERIC, signs_calls=True)
+    conversation = EncodedConversation(profile, model="m")
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    signed = {"tool_calls": {"b": {"extra_content": {"google": {"thought_signature": "its own"}}}}}
+    for reply in (
+        Reply(content="Hm.", tool_calls=(call("a"), call("x"))),
+        Reply(tool_calls=(call("b"),), echo=signed),
+    ):
+        conversation.keep(reply)
+        conversation.ask([ToolMessage(each.call_id, "ok") for each in reply.tool_calls], OfferTools())
+    said = json.loads(conversation.body(MODEL))["messages"]
+    calls = [each.get("extra_content") for message in said for each in message.get("tool_calls", ())]
+    skipped, own = (
+        {"google": {"thought_signature": each}} for each in ("skip_thought_signature_validator", "its own")
+    )
+    assert calls == [skipped, None, own]
+
+
 def test_the_ids_of_an_endpoint_go_back_to_it_as_they_are() -> None:
     conversation = EncodedConversation(GENERIC_MESSAGES, model="m")
     conversation.ask(OPENING, OfferTools((THINK,)))

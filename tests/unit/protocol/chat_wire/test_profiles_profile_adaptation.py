@@ -59,6 +59,14 @@ LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
         " previous turns. To avoid this requirement, disable `thinking`.",
         {"reasoning": "none"},
     ),
+    *(
+        (GENERIC, words, {"signs_calls": True})
+        for words in (
+            "Function call is missing a thought_signature in functionCall parts.",
+            "Unable to submit request because function call `f` in the 3. content block is missing a"
+            " `thought_signature`.",
+        )
+    ),
     *((OPENROUTER, words, {"tools_with_forced": True}) for words in TOOL_COMPLAINTS),
     (
         OPENAI_CHAT,
