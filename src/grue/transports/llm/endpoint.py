@@ -42,7 +42,6 @@ from grue.protocol.chat_wire.profile import (
     with_inputs,
 )
 from grue.protocol.chat_wire.profiles import (
-    ListedModel,
     adapt_profile,
     checked_support,
     find_model,
@@ -59,7 +58,6 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
 from grue.transports.llm.exchange import (
     ACCEPTED,
-    LONG_BYTES,
     Answered,
     BodyTooLongError,
     Connection,
@@ -495,13 +493,6 @@ class LlmEndpoint:
             content=content if upload is None else upload.pieces(),
         )
 
-    async def _listed(self, answer: Answered | Fault) -> dict[str, ListedModel] | None:
-        if isinstance(answer, Fault):
-            return None
-        if len(answer.body) <= LONG_BYTES:
-            return read_models(answer.body)
-        return await anyio.to_thread.run_sync(read_models, answer.body, abandon_on_cancel=True)
-
     def asked(self) -> m.ModelAsked:
         """Describe the model, its endpoint and its settings, for the trace."""
         settings, profile = self.settings, self.profile
@@ -595,7 +586,10 @@ class LlmEndpoint:
     async def tool_support(self) -> m.ToolSupportChecked:
         """Return whether the model may be offered tools. Reading the model list may correct `profile`."""
         if self.profile.lists_parameters and not (self._list_read or self.settings.force_tool_support):
-            models = await self._listed(await self.models())
+            answer = await self.models()
+            body = b"" if isinstance(answer, Fault) else answer.body
+            # In a thread, because the list may be long.
+            models = await anyio.to_thread.run_sync(read_models, body, abandon_on_cancel=True)
             listed = find_model(models or {}, self.settings.model)
             self._says_tools = listed.takes_tools if listed else None
             if listed and listed.inputs is not None:
