@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias, assert_never, runtime_checkable
 
@@ -22,7 +21,7 @@ from grue import messages as m
 from grue.policies import SupportCheck
 from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.conversation import EncodedConversation
-from grue.protocol.chat_wire.failures import Fault, fault_of_status
+from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, changed_fields, left_out
 from grue.protocol.chat_wire.wire_format import Choice, Delta, Reply
 from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
@@ -303,8 +302,7 @@ class Asking:
 
     def _understood(self, answer: Answered) -> Reply | Fault:
         if not 200 <= answer.status < 300:
-            location, asked_s = answer.location, answer.retry_after_s
-            return fault_of_status(answer.status, answer.body, location, asked_s, time.time())
+            return answer.fault
         history = self._conversation.history
         # A tool call without an id gets an id with this number, which must therefore rise from turn to turn.
         request = max(self._command.request, history.replies + 1)

@@ -21,7 +21,7 @@ from grue.engine.runner import Runner, TurnRequest
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
 from grue.policies import TurnLimits
 from grue.protocol.answers import has_shape
-from grue.protocol.chat_wire.failures import DOCTOR_CHECKS, Fault, fault_of_status
+from grue.protocol.chat_wire.failures import DOCTOR_CHECKS, Fault
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import find_model, read_models, rule_for
 from grue.protocol.retry import RetryPolicy
@@ -151,7 +151,7 @@ async def _models(endpoint: LlmEndpoint) -> Answered | Fault:
 def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
     model = endpoint.settings.model
     if isinstance(answer, Answered) and answer.status in (401, 403):
-        answer = fault_of_status(answer.status, answer.body, answer.location)
+        answer = answer.fault
     if isinstance(answer, Fault) and answer.kind in ("unreachable", "refused"):
         failure = endpoint.describe(answer)
         what = "refuses the key" if answer.kind == "refused" else "cannot be reached"

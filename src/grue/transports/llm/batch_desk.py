@@ -32,7 +32,7 @@ from grue.protocol.chat_wire.batch_forms import (
     batches_in,
     lost,
 )
-from grue.protocol.chat_wire.failures import RETRYABLE, Fault, fault_of_status, says
+from grue.protocol.chat_wire.failures import RETRYABLE, Fault, says
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import backoff
 from grue.transports.llm.batch_folder import BatchFolder, Submission
@@ -138,7 +138,7 @@ class BatchDesk:
             if isinstance(answer, Answered) and 200 <= answer.status < 300:
                 made = self._read_as("a batch", self._state_in, answer)
                 return self._folder.keep(replace(record, state="sent", batch_id=made.id))
-            fault = _fault(answer)
+            fault = answer if isinstance(answer, Fault) else answer.fault
             if isinstance(answer, Answered) and answer.status not in RETRYABLE:
                 self._folder.forget(record)  # nothing of the file was accepted, so it can be sent again later
                 raise BatchRefused(self._endpoint.describe(fault))
@@ -324,7 +324,7 @@ class BatchDesk:
                 unread = True
                 fault = Fault(kind="invalid_reply", message=f"{what} cannot be read")
             else:
-                fault = _fault(answer)
+                fault = answer if isinstance(answer, Fault) else answer.fault
                 if isinstance(answer, Answered) and answer.status not in RETRYABLE:
                     raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
@@ -377,12 +377,6 @@ class _BrokenOff(Exception):  # noqa: N818 - never leaves this module
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
         self.fault = fault
-
-
-def _fault(answer: Answered | Fault) -> Fault:
-    if isinstance(answer, Fault):
-        return answer
-    return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s)
 
 
 class _NotEnded(Exception):  # noqa: N818 - never leaves this module

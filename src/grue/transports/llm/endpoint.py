@@ -30,7 +30,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import OwnKeywords, check_settings, shown
 from grue.policies import SupportCheck
-from grue.protocol.chat_wire.failures import Fault, describe, fault_of_status
+from grue.protocol.chat_wire.failures import Fault, describe
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import (
     ModelSettings,
@@ -689,8 +689,7 @@ class LlmEndpoint:
 async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
     """Yield a reply's body in pieces, any fault last; raises `TimeoutError` at `until` (loop clock)."""
     if not 200 <= reply.status < 300:
-        refused = await refusal(reply)
-        yield fault_of_status(refused.status, refused.body, refused.location, refused.retry_after_s)
+        yield (await refusal(reply)).fault
         return
     chunks, left = decompressed(reply, most_bytes), most_bytes
     try:

@@ -35,7 +35,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta, Reply, cost
 from grue.protocol.retry import RetryPolicy, asked_wait
@@ -495,6 +495,11 @@ class Answered(Struct, frozen=True):
     first_chunk_s: float | None = None
     received: int = 0
     location: str | None = None
+
+    @property
+    def fault(self) -> Fault:
+        """The fault that the reply stands for. Use it only if the status is not 2xx."""
+        return fault_of_status(self.status, self.body, self.location, self.retry_after_s, time.time())
 
 
 class Upload(Struct, frozen=True):
