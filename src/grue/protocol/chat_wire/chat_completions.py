@@ -62,15 +62,13 @@ class ChatCompletions(w.WireFormat):
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the assistant's message. Gateways may parse arguments, so invalid ones are sent as `{}`."""
         text = reply.content if reply.content and not reply.content.isspace() else None
-        if not reply.tool_calls:
-            if text is None:
-                return ()
-            echo = {key: reply.echo[key] for key in _ECHOED[:1] if key in reply.echo}
-            return (to_json({"role": "assistant", "content": text, **echo}),)
-        echo = {key: reply.echo[key] for key in _ECHOED if key in reply.echo}
         beside = w.as_object(reply.echo.get(_OF_CALLS))
         calls = [_called(call, names) | w.as_object(beside.get(call.call_id)) for call in reply.tool_calls]
-        return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
+        if not calls and text is None:
+            return ()
+        message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+        echoed = _ECHOED if calls else _ECHOED[:1]
+        return (to_json(message | {key: reply.echo[key] for key in echoed if key in reply.echo}),)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool as an entry of a request's list of tools."""
