@@ -139,7 +139,7 @@ class BatchDesk:
                 made = self._read_as("a batch", self._state_in, answer)
                 return self._folder.keep(replace(record, state="sent", batch_id=made.id))
             fault = answer if isinstance(answer, Fault) else answer.fault
-            if isinstance(answer, Answered) and answer.status not in RETRYABLE:
+            if isinstance(answer, Answered) and _is_final(answer.status, fault):
                 self._folder.forget(record)  # nothing of the file was accepted, so it can be sent again later
                 raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
@@ -325,7 +325,7 @@ class BatchDesk:
                 fault = Fault(kind="invalid_reply", message=f"{what} cannot be read")
             else:
                 fault = answer if isinstance(answer, Fault) else answer.fault
-                if isinstance(answer, Answered) and answer.status not in RETRYABLE:
+                if isinstance(answer, Answered) and _is_final(answer.status, fault):
                     raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
 
@@ -377,6 +377,11 @@ class _BrokenOff(Exception):  # noqa: N818 - never leaves this module
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
         self.fault = fault
+
+
+def _is_final(status: int, fault: Fault) -> bool:
+    # A 429 may mean that the credit is used up: then an hour of retries would not help.
+    return status not in RETRYABLE or fault.reason == "credit"
 
 
 class _NotEnded(Exception):  # noqa: N818 - never leaves this module

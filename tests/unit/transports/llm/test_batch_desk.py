@@ -103,6 +103,21 @@ async def test_a_page_of_a_proxy_in_place_of_an_answer_is_survived_once(pages: i
             await asked
 
 
+async def test_a_provider_that_wants_credit_is_not_asked_again() -> None:
+    async def ask() -> Answered:
+        return Answered(429, b'{"error": {"message": "You have insufficient_quota."}}')
+
+    async def sleep(_: float) -> None:
+        pytest.fail("this would go on for an hour")
+
+    desk: Any = BatchDesk.__new__(BatchDesk)
+    desk._endpoint = LlmEndpoint(LlmSettings(model="m"))
+    desk._patience = lambda: batch_desk._Patience(desk._endpoint, 3600.0, sleep)
+    with pytest.raises(BatchRefused) as refused:
+        await desk._surely("a batch", json.loads, ask)
+    assert refused.value.failure.reason == "credit"
+
+
 def test_a_mark_of_the_byte_order_before_the_results_costs_no_reply() -> None:
     result = {"custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
     desk: Any = BatchDesk.__new__(BatchDesk)
