@@ -3,10 +3,11 @@
 OpenAI takes a file with a line for each request, and a batch that names the file. Anthropic takes all
 requests in one body. Both give the results as lines, in any order.
 
-If a process is killed while it submits a batch, the batch may be in the provider's list already. At
-OpenAI, grue finds its batch by a key that it has put into the metadata. Anthropic keeps no metadata: there, a
-batch is grue's own if it was made after grue began to submit, has the same number of requests, and its first
-readable result has the id of one of these requests.
+If a process is killed while it submits a batch, the batch may be in the provider's list already. With
+OpenAI's API, grue finds its batch by a key that it has put into the metadata, or by the id of the uploaded
+file, because some providers keep no metadata. Anthropic has neither: there, a batch is grue's own if it was
+made after grue began to submit, has the same number of requests, and its first readable result has the id of
+one of these requests.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
     Attributes:
         state: `refused` means that no request of the batch was processed.
         key: The key that grue has put into the batch's metadata; empty: there is none.
+        file: The id of the uploaded file with the batch's requests; empty: the provider does not say.
         created_at: When the batch was made, as the provider writes it.
         total: How many requests the batch has; `None`: the provider does not say.
         results: API paths of the files with the batch's results; none before the batch has ended.
@@ -46,6 +48,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
     id: str
     state: Literal["running", "ended", "refused"]
     key: str = ""
+    file: str = ""
     created_at: str = ""
     total: int | None = None
     results: tuple[str, ...] = ()
@@ -135,6 +138,7 @@ class OpenAIBatches:
             id=_text(batch, "id"),
             state="refused" if status == "failed" else "ended" if ended else "running",
             key=str((batch.get("metadata") or {}).get(KEY, "")),
+            file=str(batch.get("input_file_id") or ""),
             created_at=str(batch.get("created_at", "")),
             total=counts.get("total"),
             results=tuple(f"/files/{each}/content" for each in files if ended and each),

@@ -67,6 +67,7 @@ class _Batch(Struct, kw_only=True):
     created: float
     requests: list[tuple[str, str, Json]]
     metadata: Json = field(default_factory=dict)
+    file: str = ""
     endpoint: str = ""
     looks: int = 0
     state: Literal["running", "completed", "expired", "cancelled", "failed"] = "running"
@@ -173,7 +174,8 @@ class ScriptedBatches:
         if len(body.get("metadata") or {}) > 16 or body.keys() - _FIELDS:
             return error_reply(400, "Unknown parameter, or more than 16 entries of metadata")
         requests, why = _read_file(self._files[file], endpoint)
-        batch = self._new(requests, endpoint=endpoint, metadata=body.get("metadata") or {})
+        metadata = body.get("metadata") or {}
+        batch = self._new(requests, endpoint=endpoint, metadata=metadata, file=file)
         if why:  # no error reply: providers report a refused file in the batch's state
             batch.state, batch.why = "failed", why
         return json_reply(_shown(batch))
@@ -296,6 +298,7 @@ def _shown(batch: _Batch) -> Json:
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
+        "input_file_id": batch.file,
         "status": "in_progress" if batch.state == "running" else batch.state,
         "errors": errors,
         "created_at": int(batch.created),

@@ -158,7 +158,7 @@ class BatchDesk:
         running = False
         async for batch in self._batches(record.begun_at - _SKEW_S):
             if isinstance(self._form, OpenAIBatches):
-                if batch.key == record.key:
+                if batch.key == record.key or batch.file == record.file_id != "":
                     return batch
             elif batch.id not in known and batch.total == record.items:
                 if batch.state == "running":

@@ -49,6 +49,7 @@ def test_the_states_of_openai(status: str, state: str, left: str) -> None:
         "id": "b",
         "status": status,
         "metadata": {"grue_batch": "key"},
+        "input_file_id": "in",
         "created_at": 7,
         "output_file_id": "out",
         "error_file_id": None,
@@ -60,6 +61,7 @@ def test_the_states_of_openai(status: str, state: str, left: str) -> None:
         id="b",
         state=state,  # type: ignore[arg-type]
         key="key",
+        file="in",
         created_at="7",
         total=3,
         results=results,

@@ -12,6 +12,7 @@ from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.retry import RetryPolicy
 from grue.transports.llm import batch_desk
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
+from grue.transports.llm.batch_folder import Submission
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 from grue.transports.llm.exchange import Answered
 
@@ -63,6 +64,24 @@ async def test_a_list_of_batches_that_never_ends_is_refused(monkeypatch: pytest.
     with pytest.raises(BatchRefused, match="more than 5 pages"):
         [each async for each in desk._batches(0.0)]
     assert len(asked) == 5
+
+
+@pytest.mark.parametrize(("file_id", "found"), [("f1", "b1"), ("f2", None), ("", None)])
+async def test_a_batch_without_metadata_is_found_by_its_file(file_id: str, found: str | None) -> None:
+    """Some providers keep no metadata. A batch that is not found is made, and paid for, once more."""
+    listed = {"id": "b1", "status": "in_progress", "created_at": 7, "input_file_id": "f1"}
+    page = Answered(200, json.dumps({"data": [listed, {**listed, "input_file_id": None}]}).encode())
+
+    async def call(*_: object, **options: object) -> Answered:
+        return page
+
+    desk: Any = BatchDesk.__new__(BatchDesk)
+    desk._form = OpenAIBatches()
+    desk._patience = lambda: None
+    desk._folder = SimpleNamespace(submissions={})
+    desk._endpoint = SimpleNamespace(call=call)
+    batch = await desk._found(Submission(number=1, items=1, key="k", file_id=file_id))
+    assert (None if batch is None else batch.id) == found
 
 
 @pytest.mark.parametrize("asked_s", [None, 0.0, 1e9])
