@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from grue.errors import FleetError, TraceError
 from grue.fleet.folder import REPLIES, REQUESTS, EpisodeFolder, FleetFolder
@@ -58,7 +58,7 @@ _LOOK_S = 0.2
 class _AskedOnFile(Struct, frozen=True, kw_only=True):
     """A request of an episode; a line of `requests.jsonl`."""
 
-    key: str
+    key: Annotated[str, Meta(pattern=r"^\d{1,9}-[^-]+$")]
     base_url: str
     wire: WireName
     model: str

@@ -30,7 +30,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 import grue
-from grue.errors import FleetError, TraceError
+from grue.errors import FleetError, MCPError
 from grue.fleet.accounts import add_to_ledger
 from grue.fleet.attempt import Attempted, Job, Task, end_of_late
 from grue.fleet.batches import FleetBatches, ask_failed_again
@@ -359,7 +359,7 @@ class Driver:
                 return
             if self._batches is not None and end.outcome == "infrastructure":
                 ask_failed_again(job.folder)
-        except (FleetError, TraceError) as error:  # the work has damaged the episode's files
+        except MCPError as error:  # such as files that the work has damaged, or a model without batches
             self._give_up(id_, str(error))
             return
         # With batches, add the cost of the committed attempt only: that attempt has read all replies to the

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,14 +16,16 @@ from grue.errors import FleetError
 from grue.fleet import driver as driver_module
 from grue.fleet.accounts import read_ledger
 from grue.fleet.attempt import Attempted, Job
+from grue.fleet.batches import BATCHES
 from grue.fleet.broker import Amount, Costs
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
 from grue.fleet.engine import Ended, Lost
-from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
+from grue.fleet.folder import REQUESTS, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
 from grue.fleet.identity import Case
 from grue.fleet.results import latest_results
 from grue.fleet.sweep import Sweep
 from grue.fleet.work import KnownWork
+from grue.policies import Batching
 
 SCORED = AttemptEnd(outcome="scored", scores={"score": 1.0})
 DOWN = AttemptEnd(
@@ -52,7 +55,7 @@ class TellingEngine:
             self._held.append(job)
         elif isinstance(told, Lost):
             self.ended.put((job, told))
-        elif told.outcome in ("infrastructure", "unpaid"):
+        elif told.outcome in ("infrastructure", "unpaid", "waiting"):
             folder.end(attempt, told)
             self.ended.put((job, Attempted(end=told)))
         else:
@@ -101,6 +104,27 @@ def test_each_case_is_played_once_and_not_again_by_the_same_command(tmp_path: Pa
     assert finished.tally.scores == {"score": (5, 5.0)}
     finished, engine = run(tmp_path, lambda job, tries: SCORED, count=7)
     assert (finished.tally.before, finished.tally.done, len(engine.jobs)) == (5, 7, 2)
+
+
+@pytest.mark.parametrize("fault", ["key", "base_url", "folder"])
+def test_an_episode_whose_requests_cannot_be_sent_in_batches_is_given_up_alone(
+    tmp_path: Path, fault: str
+) -> None:
+    asked = {"key": "1-a", "base_url": "http://127.0.0.1:1/v1", "wire": "chat_completions", "model": "m"}
+    line = msgspec.json.encode({**asked, "body": {}, **({} if fault == "folder" else {fault: "x"})})
+
+    def tell(job: Job, tries: int) -> AttemptEnd:
+        if job.settings["n"]:
+            return SCORED
+        job.folder.mkdir(parents=True)
+        (job.folder / REQUESTS).write_bytes(line + b"\n")
+        return AttemptEnd(outcome="waiting")
+
+    if fault == "folder":
+        (tmp_path / BATCHES).write_text("not a folder")
+    known = replace(plan({"n": number} for number in range(5)), batching=Batching(folder=""))
+    finished = Driver(FleetFolder(tmp_path), known, TellingEngine(tell), lambda tally, _: None).run()
+    assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 4, 1)
 
 
 def test_the_folder_knows_the_episodes_of_the_latest_sweep(tmp_path: Path) -> None:
