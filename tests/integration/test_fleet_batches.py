@@ -21,7 +21,7 @@ from grue.fleet.fleet import FleetOptions
 from grue.fleet.folder import REPLIES, REQUESTS
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
-from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply, text_reply
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply, text_reply
 
 TURNS = 2
 
@@ -197,6 +197,24 @@ def test_a_model_that_is_asked_often_leaves_the_others_their_time(
         batches.add(waiting("second", once))
         assert batches.step(send=True) == ["second"]
         batches.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_refusal_that_is_not_of_the_model_is_asked_again_until_it_passes(
+    tmp_path: Path, status: int
+) -> None:
+    down = True
+
+    def reply(request: LlmRequest) -> LlmReply:
+        return error_reply(status, "Not now") if down else counting(request)
+
+    with ScriptedLlmServer(reply) as llm:
+        assert run(llm, tmp_path, 1).tally.given_up == 1
+        assert len(llm.requests) == 3
+        down = False
+        played = fleet(tmp_path).map(work(tmp_path), cases(llm, tmp_path, 1), retry=True)
+    assert played.tally.scores["score"] == (1, 1.0)
 
 
 @pytest.mark.slow

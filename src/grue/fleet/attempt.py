@@ -29,18 +29,12 @@ from grue.fleet.broker import Amount
 from grue.fleet.course import read_course, read_spent
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
-from grue.fleet.request_count import requests_counted
+from grue.fleet.request_count import may_pass, requests_counted
 from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work, plain_text
 from grue.protocol.turn.prices import Price
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
-
-_NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
-"""Kinds of failed completions after which the episode is tried again, because another try may succeed."""
-
-_ACCOUNT = frozenset({"key", "credit"})
-"""Reasons of refusals that say nothing about the model: the key or the account is at fault."""
 
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
 _OUTPUT = "output.txt"
@@ -237,7 +231,7 @@ def _judged(error: BaseException, end: AttemptEnd) -> AttemptEnd:
     infrastructure = isinstance(error, MCPServerStartupError | ActorCrashed | TraceError | ConnectionError)
     if isinstance(error, LLMError):
         end = replace(end, kind=f"LLMError: {plain_text(error.kind)}", endpoint=plain_text(error.endpoint))
-        infrastructure = error.kind in _NETWORK or error.reason in _ACCOUNT
+        infrastructure = may_pass(error.kind, error.reason)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM):
         infrastructure = True
     return replace(end, outcome="infrastructure") if infrastructure else end

@@ -30,10 +30,10 @@ from msgspec import Meta, Struct
 
 from grue.errors import FleetError, TraceError
 from grue.fleet.folder import REPLIES, REQUESTS, EpisodeFolder, FleetFolder
-from grue.fleet.request_count import RequestCount
+from grue.fleet.request_count import RequestCount, may_pass
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import Result, batch_form_of
-from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.files import LineFile, read_regular
@@ -155,15 +155,20 @@ def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
 
 
 def ask_failed_again(episode: Path) -> None:
-    """Mark an episode's requests that have a fault in place of a reply, so that they are sent again."""
+    """Mark the requests of an episode that another try may help, so that they are sent again."""
     last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
     failed = [
-        _Replied(key=each.key)
-        for each in last.values()
-        if each.result is not None and each.result.status is None
+        _Replied(key=each.key) for each in last.values() if each.result is not None and _failed(each.result)
     ]
     if failed:
         _append(episode / REPLIES, failed)
+
+
+def _failed(result: Result) -> bool:
+    if result.status is None or 200 <= result.status < 300:
+        return result.status is None
+    fault = fault_of_status(result.status, bytes(result.body))
+    return may_pass(fault.kind, fault.reason)
 
 
 class FleetBatches:

@@ -19,6 +19,17 @@ from grue.transports.llm.exchange import (
     set_request_gate,
 )
 
+_NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
+_ACCOUNT = frozenset({"key", "credit"})
+
+
+def may_pass(kind: str, reason: str | None) -> bool:
+    """Return whether a failed request says nothing about the model, so that the episode is tried again.
+
+    The network, the endpoint, the key or the account is at fault then.
+    """
+    return kind in _NETWORK or reason in _ACCOUNT
+
 
 class RequestCount:
     """A `RequestGate` that counts the cost of requests, and lets another gate decide whether they may start.
