@@ -199,6 +199,20 @@ def test_a_model_that_is_asked_often_leaves_the_others_their_time(
         batches.close()
 
 
+@pytest.mark.anyio
+async def test_a_fleet_in_a_notebook_sends_batches_although_a_loop_runs_there(tmp_path: Path) -> None:
+    asked = {"key": "1-a", "wire": "chat_completions", "model": "m", "body": {"model": "m", "messages": []}}
+    (tmp_path / "first").mkdir()
+    with ScriptedLlmServer([text_reply("well")]) as llm:
+        line = msgspec.json.encode({**asked, "base_url": llm.base_url})
+        (tmp_path / "first" / REQUESTS).write_bytes(line + b"\n")
+        batches = FleetBatches(tmp_path, batching(tmp_path))
+        batches.add(tmp_path / "first")
+        while not batches.step(send=True):
+            pass
+        batches.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 503])
 def test_a_refusal_that_is_not_of_the_model_is_asked_again_until_it_passes(

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -38,6 +39,7 @@ from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.files import LineFile, read_regular
 from grue.runtime.loops.interrupts import Interruptible, WorkInterrupted
+from grue.runtime.loops.sync_edge import loop_is_running
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
 from grue.transports.llm.endpoint import (
@@ -242,7 +244,7 @@ class FleetBatches:
             self._run_a_moment()
         for poll in polls:
             poll.exception()  # otherwise asyncio logs that the exception was never retrieved
-        self._runner.close()
+        self._where_no_loop_runs(self._runner.close)
         for each in self._models.values():
             each.files.close()
 
@@ -257,8 +259,16 @@ class FleetBatches:
         """Run the event loop for `_LOOK_S`, which continues the polls; `_poll_ended` may stop it earlier."""
         loop = self._runner.get_loop()
         timer = loop.call_later(_LOOK_S, loop.stop)
-        loop.run_forever()
+        self._where_no_loop_runs(loop.run_forever)
         timer.cancel()
+
+    def _where_no_loop_runs(self, call: Callable[[], object]) -> None:
+        """Make a call that runs the event loop: in another thread if a loop runs here, as in a notebook."""
+        if not loop_is_running():
+            call()
+            return
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(call).result()
 
     def _poll_ended(self, poll: asyncio.Task[list[str]]) -> None:
         # Stop the loop if this poll has news or no other poll is under way. If each poll stopped the loop, a
