@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import pytest
 import waiting_batch
 from waiting_batch import batching, counting, noting, settings
 
-from grue import Runner, TurnRequest
+from grue import Runner, ServerOptions, StdioServer, TurnRequest
+from grue.engine.turn import TurnPostponed
 from grue.errors import FleetError
 from grue.fleet import Fleet
-from grue.fleet.batches import FleetBatches
+from grue.fleet.batches import FleetBatches, waiting_in
 from grue.fleet.broker import FleetBudget
 from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
 from grue.fleet.folder import REPLIES, REQUESTS
+from grue.fleet.request_count import RequestCount
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply, text_reply
@@ -229,6 +232,22 @@ def test_a_refusal_that_is_not_of_the_model_is_asked_again_until_it_passes(
         down = False
         played = fleet(tmp_path).map(work(tmp_path), cases(llm, tmp_path, 1), retry=True)
     assert played.tally.scores["score"] == (1, 1.0)
+
+
+@pytest.mark.slow
+def test_a_request_that_waits_for_a_batch_offers_no_presumed_tools(tmp_path: Path) -> None:
+    """If the server then listed others, the reply would be dropped, and another one paid for."""
+    options = ServerOptions(start="beside")
+    server = StdioServer(command=sys.executable, args=("-m", "grue.testing.faulty_server"), options=options)
+    with (
+        ScriptedLlmServer([text_reply("listed")]) as llm,
+        Runner(llm=settings(llm.base_url), servers={"f": server}, trace=tmp_path / "trace.jsonl") as runner,
+    ):
+        runner.run_turn(TurnRequest("The tools are listed."))
+        with waiting_in(tmp_path, RequestCount(None, {})) as room, pytest.raises(TurnPostponed):
+            runner.run_turn(TurnRequest("They could be presumed."))
+    assert room.waits
+    assert "ToolsPresumed" not in (tmp_path / "trace.jsonl").read_text()
 
 
 @pytest.mark.slow

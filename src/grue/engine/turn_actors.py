@@ -41,6 +41,7 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.server_specs import McpServer
+from grue.transports.llm.endpoint import current_room
 
 if TYPE_CHECKING:
     from grue.tool_sessions.session_pool import SessionPool
@@ -420,10 +421,11 @@ class TurnActors:
         """Return the tools that the turn may offer to the model before its servers have started.
 
         `None`: the turn waits for its servers, or has none to wait for. A turn with the host's own LLM actor
-        always waits, because that actor could not drop the reply if a server then listed other tools.
+        always waits, because that actor could not drop the reply if a server then listed other tools. So does
+        a turn whose requests wait for a batch, which is not faster for an early request.
         """
-        presumed = self._wiring.presumed
-        if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
+        presumed, waits = self._wiring.presumed, current_room() is not None
+        if presumed is None or waits or not isinstance(self._wiring.llm, EndpointActors):
             return None
         return presumed.for_turn(self._command, self._before, self._resources.registry)
 
