@@ -14,7 +14,7 @@ The rules:
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
   a full window of requests has succeeded (slow start). A status 429, 503 or 529 halves the window. From then
   on the window grows by one whenever a full window of requests has succeeded. After such a status, no request
-  starts for at least 1 s, and for as long as `Retry-After` says.
+  starts for at least 1 s, and for as long as `Retry-After` says, up to 10 minutes. (Some ask for a year.)
 - If a worker is lost, its reservations count as spent, since its requests may have been sent and charged.
 """
 
@@ -27,6 +27,7 @@ from msgspec import Struct, field
 from grue.errors import FleetError
 from grue.field_checks import check_settings, is_usable, shown
 from grue.fleet.server_places import ServerCap
+from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.prices import Price, price_of
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
@@ -39,6 +40,8 @@ _CATCH_UP = 4.0
 
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
+_MOST_PAUSE_S = RetryPolicy().max_asked_delay_s
+"""A request for which the endpoint asks for a longer wait fails. The others are tried after this pause."""
 
 
 class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -314,7 +317,8 @@ class Broker(Struct):
             # once a second.
             self.window = max(1.0, self.window / 2)
             self._halved_at = now
-        self.paused_until = max(self.paused_until, now + max(retry_after_s or 0.0, _LEAST_PAUSE_S))
+        pause_s = min(max(retry_after_s or 0.0, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+        self.paused_until = max(self.paused_until, now + pause_s)
 
     def _cost(self, reserved: Amount, outcome: RequestOutcome, model: str) -> Amount:
         if not outcome.sent:

@@ -210,6 +210,13 @@ def test_concurrency_doubles_until_an_overload_halves_it() -> None:
     assert broker.overloads == 1
 
 
+def test_a_wait_of_a_year_that_an_endpoint_asks_for_stops_the_workers_for_ten_minutes_only() -> None:
+    broker = Broker(Limits())
+    broker.settle(granted(broker), RequestOutcome(status=429, retry_after_s=3e7), "m", 10.0)
+    assert broker.ask(WANTED, 10.0) == NotYet(600.0)
+    granted(broker, now=610.0)
+
+
 def test_one_overload_of_many_requests_halves_once() -> None:
     broker = Broker(Limits(), window=8)
     under_way = [granted(broker) for _ in range(8)]
