@@ -30,6 +30,7 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A summary of an attempt: its counts, its end, and the last problem. All texts are printable.
 
     Attributes:
+        turns: Number of turns. A turn that was parked or interrupted, and then goes on, counts once.
         requests: Number of requests to the model in the turns that were completed or failed.
         tool_calls: Number of tool calls in the turns that were completed or failed.
         refused_calls: Number of calls that were refused and not sent, for example because the tool is
@@ -72,6 +73,7 @@ _READ = frozenset(
 def read_course(trace: Path) -> Course | None:
     """Sum up an attempt from its trace, up to any damage; `None`: the trace is missing or too large."""
     found: dict[str, Any] = {}
+    unfinished: set[int] = set()
     try:
         if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
             return None
@@ -80,17 +82,25 @@ def read_course(trace: Path) -> Course | None:
             if line.tag in _READ or issubclass(reader.kinds.get(line.tag, type(None)), EpisodeEnded):
                 envelope = own.take(line.envelope())
                 if envelope is not None:
+                    _count_turn(found, envelope, unfinished)
                     _take(found, envelope)
     except (TraceError, OSError):
         pass  # use what was read before the damage
     return Course(**found)
 
 
+def _count_turn(found: dict[str, Any], envelope: Any, unfinished: set[int]) -> None:
+    match envelope.body:
+        case m.RunTurn() if envelope.turn not in unfinished:
+            unfinished.add(envelope.turn)
+            _add(found, turns=1)
+        case m.TurnCompleted() | m.TurnFailed():
+            unfinished.discard(envelope.turn)
+
+
 def _take(found: dict[str, Any], envelope: Any) -> None:
     body, error = envelope.body, ""
     match body:
-        case m.RunTurn():
-            _add(found, turns=1)
         case m.TurnCompleted():
             _add(found, requests=body.requests, tool_calls=len(body.tool_calls))
             found["outcome"] = body.kind

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from story_traces import full_story
+from viewer_traces import EpisodeTape
 
+from grue import messages as m
 from grue.errors import TraceError
 from grue.fleet.course import Course, read_course, read_said
 from grue.tracing.overview import Overview
@@ -57,6 +59,24 @@ def test_a_turn_that_waits_for_a_person_is_the_last_one(trace: Path) -> None:
         overview.see(envelope)
     assert course is not None
     assert course.outcome == overview.last == "parked"
+
+
+def done(turn: int) -> m.TurnCompleted:
+    return m.TurnCompleted(turn=turn, kind="answered")
+
+
+def test_a_turn_that_goes_on_after_a_person_or_a_kill_counts_once(tmp_path: Path) -> None:
+    # Turn 1 is parked and goes on, turn 2 is killed and goes on, and another runner counts from 1 again.
+    ends = (m.TurnParked(turn=1), done(1), None, done(2), done(1))
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        for turn, end in zip((1, 1, 2, 2, 1), ends, strict=True):
+            tape.turn = turn
+            run = tape.say(m.RunTurn(turn=turn, system="", user="Go."), "host agent")
+            if end is not None:
+                tape.say(end, "agent host", cause=run)
+    course = read_course(tmp_path / "trace.jsonl")
+    assert course is not None
+    assert course.turns == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"{}\n", b"[" * 9000])
