@@ -235,6 +235,15 @@ def test_where_no_worker_can_start_the_run_ends_and_says_so(
         fleet(tmp_path).map(f"{work}:number", [{"n": 1}, {"n": 2}])
 
 
+@pytest.mark.slow
+def test_workers_that_are_not_ready_in_time_are_said_to_be_late(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_START_S", -1.0)
+    with pytest.raises(FleetError, match=r"its worker process was not ready within -1 s"):
+        fleet(tmp_path).map(f"{work}:number", [{"n": 1}, {"n": 2}])
+
+
 def test_an_engine_that_fails_says_so_of_each_job(
     tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,8 +221,9 @@ class LocalEngine:
                 worker, Lost("died", f"its worker process ended with status {worker.process.exitcode}")
             )
         elif time.monotonic() > worker.until:
-            limit_s = self._timeout_s or 0.0
-            self._drop(worker, Lost("timed_out", f"the episode did not end within {limit_s:g} s", limit_s))
+            limit_s = (self._timeout_s or 0.0) if worker.ready else _START_S
+            what = "the episode did not end" if worker.ready else "its worker process was not ready"
+            self._drop(worker, Lost("timed_out", f"{what} within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
         """Handle a worker's report, if all of it is there; raises `ValueError` or `RecursionError`."""
