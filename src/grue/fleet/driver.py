@@ -49,6 +49,7 @@ ATTEMPTS = 3
 SAME_FAILURES = 20
 LEAST_FREE_BYTES = 50 * 2**20
 _LOOK_S = 0.2
+_LOOK_EVERY = 500
 _DRAIN = 2
 
 _MOST_TROUBLES = 5
@@ -192,7 +193,7 @@ class Driver:
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from
         # the queue and counting it, would leave a job that counts as running for ever. So `KeyboardInterrupt`
-        # is deferred, and raised only at the beginning of a round in `_do`.
+        # is deferred, and raised only at the beginning of a round in `_do`, or between two cases in `_jobs`.
         try:
             with defer_interrupts():
                 self._do(self._jobs())
@@ -251,7 +252,8 @@ class Driver:
         # If a case's file was changed between two runs, reports use the episode that is last in `named.txt`.
         self._folder.write_named(ids)
         for number, planned in enumerate(self._plan.cases()):
-            if number % 500 == 0:
+            if number % _LOOK_EVERY == 0:
+                raise_deferred()
                 self._require_space()
             case, files, id_ = work.identified(planned, self._plan.version, digests)
             folder = self._folder.episode(id_)
@@ -288,7 +290,9 @@ class Driver:
     def _ids(self, digests: FileDigests) -> bytes:
         """Return the ids of all episodes; raises `FleetError` if two cases make the same episode."""
         ids: dict[bytes, None] = {}
-        for planned in self._plan.cases():
+        for number, planned in enumerate(self._plan.cases()):
+            if number % _LOOK_EVERY == 0:
+                raise_deferred()  # a million cases take a minute
             case, _, id_ = self._plan.work.identified(planned, self._plan.version, digests)
             digits = bytes.fromhex(id_)
             if digits in ids:

@@ -334,6 +334,31 @@ def test_a_ctrl_c_at_any_instant_loses_no_job(at: str, tmp_path: Path) -> None:
     assert finished.tally.done == len(engine.jobs) < 20
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_a_ctrl_c_while_many_cases_are_looked_through_ends_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, done: bool
+) -> None:
+    """After those that are done, too: their commits are read before the first job is submitted."""
+    asked: list[Any] = []
+
+    def complete(case: dict[str, Any]) -> dict[str, Any]:
+        asked.append(case)
+        if len(asked) == (count + 1 if done else 1):
+            signal.raise_signal(signal.SIGINT)
+        return case
+
+    count = 12
+    monkeypatch.setattr(driver_module, "_LOOK_EVERY", 5)
+    known = plan({"n": number} for number in range(count))
+    if done:
+        Driver(FleetFolder(tmp_path), known, TellingEngine(lambda *_: SCORED), lambda *_: None).run()
+    known = replace(known, work=replace(known.work, complete=complete))
+    engine = TellingEngine(lambda *_: SCORED)
+    finished = Driver(FleetFolder(tmp_path), known, engine, lambda *_: None).run()
+    assert (finished.reason, engine.jobs) == ("interrupted", [])
+    assert len(asked) == (count if done else 0) + 5
+
+
 def test_an_attempt_that_cannot_be_made_costs_its_own_episode(tmp_path: Path) -> None:
     def tell(job: Job, tries: int) -> AttemptEnd | Lost:
         return Lost("error", "no luck") if job.settings["n"] == 2 else SCORED
