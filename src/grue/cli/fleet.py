@@ -67,7 +67,10 @@ def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     view = FleetProgress(sys.stdout, options.place, sweep.budget)
     finished = fleet.sweep(sweep, retry=retry, watch=view.show)
     view.end(finished.tally)
-    say(_summary(finished, options))
+    again = f"grue fleet retry {shown_argument(options.sweep)}"
+    again += f" --dir {shown_argument(options.place)}" if options.directory else ""
+    say(summary_of(finished, options.place, f"To try them again: {again}"))
+    say(f"To see the scores: grue fleet table {shown_argument(options.place)}")
     return finished.reason == "finished" and not finished.tally.given_up and not finished.tally.unpaid
 
 
@@ -124,8 +127,9 @@ def stop_fleet(directory: Path) -> None:
         say("No process of this machine runs the fleet. One on another stops after its running episodes.")
 
 
-def _summary(finished: Finished, options: FleetRunOptions) -> str:
-    tally, place = finished.tally, shown_argument(options.place)
+def summary_of(finished: Finished, place: Path, again: str) -> str:
+    """Return how a run in the folder `place` ended. `again`: how to try given-up episodes again."""
+    tally = finished.tally
     lines = [
         f"{finished.reason}: {tally.done:,} of {counted(tally.total, 'episode')} done;"
         f" {tally.failed:,} failed."
@@ -142,14 +146,13 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
         lines += [
             f"{counted(tally.given_up, 'episode')} given up after three attempts, or unreadable:",
             *(f"  {trouble}" for trouble in tally.troubles),
-            f"To try them again: grue fleet retry {shown_argument(options.sweep)}"
-            + (f" --dir {place}" if options.directory else ""),
+            again,
         ]
     if tally.others:
         lines.append(
-            f"{counted(tally.others, 'further episode')} in {place}, with settings that this sweep lacks."
+            f"{counted(tally.others, 'further episode')} in {shown_argument(place)}, with settings that this"
+            " sweep lacks."
         )
-    lines.append(f"To see the scores: grue fleet table {place}")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from grue.cli.fleet import summary_of
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fork import Change, ForkOptions, change_of, refuse_script
 from grue.cli.runs import RUNS
@@ -57,11 +58,10 @@ def fork_fleet(
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(repetitions, 'time')}")
     view = FleetProgress(sys.stdout, place, budget)
     fleet = Fleet(place, workers=workers, budget=budget)
-    finished = fleet.sweep(forks_of(chosen, changed, repetitions), watch=view.show)
+    finished = fleet.sweep(forks_of(chosen, changed, repetitions), retry=True, watch=view.show)
     view.end(finished.tally)
     tally = finished.tally
-    of = counted(tally.total, "episode")
-    say(f"{finished.reason}: {tally.done:,} of {of} done; {tally.failed:,} failed.")
+    say(summary_of(finished, place, "To try them again, run the same command again."))
     say(f"To compare: {GRUE} fleet compare {shown_argument(place)}:fork=recorded :fork=changed")
     return finished.reason == "finished" and not tally.given_up and not tally.unpaid
 
