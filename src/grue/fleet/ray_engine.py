@@ -75,7 +75,8 @@ class RayEngine:
 
     Raises:
         MissingDependencyError: Ray is not installed.
-        FleetError: The cluster cannot be reached, or a machine of it does not see the folder.
+        FleetError: The cluster cannot be reached, a machine of it cannot run grue or does not see the folder,
+            or the ledger cannot be read or written.
     """
 
     def __init__(
@@ -88,12 +89,20 @@ class RayEngine:
         episode_timeout_s: float | None = None,
     ) -> None:
         self._ray = ray = _ray()
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder.path.absolute()
+        # Read the ledger here too: the user would not see an error of the actor, which reads it later.
+        with contextlib.closing(Accounts(folder, limits)) as accounts:
+            self._costs = accounts.costs()
         self._started = not ray.is_initialized()
         if self._started:
             _connect(ray, address)
-        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = folder.path.absolute()
-        _require_shared_folder(ray, self._folder)
+        try:
+            _require_shared_folder(ray, self._folder)
+        except BaseException:
+            if self._started:
+                ray.shutdown()
+            raise
         self.slots = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._timeout_s = episode_timeout_s
@@ -108,7 +117,6 @@ class RayEngine:
         self._tasks: dict[Any, tuple[Task, float]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._costs = Costs()
         self._failed: Lost | None = None
         self._thread = threading.Thread(target=self._collect, name="grue fleet ray", daemon=True)
         self._thread.start()
@@ -311,6 +319,10 @@ def _require_shared_folder(ray: Any, folder: Path) -> None:
                     f"The machine {node['NodeManagerAddress']} of the Ray cluster does not see {folder}. A"
                     " fleet needs a file system that all machines share: name a folder in it with --dir."
                 )
+    except ray.exceptions.RayError as error:
+        raise FleetError(
+            f"A machine of the Ray cluster cannot run grue: {text_of(getattr(error, 'cause', None) or error)}"
+        ) from error
     finally:
         mark.unlink()
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from promises import GUARD_S
 
+from grue.errors import FleetError
 from grue.fleet import ray_engine
 from grue.fleet.attempt import Task
 from grue.fleet.broker import Costs, Limits
 from grue.fleet.engine import Lost
-from grue.fleet.folder import FleetFolder
+from grue.fleet.folder import LEDGER, FleetFolder
 
 LIMIT_S = 0.3
 
@@ -26,22 +27,30 @@ class Cluster:
         self.running: set[str] = set()
         self.begun: list[str] = []
         self.broken = self.full = False
-        self.exceptions = SimpleNamespace()
+        self.exceptions = SimpleNamespace(RayError=OSError)
+        self.machines: list[Any] = []
+        self.stopped = False
         affinity = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: None)
         self.util = SimpleNamespace(scheduling_strategies=affinity)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:  # `is_initialized`, `cancel`, `kill`, ...
         return lambda *args, **named: SimpleNamespace(get_node_id=lambda: "here")
 
+    def is_initialized(self) -> bool:
+        return False
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
     def nodes(self) -> list[Any]:
-        return []
+        return self.machines
 
     def remote(self, made: object) -> Any:
         method = SimpleNamespace(remote=lambda *args: None)
         broker = SimpleNamespace(lost=method, report=method)
 
         def start(*args: Any) -> object:
-            if made is ray_engine.RayBroker:
+            if made is not ray_engine._attempt:
                 return broker
             if self.full:
                 raise RuntimeError("the cluster takes no more tasks")
@@ -51,6 +60,8 @@ class Cluster:
         return SimpleNamespace(options=lambda **named: SimpleNamespace(remote=start))
 
     def get(self, asked: object, timeout: float = 0.0) -> Any:
+        if isinstance(asked, list) and asked:
+            raise OSError("no module named grue")
         return [] if asked == [] else (Costs(), self.running)
 
     def wait(self, references: list[object], *, num_returns: int, timeout: float) -> Any:
@@ -98,6 +109,22 @@ def test_a_cluster_that_fails_ends_the_run_and_does_not_hang(cluster: Cluster, t
         _, outcome = made.ended.get(timeout=GUARD_S)
         assert outcome == Lost("unable", "The engine has failed: RuntimeError: the cluster is gone.")
     made.close()
+
+
+def test_a_ledger_that_cannot_be_read_is_said_before_a_cluster_starts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / LEDGER).write_text("nonsense\n")
+    with pytest.raises(FleetError, match="line 1 is damaged"):
+        engine(tmp_path, 1)
+    assert not cluster.stopped
+
+
+def test_a_cluster_that_cannot_be_used_is_not_left_running(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.machines = [{"Alive": True, "NodeID": "n", "NodeManagerAddress": "10.0.0.2"}]
+    with pytest.raises(FleetError, match="cannot run grue: OSError: no module named grue"):
+        engine(tmp_path, 1)
+    assert cluster.stopped
 
 
 def test_no_more_attempts_begin_than_there_are_workers(cluster: Cluster, tmp_path: Path) -> None:
