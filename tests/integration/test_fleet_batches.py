@@ -146,7 +146,8 @@ def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> Non
                 (tmp_path / "fleet" / "stop").touch()
 
         llm.batches.faults.in_place = stumble
-        assert run(llm, tmp_path).reason == "stopped"
+        stopped = run(llm, tmp_path)
+        assert (stopped.reason, stopped.tally.waiting) == ("stopped", 3)
         llm.batches.faults.in_place = lambda method, path, times: None
         finished = run(llm, tmp_path)
     assert finished.tally.scores["score"] == (3, 3.0)

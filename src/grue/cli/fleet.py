@@ -142,6 +142,9 @@ def summary_of(finished: Finished, place: Path, again: str) -> str:
         lines.append(
             f"{counted(tally.unpaid, 'episode')} not played to the end: the budget has refused a request."
         )
+    if tally.waiting:
+        waiting = counted(tally.waiting, "episode")
+        lines.append(f"{waiting} waiting for the replies of a batch: the same command goes on with that.")
     if tally.given_up:
         lines += [
             f"{counted(tally.given_up, 'episode')} given up after three attempts, or unreadable:",

@@ -110,6 +110,7 @@ def json_line(seen: Seen, budget: FleetBudget, place: Path) -> dict[str, Any]:
         "given_up": tally.given_up,
         "unpaid": tally.unpaid,
         "running": len(seen.running),
+        "waiting": tally.waiting,
         "scores": {name: total / count for name, (count, total) in tally.scores.items()},
         "requests": spent.requests,
         "tokens": spent.tokens,

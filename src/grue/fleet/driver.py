@@ -68,6 +68,7 @@ class Tally(Struct):
             or whose files cannot be read or written.
         unpaid: Number of episodes that ended early because the budget refused a request.
         running: Number of episodes that a worker plays now.
+        waiting: Number of episodes that wait for the replies of a batch.
         others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
             run with the reason `finished`; otherwise 0.
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
@@ -223,10 +224,9 @@ class Driver:
 
     def _go_on_with_waiting(self, *, send: bool) -> None:
         """Queue each episode whose replies have arrived. With `send`, also send the requests that wait."""
-        if self._batches is None or self._stop is not None:
-            return
-        for id_ in self._batches.step(send=send):
-            self._again.append(self._waiting.pop(id_))
+        if self._batches is not None and self._stop is None:
+            for id_ in self._batches.step(send=send):
+                self._again.append(self._waiting.pop(id_))
         self.tally.waiting = len(self._waiting)
 
     def _fill(self, jobs: Iterator[Job]) -> bool:

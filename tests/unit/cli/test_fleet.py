@@ -41,6 +41,11 @@ SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
             False,
             "stopped: 1 of 2 episodes done",
         ),
+        (
+            Finished(reason="stopped", tally=Tally(total=2, done=1, waiting=1)),
+            False,
+            "1 episode waiting for the replies of a batch: the same command goes on with that.",
+        ),
     ],
 )
 def test_a_run_succeeds_only_if_nothing_is_missing(

@@ -14,7 +14,7 @@ from grue.fleet.driver import Tally
 from grue.fleet.folder import CaseFile, FleetFolder
 
 ID = "ab" + "0" * 22
-TALLY = Tally(total=100, done=30, before=10, failed=2, given_up=1, scores={"score": (28, 140.0)})
+TALLY = Tally(total=100, done=30, before=10, failed=2, given_up=1, waiting=4, scores={"score": (28, 140.0)})
 COSTS = Costs(Amount(40, 5000, 1.5), overloads=3)
 
 
@@ -26,8 +26,8 @@ def seen(**changes: object) -> Seen:
 def test_the_row_has_counts_score_cost_overloads_and_the_time_left() -> None:
     row = counts_row(seen(), FleetBudget(money_usd=5.0, requests=1000))
     assert row == (
-        "30/100 done, 1 running, 3 failed, score 5, $1.50 of $5.00, 40 of 1,000 requests, 3 overloads, "
-        "3:27 left"
+        "30/100 done, 1 running, 4 waiting, 3 failed, score 5, $1.50 of $5.00, 40 of 1,000 requests, "
+        "3 overloads, 3:27 left"
     )
     few = Tally(total=100, done=12, before=10)
     assert counts_row(seen(tally=few, costs=Costs()), FleetBudget()) == "12/100 done, 1 running"
@@ -67,7 +67,9 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
     first, second, *_ = screen.getvalue().split("\n")
     assert first.endswith("left")
     assert f"slowest 1:23: grue trace show {attempt}" in second
-    assert "\x1b[1A\r\x1b[J30/100 done, 0 running" in second, "the second picture goes back over both rows"
+    assert "\x1b[1A\r\x1b[J30/100 done, 0 running, 4 waiting" in second, (
+        "the second picture goes back over both rows"
+    )
     assert screen.getvalue().endswith("left\n")
 
 
@@ -82,7 +84,7 @@ def test_a_pipe_gets_json_lines(tmp_path: Path) -> None:
     assert first["slowest"]["age_s"] >= 100
     assert (first["money_usd"], first["most_money_usd"], first["overloads"]) == (1.5, 5.0, 3)
     assert (last["done"], last["failed"], last["given_up"], last["running"]) == (30, 2, 1, 0)
-    assert last["scores"] == {"score": 5.0}
+    assert (last["waiting"], last["scores"]) == (4, {"score": 5.0})
     assert "slowest" not in last
 
 
