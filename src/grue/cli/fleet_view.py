@@ -141,6 +141,8 @@ def print_table(
         )
     if failed:
         say(f"{counted(failed, 'failed episode')} without a score, not in the table.")
+    if unplayed := sum(not each.played and each.outcome != "damaged" for each in found):
+        say(f"{counted(unplayed, 'episode')} without a result, not in the table.")
     if damaged:
         say(f"{counted(len(damaged), 'damaged episode')}, not in the table: {damaged[0]}")
 

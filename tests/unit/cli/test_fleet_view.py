@@ -102,6 +102,25 @@ def test_a_name_that_a_work_has_made_up_stays_in_its_column(
     assert capsys.readouterr().out.splitlines()[:2] == ["a\\nb  n  episode", "1     1  0000000000"]
 
 
+def test_a_table_says_how_many_episodes_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(total=3))
+    for number, end in enumerate((AttemptEnd(outcome="scored", scores={"score": 1.0}), FAILED, DOWN)):
+        folder = fleet.episode(f"{number:024}")
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings={"n": number}))
+        if end is DOWN:
+            folder.end(attempt, end)
+        else:
+            folder.make_commit(attempt, end, version="1")
+    print_table(tmp_path, None, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "1 failed episode without a score, not in the table.",
+        "1 episode without a result, not in the table.",
+    ]
+
+
 def test_a_mean_of_very_large_scores_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_fleet(tmp_path, lambda *_: 1.7e308, prompts=("short",), questions=2, repetitions=2)
     print_table(tmp_path, [], as_json=True)
