@@ -118,7 +118,9 @@ def run_attempt(job: Job) -> Attempted:
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
-    interrupted = [path for _, path in reversed(folder.attempts()) if _was_cut_off(folder, path)]
+    # With `batch`, a work that resumed an attempt would not ask for the replies that this one has read.
+    attempts = () if job.batch else reversed(folder.attempts())
+    interrupted = [path for _, path in attempts if _was_cut_off(folder, path)]
     case = CaseFile(
         work=job.work,
         version=job.version,

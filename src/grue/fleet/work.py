@@ -46,7 +46,8 @@ class Episode(Struct, frozen=True, kw_only=True):
         folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
         repetition: Number of the episode among those with equal settings, from 0.
         interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read it
-            to resume that attempt, but must not change it. `None`: there is no such attempt.
+            to resume that attempt, but must not change it. `None`: there is no such attempt, or requests go
+            through batches: then the episode is played again from its beginning, with the replies so far.
     """
 
     id: str

@@ -2,11 +2,13 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
 from grue.errors import FleetError, LLMError, MCPServerStartupError
@@ -222,7 +224,12 @@ def test_a_work_gets_the_attempt_that_was_interrupted(tmp_path: Path, worker_die
     folder.end(ended, AttemptEnd(outcome="infrastructure", kind="LLMError: unreachable"))
     if worker_died:
         folder.end(interrupted, AttemptEnd(outcome="infrastructure", kind="died"))
-    assert attempted(tmp_path, "after_an_interruption").end.scores == {"score": 1.0}
+    job = Job(folder=folder.path, work=f"{__file__}:after_an_interruption", version="1", settings={})
+    # With batches it is played from its beginning: resumed, it would not ask for the replies it has.
+    assert run_attempt(replace(job, batch=True)).end.scores == {"score": 0.0}
+    (folder.path / "commit.json").unlink()
+    shutil.rmtree(folder.path / "attempt-3")
+    assert run_attempt(job).end.scores == {"score": 1.0}
 
 
 @pytest.mark.parametrize("end", ["infrastructure", "unpaid", "failed", "damaged"])
