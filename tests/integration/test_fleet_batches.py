@@ -203,6 +203,29 @@ def test_a_model_that_is_asked_often_leaves_the_others_their_time(
         batches.close()
 
 
+def test_a_request_that_only_an_earlier_sweep_has_stored_is_not_sent(tmp_path: Path) -> None:
+    """A run was stopped before it sent its requests, and the next one plays other episodes."""
+    asked = {"key": "1-a", "wire": "chat_completions", "model": "m", "body": {"model": "m", "messages": []}}
+    with ScriptedLlmServer([text_reply("well")]) as llm:
+        for name in ("earlier", "both", "later"):
+            (tmp_path / name).mkdir()
+            line = msgspec.json.encode({**asked, "base_url": llm.base_url})
+            (tmp_path / name / REQUESTS).write_bytes(line + b"\n")
+        stopped = FleetBatches(tmp_path, batching(tmp_path))
+        for name in ("earlier", "both"):
+            stopped.add(tmp_path / name)
+        stopped.close()
+        batches = FleetBatches(tmp_path, batching(tmp_path))
+        for name in ("both", "later"):
+            batches.add(tmp_path / name)
+        ready: list[str] = []
+        while batches.waiting:
+            ready += batches.step(send=True)
+        batches.close()
+    assert ready == ["both", "later"]
+    assert len(llm.batches.asked) == 2
+
+
 @pytest.mark.anyio
 async def test_a_fleet_in_a_notebook_sends_batches_although_a_loop_runs_there(tmp_path: Path) -> None:
     asked = {"key": "1-a", "wire": "chat_completions", "model": "m", "body": {"model": "m", "messages": []}}

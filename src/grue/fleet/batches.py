@@ -299,7 +299,9 @@ class FleetBatches:
             )
             form = batch_form_of(asked.wire)
             place = self._folder / BATCHES / name
-            files = BatchFolder(place, manifest, form, most_items=self._batching.most_items)
+            # What an earlier run has not sent may be of another sweep. `add` stores again what is wanted now.
+            most = self._batching.most_items
+            files = BatchFolder(place, manifest, form, most_items=most, keep_unsent=False)
             self._models[name] = _Model(files, LlmEndpoint(settings), self._batching)
         return self._models[name]
 

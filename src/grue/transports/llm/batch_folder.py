@@ -82,12 +82,20 @@ class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
     A folder that does not exist is created. A batch has at most `most_items` requests; `None`: as many as the
-    provider takes. A method that uses the files may raise `BatchFolderError`. The constructor also raises it
-    if another process uses the folder, or if the folder holds requests to another model.
+    provider takes. `keep_unsent=False`: remove the requests that no process has sent, so that those that are
+    still wanted have to be stored again. A method that uses the files may raise `BatchFolderError`. The
+    constructor also raises it if another process uses the folder, or if the folder holds requests to another
+    model.
     """
 
     def __init__(
-        self, path: Path, manifest: BatchManifest, form: BatchForm, *, most_items: int | None = None
+        self,
+        path: Path,
+        manifest: BatchManifest,
+        form: BatchForm,
+        *,
+        most_items: int | None = None,
+        keep_unsent: bool = True,
     ) -> None:
         self.path = path
         self.form = form
@@ -108,7 +116,7 @@ class BatchFolder(Closing):
                     (path / name).mkdir(mode=0o700, exist_ok=True)
                 self._take_lock()
                 self.manifest = self._known(manifest)
-                self._read()
+                self._read(keep_unsent=keep_unsent)
         except BaseException:
             self.close()
             raise
@@ -290,14 +298,17 @@ class BatchFolder(Closing):
             )
         return there
 
-    def _read(self) -> None:
+    def _read(self, *, keep_unsent: bool) -> None:
         for path in sorted((self.path / "submissions").iterdir()):
             if _NUMBERED.fullmatch(path.name):
                 submission = _decoded(path, read_regular(path, _MOST_BYTES), Submission)
                 self.submissions[submission.number] = submission
         for path in sorted((self.path / "requests").iterdir()):
             if _NUMBERED.fullmatch(path.name):
-                self._read_requests(path)
+                if keep_unsent or int(path.stem) in self.submissions:
+                    self._read_requests(path)
+                else:
+                    path.unlink()
         for number in self.submissions:
             if self.replies_of(number).exists():
                 self._read_replies(number)
