@@ -404,15 +404,15 @@ def compare(
     take_interrupts()
     if fail_if_worse is not None and not fail_if_worse > 0:
         raise typer.BadParameter("give a loss above 0", param_hint="--fail-if-worse")
-    options = Options(
-        score=score,
-        lower_is_better=lower_is_better,
-        failed_as=failed_as,
-        passing=passing,
-        cluster=tuple(cluster.split(",")) if cluster else (),
-        margin=fail_if_worse,
-    )
     try:
+        options = Options(
+            score=score,
+            lower_is_better=lower_is_better,
+            failed_as=failed_as,
+            passing=passing,
+            cluster=tuple(cluster.split(",")) if cluster else (),
+            margin=fail_if_worse,
+        )
         worse = print_comparison(a, b, options, as_json=as_json, show_all=every)
     except FleetError as error:
         if fail_if_worse is None:

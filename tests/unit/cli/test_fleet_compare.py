@@ -43,6 +43,7 @@ def test_the_status_is_for_ci(better: Path, tmp_path: Path, monkeypatch: pytest.
     assert "Worse" in compared(better, "--fail-if-worse", "0.05", "--lower-is-better", status=1)
     assert "give a loss above 0" in compared(better, "--fail-if-worse", "0", status=2)
     assert "There is no fleet" in compared(tmp_path / "absent", "--fail-if-worse", "0.05", status=2)
+    assert "finite" in compared(better, "--fail-if-worse", "0.05", "--failed-as", "nan", status=2)
     few = tmp_path / "few"
     make_fleet(few, lambda _, prompt, question: float(prompt == "long" or question < 6), questions=14)
     said = compared(few)
