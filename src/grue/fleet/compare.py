@@ -35,12 +35,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.config.documents import nearest
 from grue.errors import FleetError, MissingDependencyError
 from grue.field_checks import check_settings
 from grue.fleet.folder import require_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
-from grue.fleet.results import Result, of_latest_sweep, require_score, results
+from grue.fleet.results import Result, of_latest_sweep, require_score, require_settings, results
 from grue.fleet.statistics import (
     LEAST_CASES,
     SELDOM,
@@ -121,13 +120,7 @@ class Cell(Struct, frozen=True):
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
         """Return the results that have this cell's settings; raises `FleetError` if there are none."""
-        known = {name: None for each in everything for name in (*each.planned, *each.settings)}
-        for name in self.wanted:
-            if known and name not in known:
-                raise FleetError(
-                    f"{self.label}: the episodes have no setting {name!r}. Did you mean"
-                    f" {nearest(name, known)!r}? They have {', '.join(known)}."
-                )
+        require_settings(everything, self.wanted, f"{self.label}: the episodes")
         wanted = {name: self._meant(name, everything) for name in self.wanted}
         found = [
             each

@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.config.documents import nearest
 from grue.errors import FleetError
 from grue.fleet.course import Course
 from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, require_fleet
@@ -186,12 +187,18 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
     return [each for each in found if each.id in kept]
 
 
-def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
-    """Raise `FleetError` if the episodes have settings, but one of `names` is not among them."""
+def require_settings(found: Iterable[Result], names: Iterable[str], whose: str = "The episodes") -> None:
+    """Raise `FleetError` if the episodes have settings, but one of `names` is not among them.
+
+    `whose` is the subject of the error's sentence.
+    """
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:
-            raise FleetError(f"The episodes have no setting {name!r}. They have {', '.join(known)}.")
+            raise FleetError(
+                f"{whose} have no setting {name!r}. Did you mean {nearest(name, known)!r}?"
+                f" They have {', '.join(known)}."
+            )
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
