@@ -82,14 +82,12 @@ def _read_file(path: Path) -> Scoring:
     )
     try:
         return msgspec.convert(tomllib.loads(text), Scoring)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise FleetError(f"{path} is not valid TOML: {error}.") from error
     except msgspec.ValidationError as error:
         raise FleetError(f"{path}: {fault_of(error)}.") from error
-    except MCPConfigError as error:
+    except (FleetError, MCPConfigError) as error:  # raised by the check of a limit or a price
         raise FleetError(f"{path}: {error}") from error
-    except ValueError as error:
-        raise FleetError(f"{path}: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise FleetError(f"{path} is not valid TOML: {error}.") from error
 
 
 class ScoreTask(Task, frozen=True, kw_only=True):
