@@ -16,8 +16,7 @@ from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import FleetFolder, is_driven, require_fleet
 from grue.fleet.local import default_workers
-from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
-from grue.fleet.sweep import Sweep, read_sweep
+from grue.fleet.sweep import SAMPLE, PlannedWork, Sweep, read_plan, read_sweep
 from grue.policies import Batching
 from grue.protocol.turn.prices import price_of
 from grue.tracing.facts import counted

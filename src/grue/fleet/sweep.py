@@ -1,5 +1,6 @@
-"""Read a sweep: a TOML file that says which work to do for which cases, and within which limits.
+"""Read a sweep, and estimate its size and cost.
 
+A sweep is a TOML file that says which work to do for which cases, and within which limits.
 The cases are all combinations of the values in `grid` with the entries of `cases`, which are groups of
 settings. `include` adds cases; `exclude` removes the cases that have all settings of one of its entries.
 """
@@ -17,10 +18,11 @@ from msgspec import Struct
 from grue import messages as m
 from grue.config.documents import nearest, read_config_text
 from grue.errors import FleetError, MCPConfigError
-from grue.fleet.broker import FleetBudget, Rate
-from grue.fleet.identity import Case, fault_of
+from grue.fleet.broker import Amount, FleetBudget, Rate
+from grue.fleet.folder import FleetFolder
+from grue.fleet.identity import Case, FileDigests, fault_of
 from grue.fleet.server_places import ServerCap
-from grue.fleet.work import find_work, wrong_setting
+from grue.fleet.work import find_work, forget_cached, wrong_setting
 from grue.protocol.turn.prices import Price
 from grue.runtime.files import as_path
 
@@ -272,3 +274,62 @@ def _of_msgspec(file: _File, error: str, document: dict[str, Any]) -> FleetError
         return file.error(name, f"grid.{name}: {said[0].lower()}{said[1:]}: {example}.")
     key = re.split(r"[.\[]", where)[-1].rstrip("]")
     return file.error(key or where, f"{f'{where}: ' if where else ''}{said[0].lower()}{said[1:]}.")
+
+
+# --- An estimate of a sweep's size and cost; no episode is played for it ---
+
+SAMPLE = 10
+"""How many episodes have to be done before size and cost are estimated from them."""
+
+_TURN_BYTES = 16_000
+_EPISODE_BYTES = 100_000
+_RESULT_BYTES = 3_000
+"""The assumed sizes of a turn, of an episode of unknown length, and of an episode without its trace.
+
+They are used if fewer than `SAMPLE` finished episodes have a trace, or `keep` is not `all`."""
+
+
+class PlannedWork(Struct, frozen=True, kw_only=True):
+    """The number of a sweep's missing episodes, their estimated size on disk, and the cost of the others."""
+
+    work: str
+    total: int
+    missing: int
+    bytes_needed: float
+    spent: Amount
+
+
+def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
+    """Return how many episodes of a sweep are missing in `place`, their size, and the cost of the others.
+
+    The folder `place` need not exist. Raises `FleetError` if the work or a case cannot be used.
+    """
+    work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
+    forget_cached()
+    total = missing = sized = 0
+    size, assumed, spent = 0, 0.0, Amount()
+    for planned in sweep.all_cases():
+        total += 1
+        case, _, id_ = work.identified(planned, sweep.version or work.version, digests)
+        try:
+            commit = folder.episode(id_).commit
+        except FleetError:  # a damaged commit counts as missing: `grue fleet retry` plays the episode again
+            commit = None
+        if commit is None:
+            missing += 1
+            assumed += _assumed_bytes(sweep, case)
+            continue
+        spent += commit.end.spent
+        if commit.trace_bytes is not None:
+            sized += 1
+            size += commit.trace_bytes
+    measured = sweep.keep == "all" and sized >= SAMPLE
+    needed = 1.3 * size / sized * missing if measured else assumed
+    return PlannedWork(work=work.name, total=total, missing=missing, bytes_needed=needed, spent=spent)
+
+
+def _assumed_bytes(sweep: Sweep, case: Case) -> float:
+    if sweep.keep != "all":
+        return _RESULT_BYTES
+    turns = case.settings.get("turns")
+    return turns * _TURN_BYTES if isinstance(turns, int) else _EPISODE_BYTES

@@ -13,8 +13,7 @@ from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
-from grue.fleet.plan import read_plan
-from grue.fleet.sweep import read_sweep
+from grue.fleet.sweep import read_plan, read_sweep
 from grue.fleet.work import contains, find_work
 from grue.testing.llm_faults import rate_limited
 from grue.testing.llm_replies import LlmReply, error_reply, text_reply

@@ -12,8 +12,7 @@ from grue.cli.fleet import warnings_of
 from grue.fleet.broker import Amount, FleetBudget
 from grue.fleet.folder import AttemptEnd, CaseFile, FleetFolder
 from grue.fleet.identity import FileDigests, episode_id
-from grue.fleet.plan import read_plan
-from grue.fleet.sweep import read_sweep
+from grue.fleet.sweep import read_plan, read_sweep
 from grue.fleet.work import find_work
 from grue.protocol.turn.prices import Price
 
