@@ -101,7 +101,11 @@ class Descendants:
         if self._mark is None:
             return []
         found = []
-        for pid in _ids_since(self._pid, time.monotonic() - self._since):
+        try:
+            candidates = _ids_since(self._pid, time.monotonic() - self._since)
+        except OSError:  # no descriptor is left for reading /proc; the guard still kills what has the mark
+            return []
+        for pid in candidates:
             # Most ids belong to other programs, so check the mark before opening a pidfd. Check the mark
             # again afterwards, because the id may have been given to another process meanwhile.
             if pid == self._pid or _mark_of(pid) != self._mark:

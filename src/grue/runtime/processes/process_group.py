@@ -398,7 +398,10 @@ def _has_members(pgid: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     # Do not count zombies: init has to reap them, and in some containers it never does.
-    return sys.platform != "linux" or bool(live_members(pgid))
+    try:
+        return sys.platform != "linux" or bool(live_members(pgid))
+    except OSError:  # there is no /proc, or no descriptor is left to read it with
+        return True
 
 
 def _fileno(pipe: IO[bytes] | None) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grue.errors import MCPConfigError
-from grue.runtime.processes import process_group
+from grue.runtime.processes import descendants, process_group
 from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import HostGuard
 from grue.runtime.processes.limits import ServerExit
@@ -181,6 +181,22 @@ def test_at_a_limit_the_advice_is_about_the_limit(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SpawnError, match="Too many open files") as caught:
         sh(ProcessRegistry(), "exit")
     assert "ulimit -a" in (caught.value.remedy or "")
+
+
+def test_a_group_is_ended_although_the_process_table_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    registry = ProcessRegistry()
+    with assert_nothing_left():
+        group = sh(registry, "sleep 600 & exit 0")
+        assert group.watch.exited_within(60)
+        with monkeypatch.context() as patched:
+            for reading in ("_read", "_listed", "_listed_by_ps"):
+                patched.setattr(descendants, reading, refuse)
+            assert group.end() == ServerExit(status=0)
+        group.close_descriptors()
+    assert len(registry) == 0
 
 
 def test_windows_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
