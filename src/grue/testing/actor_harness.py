@@ -43,10 +43,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from os import PathLike
 from types import FrameType, TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
@@ -343,6 +343,7 @@ class ActorHarness:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _THREAD_LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.02
@@ -369,6 +370,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now = 0.0
         self._waiting_for_idle: list[asyncio.Future[None]] = []
         self._threads_before = frozenset(threading.enumerate())
+        self._executing: set[asyncio.Future[Any]] = set()
+        self._idle_workers: set[threading.Thread] = set()
         super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
@@ -392,6 +395,24 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     subprocess_shell = subprocess_exec
 
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Run a call in a thread of the executor. The clock stands still until the call has ended."""
+
+        def work() -> T:
+            thread = threading.current_thread()
+            self._idle_workers.discard(thread)
+            try:
+                return func(*args)
+            finally:
+                self._idle_workers.add(thread)  # an executor keeps its threads
+
+        call = super().run_in_executor(executor, work)
+        self._executing.add(call)
+        call.add_done_callback(self._executing.discard)
+        return call
+
     def jump(self, timeout_s: float | None) -> None:
         """Wake the callers of `idle`. If there are none, advance the clock to the next timer.
 
@@ -413,7 +434,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def threads_at_work(self) -> list[threading.Thread]:
         """Return the threads that were started after the loop was made, without idle worker threads."""
-        started = (each for each in threading.enumerate() if each not in self._threads_before)
+        idle = set() if self._executing else self._idle_workers
+        started = set(threading.enumerate()) - self._threads_before - idle
         return [each for each in started if not _is_idle_worker(each)]
 
 

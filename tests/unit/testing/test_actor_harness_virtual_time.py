@@ -93,6 +93,19 @@ def test_time_stands_still_while_a_thread_works(in_thread: Callable[..., object]
     assert run_in_virtual_time(main) == 0.0
 
 
+def test_time_goes_on_after_work_in_an_executor() -> None:
+    """An executor keeps its threads when they have nothing to do."""
+
+    async def main() -> float:
+        for _ in range(2):
+            with anyio.fail_after(1e-6):
+                await asyncio.to_thread(time.sleep, 0.05)
+            await anyio.sleep(3600)
+        return anyio.current_time()
+
+    assert run_in_virtual_time(main) == 7200.0
+
+
 async def start_a_program() -> None:
     await anyio.run_process(["true"])
 
