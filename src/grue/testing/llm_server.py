@@ -528,8 +528,22 @@ def _refuse_constant(name: str) -> object:
 
 
 class _HttpServer(ThreadingHTTPServer):
-    daemon_threads = False
     owner: ScriptedLlmServer
+    handlers: tuple[threading.Thread, ...] = ()
+
+    def process_request(self, request: object, client_address: object) -> None:
+        # Daemon threads, because a client may keep its connection open to the end of the program. The base
+        # class would not wait for them in `server_close`.
+        handler = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), daemon=True
+        )
+        handler.start()
+        self.handlers = (*(each for each in self.handlers if each.is_alive()), handler)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for handler in self.handlers:
+            handler.join()
 
     def handle_error(self, request: object, client_address: object) -> None:
         # Print nothing about an OSError: the client has closed the connection, for example at its time limit.

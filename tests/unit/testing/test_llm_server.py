@@ -225,8 +225,10 @@ def test_replies_of_every_kind() -> None:
 
 
 def test_a_server_that_is_never_left_keeps_no_program_alive() -> None:
-    with ScriptedLlmServer([]):
-        assert [each.daemon for each in threading.enumerate() if each.name == "scripted-llm"] == [True]
+    before = {*threading.enumerate()}
+    with ScriptedLlmServer(["yes"]) as server, httpx.Client(trust_env=False) as client:
+        client.post(f"{server.base_url}/chat/completions", json=GOOD)
+        assert [each.daemon for each in {*threading.enumerate()} - before] == [True, True]
 
 
 def test_closing_ends_idle_connections_and_silent_ones() -> None:
