@@ -24,7 +24,14 @@ from msgspec.structs import replace
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.large_data import let_others_run, steps
 from grue.runtime.safe_text import well_formed
-from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelling, forms_of, spellings_of
+from grue.runtime.secrets.secret_forms import (
+    SHORTEST_LINE,
+    SecretForms,
+    SecretPattern,
+    Spelling,
+    forms_of,
+    spellings_of,
+)
 
 
 class Found(NamedTuple):
@@ -184,6 +191,16 @@ class _Secret(NamedTuple):
 _LETTERS = bytes(ord("a") if chr(byte).isalnum() and byte < 128 else ord(" ") for byte in range(256))
 
 
+_LINES = bytes(
+    ord("a" if chr(byte).isalnum() or chr(byte) in "+/-_" else "b" if chr(byte) in "\r\n\\" else " ")
+    for byte in range(128)
+).ljust(256)
+_FULL_LINE = b"a" * SHORTEST_LINE + b"b"
+"""What `_LINES` makes of a line of base64 or hexadecimal digits, with the line break after it."""
+
+_SHORT_TEXT = 4096
+"""Length in bytes of the longest text in which probes of forms with line breaks are searched for at once."""
+
 _LONG_PROBE = 16
 """Least length of a long probe. A run of so many letters and digits is rare in ordinary text."""
 
@@ -192,22 +209,29 @@ class _SecretIndex(NamedTuple):
     """The registered secrets, the longest first, and parts of them (probes) for a quick first search.
 
     The `long_probes` have only letters and digits. `may_match` searches for them only if the text, with each
-    letter and digit replaced by `a`, has `shortest_run`: a run of `a` as long as the shortest long probe.
+    letter and digit replaced by `a`, has `shortest_run`: a run of `a` as long as the shortest long probe. A
+    form with line breaks has a probe of `in_lines`.
     """
 
     secrets: tuple[_Secret, ...] = ()
     probes: tuple[bytes, ...] = ()
     long_probes: tuple[bytes, ...] = ()
     shortest_run: bytes = b""
+    in_lines: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, secrets: Iterable[_Secret]) -> Self:
         # Where two secrets overlap, the placeholder has the name of the first: put the longer one first.
         longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
-        probes = dict.fromkeys(each.probe for secret in longest_first for each in secret.forms.patterns)
+        probes = dict.fromkeys(each.probes[0] for secret in longest_first for each in secret.forms.patterns)
         long_probes = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
         short = tuple(probe for probe in probes if len(probe) < _LONG_PROBE)
-        return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
+        in_lines = {
+            probe for secret in longest_first for each in secret.forms.patterns for probe in each.probes[1:]
+        }
+        return cls(
+            longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0), tuple(in_lines)
+        )
 
     def may_match(self, written: bytes) -> bool:
         """Return whether a text may hold a secret or the beginning of a secret. Only `False` is certain."""
@@ -216,6 +240,12 @@ class _SecretIndex(NamedTuple):
                 return True
         if self.long_probes and self.shortest_run in written.translate(_LETTERS):
             for probe in self.long_probes:
+                if probe in written:
+                    return True
+        if self.in_lines and (b"\n" in written or b"\\n" in written):
+            if len(written) > _SHORT_TEXT:
+                return _CUT in written or _FULL_LINE in written.translate(_LINES)
+            for probe in self.in_lines:  # a piece of a streamed text may begin in the middle of a line
                 if probe in written:
                     return True
         return _CUT in written and bool(self.secrets)
@@ -360,7 +390,7 @@ class Redaction:
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)
             for rank, secret in enumerate(secrets)
             for pattern in secret.forms.patterns
-            if written.find(pattern.probe, start, end + pattern.longest) >= 0
+            if any(written.find(probe, start, end + pattern.longest) >= 0 for probe in pattern.probes)
         ]
         if _CUT in written[start : end + MAX_HEADER_BYTES]:
             found += [
@@ -564,8 +594,9 @@ class TextPieces:
         """Return the held-back text after the last piece, with a long enough incomplete secret redacted."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
-        begun = min(self._secrets.longest, len(text))
-        return f"{text[:-begun]}{CUT_PLACEHOLDER}" if begun >= MIN_BEGINNING_BYTES else text
+        shown = max(0, len(text) - self._secrets.longest)
+        is_long = len(text[shown:].rstrip("\r\n")) >= MIN_BEGINNING_BYTES
+        return f"{text[:shown]}{CUT_PLACEHOLDER}" if is_long else text
 
     def _safe_length(self, text: str) -> int:
         end = len(text) - max(self._names.longest, self._secrets.longest)
@@ -601,6 +632,8 @@ class _BeginningMatcher:
         for char in piece:
             states: dict[_State, int] = {}
             for state, length in self._states.items():
+                if char in "\r\n":  # base64 and hexadecimal digits may be broken into lines
+                    states[state] = length + 1
                 if state[0][0] == char:
                     self._advance(states, state, length + 1)
             for state in self._firsts.get(char, ()):

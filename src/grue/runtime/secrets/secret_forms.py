@@ -2,11 +2,11 @@ r"""What counts as a secret, and the forms in which a secret can occur.
 
 Secrets are the values of variables whose names suggest a secret, such as `API_KEY`, and passwords in URLs and
 in `Basic` credentials. A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML
-or a Python literal, or encoded as base64 (alone or among other bytes) or hexadecimal. From each secret this
-module makes:
+or a Python literal, or encoded as base64 (alone or among other bytes) or hexadecimal, also with line breaks.
+From each secret this module makes:
 
-- Patterns, for complete texts: regular expressions. Each has a probe, bytes that all its matches contain. The
-  expression is compiled only when its probe is found in a text.
+- Patterns, for complete texts: regular expressions. Each has probes, bytes that its matches contain. The
+  expression is compiled only when one of its probes is found in a text.
 - Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes. Such a
   text may end with the beginning of a literal.
 - Spellings, for texts that arrive in pieces: the ways to write each character.
@@ -29,17 +29,20 @@ SHORTEST_ENCODED = 8
 """Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. The encoding
 of a shorter secret may occur by chance."""
 
+SHORTEST_LINE = 60
+"""Length of the shortest lines in which programs write base64 or hexadecimal digits."""
+
 
 class SecretPattern(NamedTuple):
     """Matches one secret in several similar forms, such as its base64 encodings.
 
     Attributes:
-        probe: Bytes that each form contains.
+        probes: Each form without line breaks contains the first, each other form contains one of the others.
         source: A regular expression that matches each form, in linear time.
         longest: Length in bytes of the longest form, without unusually many escapes.
     """
 
-    probe: bytes
+    probes: tuple[bytes, ...]
     source: bytes
     longest: int
 
@@ -68,7 +71,9 @@ def spellings_of(secret: str) -> tuple[Spelling, ...]:
     if len(data) < SHORTEST_ENCODED:
         return (escaped,)
     signs = {"+": ("+", "-", "%2B", "%2b"), "/": ("/", "_", "%2F", "%2f", r"\/")}
-    encoded = [tuple(signs.get(char, (char,)) for char in core) for core in _base64_cores(data)]
+    encoded = [
+        tuple(signs.get(char, (char,)) for char in core.replace("\n", "")) for core in _base64_cores(data)
+    ]
     digits = tuple((digit, digit.upper()) for digit in data.hex())
     return (escaped, *encoded, digits)
 
@@ -85,19 +90,29 @@ def _spelled(char: str) -> tuple[str, ...]:
 def forms_of(secret: str) -> SecretForms:
     """Return the patterns and byte strings by which a secret is found in texts."""
     source = _escaped(secret)
-    probe = max(_NEVER_ESCAPED.findall(secret), key=len, default="").encode()
-    patterns = [SecretPattern(probe, source, 64 + 2 * len(source))]
+    patterns = [SecretPattern((_longest_run(secret),), source, 64 + 2 * len(source))]
     data = secret.encode()
     literals = _written_out(secret)
     if len(data) >= SHORTEST_ENCODED:
-        for core in _base64_cores(data):
-            probe = max(_NEVER_ESCAPED.findall(core), key=len, default="").encode()
-            patterns.append(SecretPattern(probe, _base64(core), 16 * len(core)))
+        for in_lines in _base64_cores(data):
+            core = in_lines.replace("\n", "")
+            patterns.append(SecretPattern(_probes(core), _base64(in_lines), 16 * len(core)))
             literals += [core, core.replace("+", "-").replace("/", "_"), quote(core, safe="")]
-        for digits in (data.hex(), data.hex().upper()):
-            patterns.append(SecretPattern(digits.encode(), digits.encode(), len(digits)))
+        for in_lines in (data.hex("\n"), data.hex("\n").upper()):
+            digits, source = in_lines.replace("\n", ""), in_lines.replace("\n", _LINE_BREAK).encode()
+            patterns.append(SecretPattern(_probes(digits), source, 16 * len(digits)))
             literals.append(digits)
     return SecretForms(tuple(patterns), tuple(dict.fromkeys(form.encode() for form in literals)))
+
+
+def _probes(encoded: str) -> tuple[bytes, ...]:
+    # Lines have at least `SHORTEST_LINE` characters, so a line break cuts at most one of these two halves.
+    half = min(len(encoded), SHORTEST_LINE) // 2
+    return tuple(map(_longest_run, (encoded, encoded[:half], encoded[half : 2 * half])))
+
+
+def _longest_run(text: str) -> bytes:
+    return max(_NEVER_ESCAPED.findall(text), key=len, default="").encode()
 
 
 @lru_cache(maxsize=512)
@@ -107,6 +122,8 @@ def _compiled(source: bytes) -> re.Pattern[bytes]:
 
 # No encoder escapes these characters.
 _NEVER_ESCAPED = re.compile("[A-Za-z0-9]+")
+# A line break between two groups of base64 or of hexadecimal digits, perhaps escaped and followed by spaces.
+_LINE_BREAK = r"(?:(?:[\r\n]|\\{1,64}+[rn])[ \t]*+)*+"
 # The replacements of `html.escape`. Importing `html` would take longer than all other imports of this module.
 _IN_HTML_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _IN_HTML_ATTRIBUTE = {**_IN_HTML_TEXT, **str.maketrans({'"': "&quot;", "'": "&#x27;"})}
@@ -180,13 +197,24 @@ def _by_bytes(char: str) -> bytes:
 def _base64_cores(data: bytes) -> list[str]:
     """Return the parts of `data`'s base64 that do not depend on the bytes around `data`.
 
-    There are three parts, for 0, 1 and 2 bytes before `data`.
+    There are three parts, for 0, 1 and 2 bytes before `data`. They have a newline wherever a line may end.
     """
     cores = []
-    for before in range(3):
+    for before, start in enumerate((0, 2, 3)):
         encoded = b64encode(b"\0" * before + data).decode()
-        cores.append(encoded[(0, 2, 3)[before] : (before + len(data)) * 8 // 6])
+        end = (before + len(data)) * 8 // 6
+        groups = [encoded[max(start, at) : min(at + 4, end)] for at in range(0, end, 4)]
+        cores.append("\n".join(groups))
     return cores
+
+
+_IN_BASE64 = str.maketrans(
+    {
+        "+": r"(?:\\*\+|-|\\+u002[bB]|%(?:25){0,8}2[bB])",
+        "/": r"(?:\\*/|_|\\+u002[fF]|%(?:25){0,8}2[fF])",
+        "\n": _LINE_BREAK,
+    }
+)
 
 
 def _base64(core: str) -> bytes:
@@ -194,11 +222,7 @@ def _base64(core: str) -> bytes:
 
     It also matches the end of an encoded text: a character with only some bits of the secret, and padding.
     """
-    signs = {
-        "+": rb"(?:\\*\+|-|\\+u002[bB]|%(?:25){0,8}2[bB])",
-        "/": rb"(?:\\*/|_|\\+u002[fF]|%(?:25){0,8}2[fF])",
-    }
-    chars = b"".join(signs.get(char, char.encode()) for char in core)
+    chars = core.translate(_IN_BASE64).encode()
     return chars + rb"(?:[A-Za-z0-9+/_-]?(?:=|%(?:25){0,8}3[dD]|\\+u003[dD]){1,2})?"
 
 

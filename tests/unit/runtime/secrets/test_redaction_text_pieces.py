@@ -1,5 +1,6 @@
 """Pieces of a text that spell a secret together are not shown, wherever they are cut."""
 
+import base64
 import json
 
 import pytest
@@ -52,6 +53,19 @@ def test_a_secret_in_many_pieces_is_replaced(form: str, size: int) -> None:
     shown, _ = shown_in([text[start : start + size] for start in range(0, len(text), size)])
     assert not tells(shown)
     assert shown.count("[redacted:") == 2
+
+
+@each_case("size", [1, 5, 30])
+def test_an_encoded_secret_with_a_line_break_in_pieces_is_replaced(size: int) -> None:
+    for before in range(0, 76, 5):
+        lines = base64.encodebytes(f"{'x' * before}{KEY}, and more words".encode()).decode()
+        shown, _ = shown_in([lines[start : start + size] for start in range(0, len(lines), size)])
+        assert shown == Redaction(SECRETS).redact_text(lines) != lines
+
+
+def test_empty_lines_do_not_count_for_the_length_of_a_beginning() -> None:
+    assert shown_in([KEY[:5], "\n\n"])[0] == f"{KEY[:5]}\n\n"
+    assert shown_in([KEY[:6], "\n\n"])[0] == "[redacted]"
 
 
 @given(st.text('sk-live01 xaAuthorizn:Be\n\\"', max_size=60), st.data())

@@ -1,6 +1,8 @@
 """No secret is shown in any of the forms that programs write it down in."""
 
+import base64
 import json
+import random
 import tracemalloc
 
 import msgspec
@@ -54,6 +56,24 @@ def test_a_message_is_still_json_when_it_was_taken_out(form: str, name: str) -> 
 def test_no_form_is_shown_whatever_stands_around_it(before: str, form: str, after: str, twice: bool) -> None:
     text = f"{before}{FORMS[form](PASSWORD)}{after}" * (1 + twice)
     assert not tells(redaction().redact_text(text))
+
+
+@each_case("line", [60, 64, 76])
+@each_case("break_", ["\n", "\r\n", "\n    "])
+def test_an_encoded_secret_is_replaced_wherever_a_line_ends(line: int, break_: str) -> None:
+    long = "sk-ant-api03-" + "".join(map(chr, random.Random(1).choices(range(48, 123), k=90)))
+    for secret in (KEY, PASSWORD, long):
+        redacted = Redaction({"KEY": secret})
+        for before in range(0, line, 5):
+            data = f"{'x' * before}{secret}, and more".encode()
+            for encoded in (base64.b64encode(data).decode(), data.hex()):
+                lines = break_.join(encoded[at : at + line] for at in range(0, len(encoded), line))
+                unbroken = redacted.redact_text(encoded)
+                assert "".join(redacted.redact_text(lines).split()) == unbroken != encoded
+                in_prose = redacted.redact_text("Some words. \n" * 400 + lines)
+                assert "".join(in_prose.split()).endswith(f"words.{unbroken}")
+                in_json = redacted.redact_json(msgspec.json.encode({"file": lines}))
+                assert "".join(msgspec.json.decode(in_json)["file"].split()) == unbroken
 
 
 def test_what_holds_no_secret_stays_as_it_is() -> None:
