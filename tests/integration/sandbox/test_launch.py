@@ -333,6 +333,16 @@ def test_a_box_that_gets_no_socket_is_a_typed_error_and_leaves_no_folder(
     assert not list(tmp_path.iterdir())
 
 
+@boxes.needs_boxes
+def test_a_machine_without_a_folder_for_temporary_files_is_a_typed_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    with pytest.raises(SpawnError, match=r"box of .* cannot be made: No usable temporary directory"):
+        ProcessRegistry().spawn(sys.executable, ("-c", ""), dict(os.environ), None, Sandbox())
+
+
 HOST = """
 import os, sys, time
 from grue.runtime.processes.process_group import ProcessRegistry

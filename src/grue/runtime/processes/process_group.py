@@ -458,9 +458,10 @@ def _in_box(
     # Imported here, because this imports ctypes, and most programs run without a box.
     from grue.sandbox.launch import boxed, scratch_path
 
-    scratch = scratch_path()
-    guard.watch(scratch)  # before the folder exists, so that a host that is killed never leaves it behind
+    scratch = ""
     try:
+        scratch = scratch_path()
+        guard.watch(scratch)  # before the folder exists, so that a host that is killed never leaves it behind
         return boxed(sandbox, program=program, args=args, env=env, cwd=cwd, scratch=scratch)
     except SandboxError as error:
         guard.release(scratch)
