@@ -262,7 +262,11 @@ class MockServer(MCPServer[Any]):
         listener = socket.create_server(("127.0.0.1", port))
         http = uvicorn.Server(
             uvicorn.Config(
-                self.app(transport), log_level="critical", lifespan="on", timeout_graceful_shutdown=_GRACE_S
+                self.app(transport),
+                log_config=None,  # uvicorn's own would close all handlers of the program
+                log_level="critical",
+                lifespan="on",
+                timeout_graceful_shutdown=_GRACE_S,
             )
         )
         name = f"mock server {self.name}"

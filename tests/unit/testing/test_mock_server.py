@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -330,11 +331,15 @@ async def test_a_cancelled_call_stops(mode: str) -> None:
         assert not (await client.call_tool("echo", {"text": "still here"})).is_error
 
 
-def test_it_leaves_the_programs_logging_alone() -> None:
+def test_it_leaves_the_programs_logging_alone(tmp_path: Path) -> None:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
-    MockServer()
+    file = logging.FileHandler(tmp_path / "program.log", mode="w")
+    with MockServer().serve_http():
+        file.handle(logging.makeLogRecord({"msg": "while it serves"}))
+    file.close()
     assert (root.handlers, root.level) == before
+    assert (tmp_path / "program.log").read_text() == "while it serves\n"
 
 
 @pytest.mark.parametrize(
