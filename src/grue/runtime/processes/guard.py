@@ -23,6 +23,7 @@ import signal
 import subprocess
 import threading
 import warnings
+from typing import IO
 
 from grue.runtime.processes.descendants import host_mark, unmark
 
@@ -114,7 +115,7 @@ class HostGuard:
             if not self._list:
                 with contextlib.suppress(OSError):
                     os.write(shell.stdin.fileno(), b"nothing-left\n")
-            shell.stdin.close()
+            _close(shell.stdin)
             shell.send_signal(signal.SIGCONT)  # it may have been stopped
             try:
                 shell.wait(_END_S)
@@ -173,7 +174,12 @@ class HostGuard:
         # Kill the shell before closing its pipe: once that is closed, the shell would kill all servers.
         shell.kill()
         shell.wait()
-        shell.stdin.close()
+        _close(shell.stdin)
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # other code of the program may have closed all descriptors
+        pipe.close()
 
 
 def _start_shell() -> subprocess.Popen[bytes]:

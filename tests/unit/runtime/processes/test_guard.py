@@ -111,6 +111,19 @@ def test_a_dead_or_stuck_guard_is_replaced_and_told_the_list(
     wait_until(lambda: not live_members(sleeper.pid))
 
 
+@pytest.mark.parametrize("then", ["watch", "end"])
+def test_a_guard_whose_pipe_other_code_has_closed_is_replaced(guard: HostGuard, then: str) -> None:
+    guard.start()
+    first, pipe = guard.pid, guard._shell.stdin if guard._shell else None
+    assert pipe
+    os.close(pipe.fileno())
+    if then == "watch":
+        guard.watch(2**22 + 1)
+        assert guard.pid not in (first, None)
+    guard.end()
+    assert guard.pid is None
+
+
 def test_ending_leaves_no_process_and_no_zombie(guard: HostGuard) -> None:
     guard.start()
     pid = guard.pid
