@@ -16,7 +16,7 @@ from pathlib import Path
 from casebook import CANARY
 
 from grue.runtime.processes.descendants import all_processes, carries_host_mark
-from grue.runtime.processes.guard import guard_pid
+from grue.runtime.processes.guard import guard
 
 LATE_S = 0.5
 """By how much a limit may be exceeded."""
@@ -108,7 +108,7 @@ def _left(threads: set[threading.Thread]) -> list[str]:
     left = [
         f"process {_command(each.pid)}"
         for each in all_processes()
-        if each.pid != guard_pid()
+        if each.pid != guard.pid
         and each.state != "Z"
         and (each.parent == os.getpid() or carries_host_mark(each.pid))
     ]

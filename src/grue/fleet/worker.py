@@ -24,7 +24,7 @@ from grue.fleet.attempt import Attempted, Task, text_of
 from grue.fleet.broker import Limits
 from grue.runtime.loops.interrupts import ignore_interrupts
 from grue.runtime.processes.descendants import live_members
-from grue.runtime.processes.guard import guard_pid
+from grue.runtime.processes.guard import guard
 
 EPISODES_A_WORKER = 200
 """How many episodes a worker plays before it is replaced, so that leaks of the work do not add up."""
@@ -116,7 +116,7 @@ def _marks() -> _Marks:
         signal.getitimer(signal.ITIMER_REAL),
         [resource.getrlimit(limit) for limit in _LIMITS],
         {thread.ident for thread in threading.enumerate()},
-        {pid for pid in live_members(os.getpid()) if pid != guard_pid()},
+        {pid for pid in live_members(os.getpid()) if pid != guard.pid},
     ]
     return _Marks(plain, _descriptors())
 

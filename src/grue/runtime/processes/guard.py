@@ -201,11 +201,5 @@ def _start_shell() -> subprocess.Popen[bytes]:
 
 guard = HostGuard()
 
-
-def guard_pid() -> int | None:
-    """Return the id of the process of this host's guard, which may have died; `None`: there is no guard."""
-    return guard.pid
-
-
 atexit.register(guard.end)
 os.register_at_fork(after_in_child=guard.forget)

@@ -222,7 +222,7 @@ def test_it_starts_when_it_can_again(
 
 @pytest.mark.slow
 def test_interpreter_exit_ends_it_quietly() -> None:
-    script = "from grue.runtime.processes.guard import guard, guard_pid; guard.start(); print(guard_pid())"
+    script = "from grue.runtime.processes.guard import guard; guard.start(); print(guard.pid)"
     host = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=150, check=True
     )

@@ -16,7 +16,7 @@ from promises import within
 
 from grue.errors import GameError
 from grue.hosts.zork.games.interpreters import Interpreter, InterpreterProcess
-from grue.runtime.processes.guard import guard_pid
+from grue.runtime.processes.guard import guard
 
 Start = Callable[..., InterpreterProcess]
 
@@ -65,7 +65,7 @@ def elders() -> set[psutil.Process]:
 def younger(elders: set[psutil.Process]) -> list[psutil.Process]:
     """List the processes that the test has started and that still run, but for the guard, which stays."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if child not in elders and child.pid != guard_pid()]
+    return [child for child in children if child not in elders and child.pid != guard.pid]
 
 
 # Answers as dfrotz does: "Speed Factor" to the setting, and the prompt again after it.
