@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError, TraceError
@@ -44,6 +44,7 @@ from grue.runtime.trace.format import (
     long_strings,
     payload_path,
     read_header,
+    tag_at_start,
 )
 from grue.runtime.trace.recorder import Envelope, Recorder
 
@@ -399,7 +400,8 @@ class TraceWriter(Closing):
         line = replace(head, extracts=tuple(replace(each, at=each.at - before) for each in extracts))
         if len(body) <= self._options.max_payload_bytes:
             return msgspec.json.encode(replace(line, body=msgspec.Raw(bytes(body))))
-        reference = PayloadReference(sha256=self._kept(body), bytes=len(body), type=_tag(body))
+        tag = tag_at_start(body) or UNSET
+        reference = PayloadReference(sha256=self._kept(body), bytes=len(body), type=tag)
         return msgspec.json.encode(replace(line, body=msgspec.Raw(msgspec.json.encode(reference))))
 
     def _kept(self, content: memoryview) -> str:
@@ -422,15 +424,9 @@ def writers_of(recorder: Recorder) -> list[TraceWriter]:
     return [each for each in recorder.observers if isinstance(each, TraceWriter)]
 
 
-class _Tagged(Struct):
-    type: str | UnsetType = UNSET
-
-
 _BODY = re.compile(rb'"body":')
 _EMPTY = memoryview(b'""')
-_FIRST_MEMBER = re.compile(rb'\{"type":"[^"]*"')
 _LINES = msgspec.json.Decoder(TraceLine)
-_TAGS = msgspec.json.Decoder(_Tagged)
 
 
 def _line(written: bytes) -> TraceLine | None:
@@ -438,14 +434,6 @@ def _line(written: bytes) -> TraceLine | None:
         return _LINES.decode(written)
     except UNDECODABLE:
         return None
-
-
-def _tag(body: memoryview) -> str | UnsetType:
-    first = _FIRST_MEMBER.match(body)
-    try:
-        return _TAGS.decode(first[0] + b"}").type if first else UNSET
-    except UNDECODABLE:
-        return UNSET
 
 
 def _header_to_resume(path: Path, episode: str) -> bytes:

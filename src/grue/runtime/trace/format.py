@@ -109,7 +109,7 @@ REFERENCE_START = b'{"$payload":'
 _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 
 
-def tag_at_start(body: bytes | msgspec.Raw) -> str:
+def tag_at_start(body: bytes | memoryview | msgspec.Raw) -> str:
     """Return the tag with which a message's JSON begins; empty: it begins with another member."""
     found = _TAG_AT_START.match(body)
     return found[1].decode() if found else ""
