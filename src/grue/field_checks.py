@@ -111,7 +111,8 @@ def check_settings(
 ) -> None:
     """Check the fields of a user's settings: their types, and that numbers are finite and not negative.
 
-    A list becomes a tuple where a tuple is declared. To save time, a field that has its default is skipped.
+    A list becomes a tuple where a tuple is declared, and a number of another library, such as numpy's float64
+    or a `Decimal`, a number of Python's own. To save time, a field that has its default is skipped.
 
     Args:
         settings: A Struct that calls this in `__post_init__`.
@@ -176,13 +177,13 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> 
         return f"{place.partition('$')[2].rstrip('`')}: {fault}"
     if isinstance(read, Struct) and read is not value:
         return f"= wants {type(read).__name__}(...), not {type(value).__name__}"
-    if isinstance(read, tuple) and read is not value:
+    if isinstance(read, tuple | int | float) and read is not value:
         msgspec.structs.force_setattr(settings, name, read)
     if isinstance(value, Mapping):
         for given, converted in zip(value.values(), read.values(), strict=True):
             if isinstance(converted, Struct) and converted is not given:
                 return f"= wants {type(converted).__name__}(...) as its values, not {type(given).__name__}"
-    numbers = value.values() if isinstance(value, Mapping) else (value,)
+    numbers = value.values() if isinstance(value, Mapping) else (read,)
     return next(filter(None, (_number_fault(number, declared, above_0) for number in numbers)), "")
 
 

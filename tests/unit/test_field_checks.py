@@ -7,6 +7,7 @@ in a turn, which must not crash.
 import inspect
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,9 @@ def test_a_number_of_another_library_is_a_number_like_any_other() -> None:
     class Float64(float):
         """As numpy has one."""
 
-    settings = LlmSettings(base_url=OFFLINE_URL, model=MODEL, temperature=Float64(0.5))
-    assert settings.temperature == 0.5
+    for number in (Float64(0.5), Decimal("0.5")):
+        settings = LlmSettings(base_url=OFFLINE_URL, model=MODEL, temperature=number)  # type: ignore[arg-type]
+        assert (type(settings.temperature), settings.temperature) == (float, 0.5)
 
 
 def test_a_number_with_more_digits_than_python_prints_is_shown_by_its_length() -> None:
