@@ -22,7 +22,8 @@ from grue.testing.offline import MODEL, OFFLINE_URL, offline_endpoint, reply_in_
 HOSTILE: list[Any] = [
     None, 1, 0, -1, 10**400, 10**5000, -(10**5000), [10**5000],
     -0.5, math.nan, math.inf, True, "", "a", b"a", [], ["a"], [None], {}, {"a": 1},
-    {1: 2}, {"a"}, object(), int, Exception("a"),
+    {1: 2}, {"a"}, object(), int, Exception("a"), [{"a": 1}], [object()], [["a"]], {"a": object()},
+    Decimal(2),
 ]  # fmt: skip
 
 NEEDED: dict[str, dict[str, Any]] = {
