@@ -111,8 +111,9 @@ def check_settings(
 ) -> None:
     """Check the fields of a user's settings: their types, and that numbers are finite and not negative.
 
-    A list becomes a tuple where a tuple is declared, and a number of another library, such as numpy's float64
-    or a `Decimal`, a number of Python's own. To save time, a field that has its default is skipped.
+    A list becomes a tuple where a tuple is declared. A number or text of another library, such as a `Decimal`
+    or numpy's float64 and str_, becomes one of Python's own. To save time, a field that has its default is
+    skipped.
 
     Args:
         settings: A Struct that calls this in `__post_init__`.
@@ -177,7 +178,9 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> 
         return f"{place.partition('$')[2].rstrip('`')}: {fault}"
     if isinstance(read, Struct) and read is not value:
         return f"= wants {type(read).__name__}(...), not {type(value).__name__}"
-    if isinstance(read, tuple | int | float) and read is not value:
+    if isinstance(read, str):
+        read = str.__str__(read)  # msgspec cannot encode a text of another class, such as numpy's str_
+    if isinstance(read, tuple | int | float | str) and read is not value:
         msgspec.structs.force_setattr(settings, name, read)
     if isinstance(value, Mapping):
         for given, converted in zip(value.values(), read.values(), strict=True):

@@ -158,6 +158,15 @@ def test_a_number_of_another_library_is_a_number_like_any_other() -> None:
         assert (type(settings.temperature), settings.temperature) == (float, 0.5)
 
 
+def test_a_text_of_another_library_is_a_text_like_any_other() -> None:
+    class Str(str):
+        """As numpy has one."""
+
+    assert type(LlmSettings(base_url=Str(OFFLINE_URL), model=Str(MODEL)).model) is str
+    with turns() as runner:
+        assert runner.run_turn(TurnRequest(Str("Hello."), system=Str("Answer."))).response
+
+
 def test_a_number_with_more_digits_than_python_prints_is_shown_by_its_length() -> None:
     with pytest.raises(
         MCPError, match="turn= wants a number, 0 or more, or None, not an integer of 16,610 bits"

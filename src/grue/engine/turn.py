@@ -86,6 +86,9 @@ Image: TypeAlias = str | PathLike[str] | bytes
 _FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")
 
 
+_TEXTS = ("user", "system", "user_stub", "final_request", "repair_request")
+
+
 class _UserText(Struct, frozen=True):
     """Makes `user` the only field of `TurnRequest` that may be given by position."""
 
@@ -141,6 +144,10 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
     conversation: KeptConversation | None = None
 
     def __post_init__(self) -> None:
+        for name in _TEXTS:
+            text = getattr(self, name)
+            if isinstance(text, str) and type(text) is not str:  # such as numpy's str_
+                force_setattr(self, name, str.__str__(text))
         first = self.history[0] if isinstance(self.history, list | tuple) and self.history else None
         if isinstance(first, m.SystemText) and self.system in ("", first.text):
             force_setattr(self, "system", first.text)
@@ -237,7 +244,7 @@ def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
 def _right_form(request: TurnRequest[Any]) -> str:
     """Return advice about the first field with a wrong value; empty: all values are usable."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
-    for name in ("user", "system", "user_stub", "final_request", "repair_request"):
+    for name in _TEXTS:
         if not isinstance(given[name], str):
             return f"{name}= wants a text, {name}='...', not a {type(given[name]).__name__}"
     if not _is_list(given["images"]) or not all(
