@@ -302,9 +302,14 @@ def choose_interpreter(version: int, name: str | None = None) -> Choice:
     """Choose the interpreter for a story of this version.
 
     Without a `name`, choose the first installed interpreter that prints all text of such a story; if none
-    does, the first that is installed. Raises what `find_interpreter` raises.
+    does, the first that is installed. Raises what `find_interpreter` raises, and `GameError` if that
+    interpreter does not play such a story.
     """
     first = find_interpreter(name)
+    if version not in first.versions:
+        raise GameError(
+            f"The story is of version {version}, and {_plays(first)}. dfrotz plays every version."
+        )
     if version < FIRST_VERSION_WITH_STYLES or _prints_all(first):
         return Choice(first)
     lost = f"{first.command[0]} {_LOST}"
@@ -315,9 +320,12 @@ def choose_interpreter(version: int, name: str | None = None) -> Choice:
     except MissingDependencyError:
         return Choice(first, reason=f"{lost}. fernz does: {_PIP}", loses_words=True)
     if version not in other.versions:
-        versions = ", ".join(map(str, other.versions))
-        return Choice(first, reason=f"{lost}. fernz plays only versions {versions}.", loses_words=True)
+        return Choice(first, reason=f"{lost}. {_plays(other)}.", loses_words=True)
     return Choice(other, reason=f"{lost}. fernz does, and is slower.")
+
+
+def _plays(interpreter: Interpreter) -> str:
+    return f"{interpreter.name} plays only versions {', '.join(map(str, interpreter.versions))}"
 
 
 def find_interpreter(name: str | None = None) -> Interpreter:

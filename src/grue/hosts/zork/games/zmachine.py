@@ -48,7 +48,8 @@ class StoryFile(Struct, frozen=True):
 def open_story(path: Path) -> StoryFile:
     """Read a story file. Raises `GameError` if it is missing, truncated, or not a Z-machine story."""
     try:
-        story = path.read_bytes()
+        with path.open("rb") as file:  # read no more than a story can have: the name may be of a disk image
+            story = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise GameError(f"Cannot read the story file {path}: {error.strerror}.") from error
     fault = _fault(story)
@@ -65,7 +66,7 @@ def _fault(story: bytes) -> str | None:
     if not 1 <= story[0] <= 8:
         return f"its first byte should be the version, 1 to 8, and is {story[0]}"
     if len(story) > _MOST_BYTES:
-        return f"it has {len(story)} bytes, more than any version can address"
+        return "it has more than 1 MiB, which is more than any version can address"
     declared = _word(story, _LENGTH) * (2 if story[0] <= 3 else 4 if story[0] <= 5 else 8)
     if declared > len(story):
         return f"its header says {declared} bytes, but there are {len(story)}: it has been cut short"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from grue.errors import GameError
 from grue.hosts.zork.games.interpreters import choose_interpreter, fernz
 
 LOSES = "printf '\\n'"
@@ -75,6 +76,16 @@ def test_a_named_interpreter_is_used_and_what_it_loses_is_said(installed: Path) 
     assert (named.interpreter.name, named.loses_words) == ("dfrotz", True)
     assert "fernz" not in named.reason
     assert choose_interpreter(5, "fernz").reason == ""
+
+
+@pytest.mark.parametrize(("version", "name"), [(1, None), (6, None), (7, "fernz")])
+def test_an_interpreter_that_does_not_play_the_version_is_not_started(
+    installed: Path, version: int, name: str | None
+) -> None:
+    del installed
+    text = f"of version {version}, and fernz plays only versions 3, 4, 5, 8. dfrotz plays every version"
+    with pytest.raises(GameError, match=text):
+        choose_interpreter(version, name)
 
 
 def test_without_dfrotz_there_is_nothing_to_explain(installed: Path) -> None:

@@ -1,6 +1,7 @@
 """Story files, read without an interpreter: small ones built here, byte by byte."""
 
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,21 @@ def test_what_is_no_story_is_refused_with_the_reason(tmp_path: Path, content: by
     with pytest.raises(GameError, match=fault) as caught:
         open_story(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_large_file_is_refused_without_reading_the_whole(tmp_path: Path) -> None:
+    path = tmp_path / "disk.dat"
+    with path.open("wb") as file:
+        file.write(b"\x05" + bytes(63))
+        file.truncate(1 << 26)
+    tracemalloc.start()
+    try:
+        with pytest.raises(GameError, match="more than any version can address"):
+            open_story(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 23
 
 
 def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
