@@ -86,7 +86,8 @@ class EventFeed:
         if not envelope.turn:
             return
         match envelope.body:
-            case m.CompletionReceived(tool_calls=calls):
+            case m.CompletionReceived(tool_calls=calls) if envelope.receiver == "agent":
+                # Other receivers are servers, which may ask the model during their calls (sampling).
                 self._names = {call.call_id: call.name for call in calls}
             case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
                 name = self._names[call_id] = f"{server}.{tool}"

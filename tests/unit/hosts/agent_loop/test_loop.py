@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from promises import cancelled_when
 
-from grue import ApprovalQuestion, LlmSettings, MCPError, ToolPolicy, ToolRule, TurnLimits
+from grue import ApprovalQuestion, LlmSettings, MCPError, Recorder, ToolPolicy, ToolRule, TurnLimits
+from grue import messages as m
 from grue.errors import BudgetSpent, LLMError, MCPConfigError
 from grue.hosts import agent_loop
 from grue.hosts.agent_loop import AgentLoop, LoopEvent, ToolEnded, ToolStarted, Words
+from grue.hosts.agent_loop.events import EventFeed
+from grue.protocol.tools.results import success
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer, silence, text_reply, tool_calls_reply
 
@@ -219,6 +222,29 @@ def test_an_event_of_ones_own_comes_in_the_callers_thread_and_an_input_has_the_n
     assert mine[1] is not mine[2]
     first = next(index for index, each in enumerate(events) if isinstance(each, ToolStarted))
     assert events.index(mine) < first
+
+
+def test_a_call_whose_server_asks_the_model_meanwhile_is_reported_to_its_end() -> None:
+    events: list[LoopEvent] = []
+    recorder = Recorder()
+    recorder.add(EventFeed(events.append))
+    call = m.ToolCall(call_id=m.CallId("c1"), name="mcp.a.look", arguments="{}")
+    batch, server = m.BatchId(1), m.ServerName("mcp.a")
+    for body, sender, receiver in (
+        (m.CompletionReceived(request=1, tool_calls=(call,)), "llm", "agent"),
+        (
+            m.ToolCalled(server=server, batch=batch, call_id=call.call_id, tool="look", arguments={}),
+            server,
+            "trace",
+        ),
+        (m.CompletionReceived(request=1, content="a sampled text"), "llm-sampling", server),
+        (m.ToolReturned(batch=batch, call_id=call.call_id, result=success("a cave")), server, "agent"),
+    ):
+        recorder.record(body, sender=sender, receiver=receiver, turn=1)
+    assert [(type(each), each.name) for each in events if not isinstance(each, Words)] == [
+        (ToolStarted, "mcp.a.look"),
+        (ToolEnded, "mcp.a.look"),
+    ]
 
 
 @pytest.mark.anyio
