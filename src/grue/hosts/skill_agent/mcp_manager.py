@@ -99,7 +99,8 @@ class McpManager:
         self._max_reconnects = 1 if reconnect else 0
         self._connected: _Connected | None = None
         self._absent: dict[m.ServerName, str] = {}
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may close the manager in the thread that connects it.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
         return self

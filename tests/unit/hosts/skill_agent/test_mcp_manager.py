@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from transport_servers import faulty
 
 from grue import FunctionTools, MCPError, Recorder, StdioServer
 from grue.errors import MCPServerStartupError, ToolCallTimedOut, ToolServerDied
-from grue.hosting import Envelope
+from grue.hosting import Envelope, Listing
 from grue.hosts.skill_agent import McpManager, McpToolInfo
 from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.messages import OpenSession, SessionOpened, ToolCalled, ToolCallResult, ToolReturned
@@ -354,3 +356,27 @@ def test_without_the_package_mcp_only_connect_all_raises_with_the_command_that_i
     )
     assert ran.stderr == ""
     assert "pip install 'mcp>=2.3,<3'" in ran.stdout
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_handler_may_close_a_manager_that_is_connecting() -> None:
+    handled = threading.Event()
+
+    class Struck(FakeToolServer):
+        async def open(self, timeout_s: float) -> Listing:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await anyio.to_thread.run_sync(handled.wait)
+            return await super().open(timeout_s)
+
+    with McpManager() as manager:
+
+        def close(number: int, frame: object) -> None:
+            manager.close_all()
+            handled.set()
+
+        before = signal.signal(signal.SIGUSR1, close)
+        try:
+            manager.connect_all({"a": Struck("a")})
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert manager.servers == ("a",)
