@@ -169,12 +169,19 @@ def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> No
 
 def _files(folder: Path) -> list[Path]:
     try:
-        found = sorted(path / SKILL_FILE for path in folder.iterdir() if (path / SKILL_FILE).exists())
+        found = sorted(path / SKILL_FILE for path in folder.iterdir() if _may_exist(path / SKILL_FILE))
     except OSError as error:
         raise MCPConfigError(f"The folder of skills {folder} cannot be read: {error.strerror}.") from error
     if len(found) > _MOST_SKILLS:
         raise MCPConfigError(f"The folder of skills {folder} has more than {_MOST_SKILLS} skills.")
     return found
+
+
+def _may_exist(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return True  # the folder that it would be in is closed to this user: reading it says so
 
 
 def _text(path: Path) -> str:

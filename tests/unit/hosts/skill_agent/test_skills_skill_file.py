@@ -96,6 +96,15 @@ def test_two_skills_of_one_name_and_files_that_cannot_be_read_are_reported(tmp_p
     assert [problem.partition("line ")[2][:1] for problem in problems] == ["2", "2", "1"]
 
 
+def test_a_subfolder_that_cannot_be_looked_into_does_not_take_the_other_skills_away(tmp_path: Path) -> None:
+    write(tmp_path, "a", "---\nname: a\ndescription: d\n---\n")
+    # Stands for a folder of another user: the system refuses to look for a file there, as any user.
+    (tmp_path / "b").symlink_to("x" * 300)
+    skills, problems = read_skills(tmp_path)
+    assert [*skills] == ["a"]
+    assert problems == [f"{tmp_path / 'b' / 'SKILL.md'}, line 1: it cannot be read: File name too long."]
+
+
 def test_a_folder_that_cannot_be_read_or_is_too_full_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
