@@ -1,6 +1,6 @@
 """`AgentConfig`, the settings of a skill agent, and `load_config`, which reads them from `agent.yaml`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -11,7 +11,7 @@ from grue import LlmSettings, ShellTool, ToolPolicy
 from grue.config.documents import YamlDocument
 from grue.config.yaml_tables import ModelTable, ServersTable, model_of, policy_of, servers_of
 from grue.errors import MCPConfigError
-from grue.field_checks import check_settings
+from grue.field_checks import check_settings, shown
 from grue.hosting import LlmEndpoint, ToolServer, read_yaml
 from grue.hosts.skill_agent.mcp_manager import OnConnectFailure
 from grue.hosts.skill_agent.registry import AGENT
@@ -23,6 +23,7 @@ SHELL = "shell"
 
 _CHECKED = (
     "task",
+    "optional_servers",
     "mcp_enabled",
     "tool_call_timeout_s",
     "on_connect_failure",
@@ -31,6 +32,7 @@ _CHECKED = (
     "on_step_failure",
     "retries",
     "policy",
+    "skill_servers",
     "restrict_tools",
     "instructions",
 )
@@ -114,10 +116,22 @@ class AgentConfig(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         check_settings(self, only=_CHECKED, above_0=("tool_call_timeout_s",))
-        self.workspace = Path(self.workspace)
-        self.skills = None if self.skills is None else Path(self.skills)
+        for name in ("workspace", "skills", "path"):
+            given = getattr(self, name)
+            if given is None and name != "workspace":
+                continue
+            if not isinstance(given, str | PathLike):
+                raise MCPConfigError(f"AgentConfig: {name}= wants a path, not {shown(given)}.")
+            setattr(self, name, Path(given))
+        if not isinstance(self.servers, Mapping):
+            raise MCPConfigError(
+                f"AgentConfig: servers= wants the servers by name, not {shown(self.servers)}."
+            )
         if AGENT in self.servers:
             raise MCPConfigError(f"AgentConfig: servers.{AGENT}: {_TAKEN}.")
+        for name in self.skill_servers:
+            if name not in self.servers:
+                raise MCPConfigError(f"AgentConfig: skill_servers: {_no_server(name, self.servers)}")
 
     @property
     def model(self) -> str:
@@ -157,12 +171,15 @@ class _AgentTable(Struct, kw_only=True, forbid_unknown_fields=True):
     task: str = ""
 
 
+def _no_server(name: str, servers: Collection[str]) -> str:
+    return f"there is no MCP server {name!r}. Known: {', '.join(servers) or 'none'}."
+
+
 def _skill_servers(document: YamlDocument, table: _AgentTable, servers: Collection[str]) -> tuple[str, ...]:
     wanted = () if table.skills is None else tuple(table.skills.servers)
     for number, name in enumerate(wanted):
         if name not in servers:
-            known = ", ".join(servers) or "none"
-            problem = f"skills.servers: there is no MCP server {name!r}. Known: {known}."
+            problem = f"skills.servers: {_no_server(name, servers)}"
             raise document.error(("skills", "servers", number), problem)
     return wanted
 

@@ -188,6 +188,12 @@ def test_a_shell_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Path, sh
         ({"on_step_failure": "abort"}, "on_step_failure is one of continue, stop, retry, not 'abort'"),
         ({"retries": "2"}, "retries: Expected `int`, got `str`"),
         ({"tool_call_timeout_s": 0}, "tool_call_timeout_s is 0; it must be a finite number above 0"),
+        ({"workspace": None}, "workspace= wants a path, not None"),
+        ({"skills": 5}, "skills= wants a path, not 5"),
+        ({"servers": None}, "servers= wants the servers by name, not None"),
+        ({"optional_servers": "files"}, "optional_servers: Expected `array`, got `str`"),
+        ({"skill_servers": "files"}, "skill_servers: Expected `array`, got `str`"),
+        ({"skill_servers": ("files",)}, "skill_servers: there is no MCP server 'files'. Known: none."),
     ],
 )
 def test_a_setting_made_in_python_is_checked_too(settings: dict[str, Any], said: str) -> None:
