@@ -321,6 +321,7 @@ def _reader(type_: Any) -> _Reader:
 def _new_reader(type_: Any) -> _Reader:
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
+    from pydantic_core import SchemaError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
     # Leave these to msgspec: Structs; types with `msgspec.Meta`, whose constraints pydantic would ignore; and
@@ -334,6 +335,9 @@ def _new_reader(type_: Any) -> _Reader:
             return _Reader(name, adapter.json_schema(), _of_json(adapter.validate_json))
         except PydanticUserError:
             pass  # msgspec may accept the type, for example a list of Structs
+        except SchemaError as error:  # for example a regular expression with a look-ahead
+            why = " ".join(str(error).split())
+            raise MCPConfigError(f"The answer's type {type_!r} cannot be used: {why}.") from error
     try:
         schema = msgspec.json.schema(type_, ref_template="#/$defs/{name}")
     except NameError as error:

@@ -14,7 +14,7 @@ import pydantic
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, SchemaError
 
 from grue.runtime.safe_text import fault_text
 from grue.tool_sessions.host_tools import InvalidArgumentsError, is_mutable
@@ -57,6 +57,8 @@ class PydanticParameter:
             self._adapter.json_schema()
         except _UNREADABLE as error:
             raise TypeError(str(error).partition("\n")[0]) from error
+        except SchemaError as error:  # for example a regular expression with a look-ahead
+            raise TypeError(" ".join(str(error).split())) from error
 
     def default(self) -> Any:
         """Return the default for one call: a copy if the function may modify it."""

@@ -203,6 +203,11 @@ def test_what_json_cannot_express_is_refused_with_what_to_use(type_: Any) -> Non
         AnswerSpec.of(type_)
 
 
+def test_a_constraint_that_pydantic_cannot_use_is_refused_with_the_reason() -> None:
+    with pytest.raises(MCPConfigError, match=r"cannot be used: .* look-around, .* is not supported"):
+        AnswerSpec.of(list[Annotated[str, Field(pattern="^(?!a)")]])
+
+
 def test_a_type_with_a_name_that_is_not_defined_is_refused_with_where_to_define_it() -> None:
     @dataclass
     class Outer:

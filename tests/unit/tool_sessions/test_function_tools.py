@@ -155,6 +155,13 @@ def test_a_parameter_that_cannot_be_offered_is_named_with_the_type_only() -> Non
     )
 
 
+def test_a_constraint_that_pydantic_cannot_use_is_named_with_the_parameter() -> None:
+    def find(word: Annotated[str, pydantic.Field(pattern="^(?!a)")]) -> None: ...
+
+    with pytest.raises(MCPConfigError, match=r"parameter 'word', .* look-around, .* is not supported"):
+        FunctionTools([find])
+
+
 def test_a_type_that_refuses_without_words_is_refused_like_any_other() -> None:
     class Silent:
         @classmethod
