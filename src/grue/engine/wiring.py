@@ -69,11 +69,11 @@ class TurnsUnderWay:
     def __init__(self) -> None:
         self.conversations: WeakValueDictionary[str, KeptConversation] = WeakValueDictionary()
         self._running: Counter[int] = Counter()
-        self.resuming = threading.Lock()
         here_and_in_children(self._make_lock)
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
+        self.resuming = threading.Lock()
         self.forking = threading.Lock()
 
     @contextlib.contextmanager

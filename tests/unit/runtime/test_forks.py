@@ -60,23 +60,25 @@ def test_a_child_records_that_was_forked_while_another_thread_did() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "use"),
+    ("made", "lock", "use"),
     [
-        (Redaction, lambda each: each.hide("key", "a secret")),
-        (EpisodeMemory, lambda each: each.start(None)),
-        (Spending, lambda each: each.add(1, Usage())),
-        (TurnsUnderWay, lambda each: each.running(1).__enter__()),
-        (EarlierResults, lambda each: each.find("c1")),
+        (Redaction, "_lock", lambda each: each.hide("key", "a secret")),
+        (EpisodeMemory, "_lock", lambda each: each.start(None)),
+        (Spending, "_lock", lambda each: each.add(1, Usage())),
+        (TurnsUnderWay, "_lock", lambda each: each.running(1).__enter__()),
+        (TurnsUnderWay, "resuming", lambda each: each.resuming.acquire()),
+        (TurnsUnderWay, "forking", lambda each: each.forking.acquire()),
+        (EarlierResults, "_lock", lambda each: each.find("c1")),
     ],
 )
 def test_a_lock_that_another_thread_holds_is_free_in_a_child(
-    made: Callable[[], Any], use: Callable[[Any], Any]
+    made: Callable[[], Any], lock: str, use: Callable[[Any], Any]
 ) -> None:
     one = made()
     held, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with one._lock:
+        with getattr(one, lock):
             held.set()
             go_on.wait()
 
@@ -85,9 +87,10 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_child(
     held.wait()
     child = os.fork()
     if not child:
-        free = one._lock.acquire(blocking=False)
+        mine = getattr(one, lock)
+        free = mine.acquire(blocking=False)
         if free:
-            one._lock.release()
+            mine.release()
             use(one)
         os._exit(7 if free else 3)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
