@@ -17,7 +17,7 @@ _FENCE: Final = re.compile(r"\s*(?:```|~~~)\w*\s*")
 # Backslashes are removed too, because `dfrotz` takes a line with a backslash as a command to itself.
 _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
-_TRAILING: Final = re.compile(r"[\s_.,;:!]+$")
+_TRAILING: Final = " _.,;:!"
 _CHAIN: Final = re.compile(r";|[,\s]+(?:and\s+)?then\b", re.IGNORECASE)
 # A command ends at a full stop, as in the games, but not at one in a title ("mr.") or a decimal number.
 _FULL_STOP: Final = re.compile(
@@ -62,7 +62,7 @@ def _tidy(line: str) -> str:
 
 def _peel(line: str) -> str:
     line = " ".join(_MARKUP.sub(" ", line).split())
-    line = _TRAILING.sub("", line)
+    line = line.rstrip(_TRAILING)  # a pattern that ends in `$` would need minutes for a long row of dots
     lead = _LEADING.match(line)
     line = _unquoted(line[lead.end() :] if lead else line)
     line = _FULL_STOP.split(_CHAIN.split(line, maxsplit=1)[0], maxsplit=1)[0]

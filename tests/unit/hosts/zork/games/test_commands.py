@@ -5,6 +5,7 @@ from case_tables import each_case
 from example_counts import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from promises import within
 
 from grue.hosts.zork.games.commands import MAX_LENGTH, sanitise_command
 
@@ -75,6 +76,11 @@ def test_what_reaches_the_game(text: str, command: str) -> None:
 )
 def test_nothing_playable_is_none(text: str) -> None:
     assert sanitise_command(text) is None
+
+
+def test_a_long_row_of_marks_takes_no_time() -> None:
+    with within(5, "a pattern was tried from each of them"):
+        assert sanitise_command("." * 100_000 + "look" + " ." * 50_000) == "look"
 
 
 @each_case(
