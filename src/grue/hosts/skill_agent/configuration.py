@@ -116,6 +116,10 @@ class AgentConfig(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         check_settings(self, only=_CHECKED, above_0=("tool_call_timeout_s",))
+        if isinstance(self.llm, list | tuple):
+            raise MCPConfigError(
+                "AgentConfig: llm= wants the settings of one model; LlmSettings.then has others."
+            )
         for name in ("workspace", "skills", "path"):
             given = getattr(self, name)
             if given is None and name != "workspace":

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from inspect import iscoroutinefunction
 from os import PathLike
 from pathlib import Path
 from uuid import uuid4
@@ -100,6 +101,9 @@ class Orchestrator:
         on_event: Callable[[str, m.JsonObject], None] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
+        if approve is not None and (not callable(approve) or iscoroutinefunction(approve)):
+            found = "an `async def`" if callable(approve) else type(approve).__name__
+            raise MCPConfigError(f"approve= wants a plain function of the questions, not {found}.")
         self.stream = False
         self.scripted = False
         self.settings: m.JsonObject = {}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from skill_runs import Ran, act, call, finish, run, scripted
 
 from grue import ApprovalDecision, ApprovalQuestion, ToolPolicy, ToolRule
-from grue.errors import TraceError
+from grue.errors import MCPConfigError, TraceError
 from grue.hosting import read_episode
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult
 from grue.hosts.skill_agent.facts import ApprovalsAsked
@@ -30,6 +30,18 @@ def settings(folder: Path, **policy: Any) -> dict[str, Any]:
 
 def ran(folder: Path, *actions: tuple[str, dict[str, Any]], approve: Any = None, **policy: Any) -> Ran:
     return run([act(*actions), act(finish())], config=settings(folder, **policy), approve=approve)
+
+
+def test_a_coroutine_function_cannot_answer_and_is_refused_at_once(tmp_path: Path) -> None:
+    async def approve(questions: tuple[ApprovalQuestion, ...]) -> bool:
+        return True
+
+    with pytest.raises(
+        MCPConfigError, match="approve= wants a plain function of the questions, not an `async"
+    ):
+        ran(tmp_path, WRITE, approve=approve)
+    with pytest.raises(MCPConfigError, match="not bool"):
+        ran(tmp_path, WRITE, approve=True)
 
 
 def test_all_actions_of_a_reply_are_one_question_and_nothing_runs_before(tmp_path: Path) -> None:

@@ -203,6 +203,11 @@ def test_a_setting_made_in_python_is_checked_too(settings: dict[str, Any], said:
         RunLimits(max_turns=0)
 
 
+def test_the_model_is_one_and_the_others_stand_in_its_settings() -> None:
+    with pytest.raises(MCPConfigError, match=r"llm= wants the settings of one model; LlmSettings\.then"):
+        AgentConfig(llm=[LlmSettings(model="m")])  # type: ignore[arg-type]
+
+
 def test_folders_may_be_texts(tmp_path: Path) -> None:
     config = AgentConfig(llm=LlmSettings(model="m"), workspace=str(tmp_path), skills="skills")  # type: ignore[arg-type]
     assert (config.workspace, config.skills) == (tmp_path, Path("skills"))
