@@ -322,13 +322,13 @@ class OwnTrace:
 
 
 def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
-    if path.exists() and path.stat().st_size:
-        raise TraceError(
-            f"The trace file {path} exists already: choose another name, or remove it. With a folder,"
-            f' trace="{path.with_suffix("")}", each run of the program has files of its own.'
-        )
     with contextlib.suppress(OSError):  # the writer reports why the file cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.stat().st_size:
+            raise TraceError(
+                f"The trace file {path} exists already: choose another name, or remove it. With a folder,"
+                f' trace="{path.with_suffix("")}", each run of the program has files of its own.'
+            )
     # A file `trace.jsonl` is most likely in a run folder, and the folder's name is the episode's name.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
     writer = TraceWriter(path, episode=well_formed(episode), options=TraceOptions(version=__version__))

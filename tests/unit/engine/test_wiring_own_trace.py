@@ -51,6 +51,12 @@ def test_a_file_whose_name_is_not_utf_8_is_a_trace_too(tmp_path: Path) -> None:
         assert read_trace(path, AnyMessage).header.episode == "bot-\ufffd"
 
 
+def test_a_file_that_the_system_refuses_to_look_for_is_an_error_of_the_trace(tmp_path: Path) -> None:
+    # A name that is too long stands for a folder that is closed to this user: it is refused as any user.
+    with pytest.raises(TraceError, match=r"Cannot write the trace file .*: File name too long"):
+        Runner(llm=NOWHERE, trace=tmp_path / f"{'x' * 300}.jsonl")
+
+
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "bot.jsonl").write_text("mine")
     with pytest.raises(TraceError, match="exists already") as refused:

@@ -1,5 +1,6 @@
 """`Orchestrator`: runs a task with a model, its MCP servers and the agent's actions, in synchronous code."""
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -150,7 +151,7 @@ class Orchestrator:
     ) -> RunResult:
         config, limits = self._config, self._config.limits
         skills = Skills(config.skills)
-        if not config.workspace.is_dir():
+        if not os.path.isdir(config.workspace):  # noqa: PTH112 - never raises
             raise MCPConfigError(
                 f"The workspace {config.workspace} is not a folder. Create it, or correct `workspace`."
             )

@@ -12,7 +12,7 @@ from skill_runs import Events, act, call, finish, run, scripted
 from transport_servers import faulty
 
 from grue import MCPError, Recorder, ToolPolicy, ToolRule
-from grue.errors import MissingDependencyError
+from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosting import open_episode, read_episode
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, AgentConfig, McpManager, Orchestrator
 from grue.hosts.skill_agent.facts import McpToolCallCompleted, McpToolCallStarted, RunEnded
@@ -401,3 +401,9 @@ def test_a_long_text_for_the_user_stays_whole() -> None:
     actions = (("respond", {"text": text}), ("note", {"text": text}), finish(text))
     result = run([act(*actions)], config={"limits": limits}).result
     assert (result.responses, result.notes, result.answer) == ((text,), (text,), text)
+
+
+@pytest.mark.parametrize("name", ["absent", "x" * 300])  # the second stands for a folder in a closed one
+def test_a_workspace_that_is_not_there_or_cannot_be_looked_for_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MCPConfigError, match="is not a folder"):
+        run([], config={"workspace": tmp_path / name})
