@@ -52,6 +52,7 @@ from grue.protocol.context.history import History, Ledger, SaidStep, history_of,
 from grue.protocol.tools.built_in import READ_RESULT, offers
 from grue.protocol.tools.names import WireNames
 from grue.protocol.tools.results import is_referred
+from grue.runtime.files import os_errors_as
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
 from grue.runtime.trace.format import REFERENCE_START, trace_in
@@ -150,8 +151,9 @@ def _in_trace(
 ) -> m.ToolCallResult | None:
     # Turns of several conversations can have the same number, even at the same time, and their calls the same
     # id. So follow the causes of a result to the `RunTurn` that names the conversation.
-    if not trace_in(trace).exists():
-        return None
+    with os_errors_as(TraceError, f"read the trace {trace}"):
+        if not trace_in(trace).exists():
+            return None
     with importing():  # imported here, because few conversations need it
         from grue.tracing.reading import open_episode
 

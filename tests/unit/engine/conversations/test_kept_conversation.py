@@ -14,7 +14,7 @@ from grue.engine.conversations.kept_conversation import (
     given_conversation,
 )
 from grue.engine.wiring import EndpointActors, Wiring, wire
-from grue.errors import ConversationBusy, ConversationError, MCPError
+from grue.errors import ConversationBusy, ConversationError, MCPError, TraceError
 from grue.messages import (
     AssistantReply,
     CallId,
@@ -246,3 +246,10 @@ def test_a_result_is_looked_for_in_many_traces_without_comparing_each_with_each(
     results = EarlierResults(TurnRecorded(turn, trace) for turn, trace in enumerate(traces))
     assert results.find(CallId("c")) is None
     assert CountedText.compared < len(traces)
+
+
+def test_a_trace_that_the_system_refuses_to_look_for_is_an_error_of_the_trace(tmp_path: Path) -> None:
+    # A name that is too long stands for a folder that is closed to this user: it is refused as any user.
+    results = EarlierResults([TurnRecorded(1, str(tmp_path / ("x" * 300)))])
+    with pytest.raises(TraceError, match=r"Cannot read the trace .*: File name too long"):
+        results.find(CallId("c"))
