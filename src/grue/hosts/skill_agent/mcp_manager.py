@@ -11,13 +11,13 @@ import threading
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias, get_args
 
 from msgspec import Struct
 
 from grue import MCPError, Recorder, ToolClient, TurnLimits
 from grue import messages as m
-from grue.errors import MCPToolCallError, ToolChanged, ToolNotFound
+from grue.errors import MCPConfigError, MCPToolCallError, ToolChanged, ToolNotFound
 from grue.hosting import Fact, ToolServer, error_for
 from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.protocol.tools import results as tool_results
@@ -92,6 +92,8 @@ class McpManager:
         reconnect: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
+        if on_connect_failure not in get_args(OnConnectFailure):
+            raise MCPConfigError(f"on_connect_failure= is 'raise' or 'skip', not {on_connect_failure!r:.60}.")
         self.tool_call_timeout_s = tool_call_timeout_s
         self.on_connect_failure: OnConnectFailure = on_connect_failure
         self._optional = optional

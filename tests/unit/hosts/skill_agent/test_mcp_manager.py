@@ -16,7 +16,7 @@ import pytest
 from transport_servers import faulty
 
 from grue import FunctionTools, MCPError, Recorder, StdioServer
-from grue.errors import MCPServerStartupError, ToolCallTimedOut, ToolServerDied
+from grue.errors import MCPConfigError, MCPServerStartupError, ToolCallTimedOut, ToolServerDied
 from grue.hosting import Envelope, Listing
 from grue.hosts.skill_agent import McpManager, McpToolInfo
 from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
@@ -380,3 +380,8 @@ def test_a_signal_handler_may_close_a_manager_that_is_connecting() -> None:
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert manager.servers == ("a",)
+
+
+def test_an_unknown_word_for_what_follows_a_failed_connect_is_refused() -> None:
+    with pytest.raises(MCPConfigError, match="on_connect_failure= is 'raise' or 'skip', not 'abort'"):
+        McpManager(on_connect_failure="abort")  # type: ignore[arg-type]
