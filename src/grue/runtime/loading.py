@@ -122,6 +122,8 @@ def _work_elsewhere() -> dict[int, str]:
     # Find this thread by its frame: under gevent, `threading.get_ident` returns the numbers of greenlets.
     here, frames = sys._getframe(), sys._current_frames()  # noqa: SLF001 - the documented names
     found = {thread: _work_in(frame) for thread, frame in frames.items() if frame is not here}
+    # Forget the threads whose imports have ended: the system gives their ids to new threads.
+    _outlasted.intersection_update(thread for thread, whose in found.items() if whose == "others")
     return {
         thread: whose
         for thread, whose in found.items()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from grue.errors import MCPError
+from grue.runtime import loading
 from grue.runtime.loading import load
 
 
@@ -22,3 +23,10 @@ def test_a_file_that_cannot_be_read_is_an_error_of_ours(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MCPError, match=r"could not be imported: .*Too many open files"):
         load("unreadable")
+
+
+def test_a_thread_whose_import_has_ended_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A new thread may have the id of one that has ended.
+    monkeypatch.setattr(loading, "_outlasted", {-1})
+    loading._work_elsewhere()
+    assert not loading._outlasted
