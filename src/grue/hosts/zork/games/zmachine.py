@@ -160,7 +160,8 @@ class ZMachineGame:
             sentence for people; empty if there is nothing to say.
 
     Raises:
-        GameError: The file cannot be read or is not a story, or there is no interpreter of that name.
+        GameError: The file cannot be read or is not a story, there is no interpreter of that name, or the
+            interpreter does not play stories of this version.
         MissingDependencyError: This interpreter is not installed, or, without a name, no interpreter is.
     """
 
