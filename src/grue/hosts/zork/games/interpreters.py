@@ -101,7 +101,7 @@ class InterpreterProcess:
             ) from error
         self._input = cast("IO[bytes]", self._process.stdin).fileno()
         self._output = cast("IO[bytes]", self._process.stdout).fileno()
-        self._end = weakref.finalize(self, _end, self._process, folder)
+        self._end = weakref.finalize(self, _end, self._process, folder, os.getpid())
 
     def exchange(self, line: str | None) -> tuple[str, str]:
         """Send a line (`None`: only read), and return the printed text and the prompt at its end.
@@ -163,15 +163,17 @@ class InterpreterProcess:
         return GameError(f"The interpreter {self._name} {what}. Its last output: {said or '(nothing)'}")
 
 
-def _end(process: subprocess.Popen[bytes], folder: str) -> None:
+def _end(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
+    is_forked = os.getpid() != owner  # in a forked child, the game is its parent's, which goes on with it
     # While `returncode` is `None`, the process id and the group id cannot belong to another process.
-    if process.returncode is None:
+    if process.returncode is None and not is_forked:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     for pipe in (process.stdin, process.stdout):
         cast("IO[bytes]", pipe).close()
-    shutil.rmtree(folder, ignore_errors=True)
+    if not is_forked:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 FIRST_VERSION_WITH_STYLES: Final = 4

@@ -181,3 +181,15 @@ def test_it_goes_with_the_program(tmp_path: Path) -> None:
         [sys.executable, "-c", script, program], capture_output=True, text=True, check=True, timeout=30
     )
     assert not psutil.pid_exists(int(ran.stdout))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_that_ends_leaves_the_interpreter_to_its_parent(start: Start) -> None:
+    interpreter = start(ANSWERING)
+    interpreter.exchange(None)
+    child = os.fork()
+    if not child:
+        interpreter.close()  # as at the child's exit
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert interpreter.exchange("look") == ("You said > look\n> ", "> ")
