@@ -602,6 +602,7 @@ def test_a_turn_that_nobody_has_answered_is_parked_again_and_its_fork_cannot_be_
     with runner(server, WIRE, forked) as each, pytest.raises(ApprovalPending) as pending:
         each.fork(trace)
     assert [question.name for question in pending.value.questions] == ["box.delete"]
+    assert "A fork cannot be resumed: resume the recorded turn" in str(pending.value)
     assert len(bodies(forked, TurnParked)) == 1
     box = Box()
     llm = LlmSettings(base_url=server.base_url, model="m")

@@ -33,7 +33,15 @@ from grue.engine.tool_servers import usable_servers
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
-from grue.errors import ActorCrashed, ForkMissed, LLMError, MCPConfigError, MCPError, TraceError
+from grue.errors import (
+    ActorCrashed,
+    ApprovalPending,
+    ForkMissed,
+    LLMError,
+    MCPConfigError,
+    MCPError,
+    TraceError,
+)
 from grue.field_checks import shown
 from grue.policies import Misses
 from grue.protocol.chat_wire.profile import SAMPLING
@@ -339,6 +347,15 @@ class ForkedRun(HostTurn[T]):
         """Run the turn as `HostTurn.run` does; raises `ForkMissed` at a call that must not be made."""
         try:
             return await super().run(resources)
+        except ApprovalPending as pending:
+            names = ", ".join(dict.fromkeys(question.name for question in pending.questions))
+            raise ApprovalPending(
+                f"The fork of turn {pending.turn} waits for an approval of {names}, as the turn itself does."
+                " A fork cannot be resumed: resume the recorded turn, and fork it when it has ended.",
+                turn=pending.turn,
+                questions=pending.questions,
+                expires_at=pending.expires_at,
+            ) from None
         except LLMError as error:
             if error.kind == "unreachable":
                 error.add_note(_GONE)
