@@ -409,8 +409,11 @@ class RecordedTurn:
             self.end = body
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
-        elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            # Skip this reply, a summary of the history: the next `HistoryRewritten` has the summary too.
+        elif isinstance(body, m.CompletionReceived) and (
+            envelope.cause in self._aside or envelope.receiver != AGENT
+        ):
+            # Skip this reply. It is a summary of the history, which the next `HistoryRewritten` has too, or
+            # the answer to a server that asked the model (sampling).
             pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)

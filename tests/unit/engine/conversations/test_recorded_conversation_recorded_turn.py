@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, TurnRequest
+from grue import FunctionTools, LlmSettings, Recorder, Runner, ToolPolicy, TurnRequest
+from grue import messages as m
+from grue.engine.conversations.recorded_conversation import RecordedTurn
 from grue.errors import NothingToResume, TraceError
 from grue.messages import RequestCompletion, RunTurn
+from grue.protocol.context.history import items_of
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode
 
@@ -70,6 +73,26 @@ def test_wherever_it_was_killed_the_model_is_told_everything_once(
         assert outcome.response == "done"
         assert settled(llm.requests[-1].messages) == told, f"cut off behind {envelopes[length - 1].body}"
     assert resumed >= 10
+
+
+def test_what_the_model_has_told_a_server_is_not_part_of_the_turn() -> None:
+    recorder, turn = Recorder(), m.ConversationId("turn-1")
+    call = m.ToolCall(call_id=m.CallId("a"), name="s.echo", arguments="{}")
+    answer = m.ToolMessage(call.call_id, "hello")
+    run = RunTurn(turn=1, system="", user="u", servers=(m.ServerName("s"),))
+    first = RequestCompletion(conversation=turn, request=1, new=(m.UserText("u"),), mode=m.OfferTools())
+    second = RequestCompletion(conversation=turn, request=2, new=(answer,), mode=m.OfferTools())
+    part = RecordedTurn(recorder.record(run, sender="host", receiver="agent", turn=1), run, None)
+    for body, receiver in (
+        (first, "llm"),
+        (m.CompletionReceived(request=1, tool_calls=(call,)), "agent"),
+        (m.CompletionReceived(request=1, content="the answer to a sampling request"), "s"),
+        (second, "llm"),
+        (m.CompletionReceived(request=2, content="done"), "agent"),
+    ):
+        part.add(recorder.record(body, sender="any", receiver=receiver, turn=1))
+    said = items_of([*part.said_alone().entries])
+    assert said == (m.UserText("u"), m.AssistantReply(tool_calls=(call,)), answer)
 
 
 def test_a_trace_without_a_turn_is_refused(llm: ScriptedLlmServer, tmp_path: Path) -> None:
