@@ -147,7 +147,7 @@ class _TurnLines:
 
     def _of_calls(self, body: object) -> Iterator[LogLine]:
         match body:
-            case m.CompletionReceived(tool_calls=calls):
+            case m.CompletionReceived(tool_calls=calls) if calls:  # not if a server has asked the model
                 self._broken_by = None
                 self._calls = {
                     call.call_id: _Call(call.name, call.name.partition(".")[0], call.arguments)

@@ -12,6 +12,9 @@ from recorded_turns import Called, Play, Tape, opened, refused_connection
 
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized
 from grue.messages import (
+    BatchId,
+    CallId,
+    CompletionReceived,
     CompletionRetried,
     ConnectFailed,
     DeadlineMissed,
@@ -20,8 +23,11 @@ from grue.messages import (
     LlmFailure,
     McpDisabled,
     RunTurn,
+    ServerName,
     ServerNoted,
     StartupFailed,
+    ToolCall,
+    ToolCalled,
     ToolCallResult,
     ToolReturned,
     TurnFailed,
@@ -58,6 +64,22 @@ def noted(*bodies: Any, turn: int = 0) -> list[Event]:
 
 def told(events: list[Event]) -> list[tuple[str, str, str, dict[str, Any]]]:
     return [(event.level, event.event_type, event.message, event.fields) for event in events]
+
+
+def test_a_call_keeps_its_name_if_its_server_asks_the_model_meanwhile() -> None:
+    call = ToolCall(call_id=CallId("c1"), name="a.look", arguments="{}")
+    batch, server = BatchId(1), ServerName("a")
+    events = noted(
+        CompletionReceived(request=1, tool_calls=(call,)),
+        ToolCalled(server=server, batch=batch, call_id=call.call_id, tool="look", arguments={}),
+        CompletionReceived(request=1, content="the answer to a sampling request"),
+        ToolReturned(batch=batch, call_id=call.call_id, result=ToolCallResult(content="a cave")),
+        turn=1,
+    )
+    assert [(event.message, event.fields["server_name"]) for event in events] == [
+        ("MCP tool call: a.look", "a"),
+        ("MCP tool result: a.look", "a"),
+    ]
 
 
 def named(events: list[Event], name: str) -> list[Event]:
