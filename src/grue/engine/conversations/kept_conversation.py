@@ -435,12 +435,18 @@ class KeptConversation:
         return mark
 
     def catch_up(
-        self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
+        self,
+        began: m.HistoryReference,
+        replay: Callable[[History], None],
+        parked: m.TurnParked,
+        *,
+        asks_again: bool,
     ) -> None:
         """Add the entries of a turn whose host was killed. Then the turn can be resumed like a parked one.
 
         The entries come from the turn's trace: `replay` adds them to a history. `began` refers to the entries
         before the turn. `parked`, which is made from the trace too, says how far the turn had come.
+        `asks_again`: the resumed turn repeats its last request, so the reply to that request is dropped.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -449,7 +455,7 @@ class KeptConversation:
                 self._encoded = None
                 self._unwritten += lines
                 self._append_to(self._file)
-            elif mark.state == "running" and not (parked.calls or self.history.unread is None):
+            elif mark.state == "running" and asks_again:
                 self.history.forget()
             self._mark(replace(mark, state="parked", questions=parked.questions, untold=parked.untold))
             self._write_now()

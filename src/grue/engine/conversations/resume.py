@@ -269,7 +269,7 @@ def conversation_of(
                 if again:
                     history.forget()
 
-            kept.catch_up(began, replay, where.parked)
+            kept.catch_up(began, replay, where.parked, asks_again=again)
         yield kept
     finally:
         if held is None:

@@ -50,11 +50,15 @@ def settled(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("talks", [False, True])
 def test_wherever_it_was_killed_the_model_is_told_everything_once(
-    llm: ScriptedLlmServer, tmp_path: Path
+    llm: ScriptedLlmServer, tmp_path: Path, talks: bool
 ) -> None:
     with runner(llm, trace=tmp_path / "whole.jsonl") as whole:
-        whole.run_turn(TurnRequest(system="s", user="Look around."))
+        if talks:
+            whole.conversation("s").ask("Look around.")
+        else:
+            whole.run_turn(TurnRequest(system="s", user="Look around."))
     told = llm.requests[-1].messages
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     envelopes = read_episode(tmp_path / "whole.jsonl").envelopes
