@@ -482,6 +482,12 @@ class LlmActor(Actor[m.LlmCommand]):
         self._call_ids: set[m.CallId] = set() if lent is None else lent.encoded.history.call_ids
         self._long_reply = False
         self._unreported = m.Usage()
+        self._asked: _Asked | None = None
+
+    @property
+    def unreported(self) -> m.Usage:
+        """An estimate of what the last completion has cost, if it was cancelled."""
+        return m.Usage() if self._asked is None else self._asked.asking.unreported
 
     def around(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Keep the connections to the endpoint and its fallbacks open while the actor runs."""
@@ -499,7 +505,7 @@ class LlmActor(Actor[m.LlmCommand]):
             case m.RequestCompletion(presumed=True) as command:
                 await self._complete_unless_dropped(command, envelope)
             case m.RequestCompletion() as command:
-                asked = await self._ask(command, envelope)
+                self._asked = asked = await self._ask(command, envelope)
                 try:
                     outcome = await self._outcome(asked)
                 except RequestPostponed as waits:

@@ -1,19 +1,30 @@
 """MCP sampling: answers the requests of servers for a completion of the host's model.
 
-Each request has its own conversation. All requests of a turn's servers go to one LLM actor, which answers
-them one at a time. The turn's own requests go to another LLM actor, so a server's slow completion does not
-delay the turn's requests. Sampling is off if `TurnLimits.max_samplings` is 0.
+Each request has a conversation and an LLM actor of its own, so a server's slow completion delays neither the
+turn nor other servers. The requests of one server are answered one at a time. If a server cancels its request
+or ends, the request to the model ends, too. Sampling is off if `TurnLimits.max_samplings` is 0.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import anyio
 
 from grue import messages as m
+from grue.actors.llm import LlmActor
 from grue.policies import TurnLimits
 from grue.protocol.turn.prices import Spent
-from grue.runtime.actor import Mailbox
+from grue.runtime.actor import Actor, Mailbox, MailboxClosed
 from grue.tool_sessions.server_requests import Declined, Sample, Sampled, SamplingRequest
+
+_REPORT_S = 1.0
+
+StartLlm: TypeAlias = Callable[[], tuple[Actor[m.LlmCommand], anyio.CancelScope]]
+"""Starts an LLM actor. Cancelling the scope ends the actor."""
 
 
 class CurrentSampler:
@@ -53,38 +64,72 @@ class Sampler:
 
     def __init__(
         self,
-        llm: Mailbox[m.LlmCommand],
+        start_llm: StartLlm,
         agent: Mailbox[m.TurnEvent],
         limits: TurnLimits,
         spent: Callable[[], Spent],
     ) -> None:
-        self._llm = llm
+        self._start_llm = start_llm
         self._agent = agent
         self._limits = limits
         self._spent = spent
         self._asked = self._ended = 0
+        self._alone: defaultdict[m.ServerName, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def sample(self, server: m.ServerName, request: SamplingRequest) -> Sampled | Declined:
-        """Answer or decline a sampling request of a server."""
+        """Answer or decline a sampling request of a server. If cancelled, report what it has cost so far."""
         most, under_way = self._limits.max_samplings, self._asked - self._ended
         if self._asked >= most:
             return Declined(f"this turn allows {most} sampling requests, and they are used up")
         if self._spent().plus(under_way + 1, m.Usage()).reached(self._limits.budget):
             return Declined("the budget of this turn is spent")
         self._asked += 1
-        reply = await self._llm.ask(self._command(request), sender=server)
-        self._ended += 1
+        command = self._command(request)
+        try:
+            async with self._alone[server]:
+                reply = await self._reply(server, command)
+        finally:
+            self._ended += 1
+        if reply is None:
+            return Declined("the turn has ended")
         if isinstance(reply, m.CompletionPostponed):
             return Declined("the model's reply comes later, in a batch of the provider")
-        ended = m.ServerSampled(server=server, usage=reply.usage)
-        # Tell the agent before the server gets the reply. Otherwise the server's result could reach the agent
-        # first, and the agent would compare the budget without this cost.
-        await self._agent.send(ended, sender=self._llm.name)
         if not isinstance(reply, m.CompletionReceived):
             return Declined(f"the model gave no completion: {reply.failure.message}")
         if reply.stopped:
             return Declined(f"the provider stopped the reply before its end ({reply.stopped})")
         return Sampled(reply.content or "", reply.model)
+
+    async def _reply(self, server: m.ServerName, command: m.RequestCompletion) -> Any:
+        """Return the outcome of a request to the model; `None`: the turn has ended before it."""
+        llm, scope = self._start_llm()
+        reply: Any = None
+        try:
+            with contextlib.suppress(MailboxClosed):
+                reply = await llm.mailbox.ask(command, sender=server)
+        finally:
+            scope.cancel()
+            if not isinstance(reply, m.CompletionPostponed):
+                await self._report(server, llm, reply)
+        return reply
+
+    async def _report(
+        self,
+        server: m.ServerName,
+        llm: Actor[m.LlmCommand],
+        reply: m.CompletionReceived | m.CompletionFailed | None,
+    ) -> None:
+        """Tell the agent what a request has cost, even while this task is being cancelled.
+
+        The server gets its reply after that. Otherwise the server's result could reach the agent first, and
+        the agent would compare the budget without this cost.
+        """
+        usage = m.Usage() if reply is None else reply.usage
+        if reply is None and isinstance(llm, LlmActor):
+            usage = llm.unreported
+        bound = anyio.current_time() + _REPORT_S
+        with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
+            await self._agent.send(m.ServerSampled(server=server, usage=usage), sender=llm.name)
 
     def _command(self, request: SamplingRequest) -> m.RequestCompletion:
         said: list[m.ConversationItem] = [m.SystemText(request.system)]

@@ -293,7 +293,7 @@ class TurnActors:
             if not isinstance(asking, Actor):
                 raise MCPConfigError(f"An LlmFactory, as in llm=, returns an Actor, not {shown(asking)}.")
             supervisor.start(asking)
-            self._sampling.sampler = self._start_sampler(supervisor, agent)
+            self._sampling.sampler = self._sampler(supervisor, agent)
             self._agent = AgentActor(
                 agent,
                 llm=llm,
@@ -514,19 +514,22 @@ class TurnActors:
                 limit_s = self._command.limits.startup_timeout_s(name)
                 pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 
-    def _start_sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
-        """Return a sampler with its own LLM actor; `None`: the turn has no servers or allows no sampling."""
+    def _sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
+        """Return a sampler; `None`: the turn has no servers or allows no sampling."""
         limits = self._command.limits
         if not self._command.servers or not limits.max_samplings:
             return None
-        llm = supervisor.mailbox("llm-sampling")
-        supervisor.start(self._wiring.llm(llm, agent, partial(_note_and_show, supervisor.note, None)))
+
+        def start_llm() -> tuple[Actor[m.LlmCommand], anyio.CancelScope]:
+            mailbox = supervisor.mailbox("llm-sampling")
+            llm = self._wiring.llm(mailbox, agent, partial(_note_and_show, supervisor.note, None))
+            return llm, supervisor.start(llm)
 
         def spent() -> Spent:
             progress = self.progress
             return Spent(requests=progress.requests, usage=progress.usage)
 
-        return Sampler(llm, agent, limits, spent)
+        return Sampler(start_llm, agent, limits, spent)
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:

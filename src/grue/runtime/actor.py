@@ -341,15 +341,18 @@ class Supervisor:
         """Record a message in the trace without sending it to an actor."""
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
-    def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
+    def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
         """Run an actor in a new task. When the actor ends, its mailbox is abandoned.
 
-        `whole`: when this actor returns, the work of all actors of this supervisor is done.
+        `whole`: when this actor returns, the work of all actors of this supervisor is done. Cancelling the
+        returned scope ends this actor only.
         """
+        scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()
         self._running += 1
-        self._group.start_soon(self._run, actor, whole, name=actor.name)
+        self._group.start_soon(self._run, actor, whole, scope, name=actor.name)
+        return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
         """Record `error`; cancel all actors. `__aexit__` usually calls `raise_crash` for the first error."""
@@ -415,9 +418,10 @@ class Supervisor:
                 mailbox.abandon()
             self._recorder.forget_texts([mailbox.name for mailbox in self._mailboxes], self.turn)
 
-    async def _run(self, actor: Actor[Any], whole: bool) -> None:
+    async def _run(self, actor: Actor[Any], whole: bool, scope: anyio.CancelScope) -> None:
         try:
-            await actor.run()
+            with scope:
+                await actor.run()
             # Set this before `abandon` closes the mailbox: actors that send to it do not count as crashed.
             self._stopping = self._stopping or whole
         except BaseException as raised:

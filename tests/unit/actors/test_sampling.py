@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import promises
 import pytest
 
 from grue.actors.llm import LlmActor
@@ -16,7 +17,7 @@ from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.prices import Spent
 from grue.runtime.actor import Actor, Supervisor, reply
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
+from grue.testing.llm_server import ScriptedLlmServer, error_reply, silence, text_reply
 from grue.tool_sessions.server_requests import Declined, Sampled, SamplingRequest
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
@@ -33,6 +34,8 @@ class Agent(Actor[Any]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.told: list[Any] = []
+        self.llms: list[LlmActor] = []
+        self.scopes: list[anyio.CancelScope] = []
 
     async def receive(self, envelope: Envelope[Any]) -> None:
         self.told.append(envelope.body)
@@ -52,13 +55,19 @@ async def counted(
     server: ScriptedLlmServer, most: int, budget: Budget
 ) -> AsyncIterator[tuple[Sampler, Agent]]:
     settings = LlmSettings(base_url=server.base_url, model="m", retry=RetryPolicy(max_retries=0))
+    endpoint = LlmEndpoint(settings)
     async with Supervisor(Recorder(), turn=1) as group:
-        llm = group.mailbox("llm-sampling")
         agent = Agent(group.mailbox("agent"))
         group.start(agent)
-        group.start(LlmActor(llm, agent.mailbox, LlmEndpoint(settings), group.note))
+
+        def start() -> tuple[LlmActor, anyio.CancelScope]:
+            llm = LlmActor(group.mailbox("llm-sampling"), agent.mailbox, endpoint, group.note)
+            agent.llms.append(llm)
+            agent.scopes.append(group.start(llm))
+            return llm, agent.scopes[-1]
+
         limits = TurnLimits(max_samplings=most, budget=budget)
-        yield Sampler(llm, agent.mailbox, limits, agent.spent), agent
+        yield Sampler(start, agent.mailbox, limits, agent.spent), agent
 
 
 async def test_each_request_is_a_conversation_of_its_own() -> None:
@@ -88,8 +97,8 @@ async def test_a_request_that_is_postponed_is_declined_and_costs_nothing() -> No
     async with Supervisor(Recorder(), turn=1) as group:
         agent, llm = Agent(group.mailbox("agent")), Postponer(group.mailbox("llm-sampling"))
         group.start(agent)
-        group.start(llm)
-        one = Sampler(llm.mailbox, agent.mailbox, TurnLimits(max_samplings=1), agent.spent)
+        limits = TurnLimits(max_samplings=1)
+        one = Sampler(lambda: (llm, group.start(llm)), agent.mailbox, limits, agent.spent)
         answer = await one.sample(ServerName("a"), QUESTION)
     assert answer == Declined("the model's reply comes later, in a batch of the provider")
     assert agent.told == []
@@ -126,6 +135,47 @@ async def test_requests_at_the_same_time_leave_one_for_the_answer() -> None:
             tasks.start_soon(ask)
             tasks.start_soon(ask)
     assert answers == [Declined("the budget of this turn is spent"), Sampled("Four.", "scripted")]
+
+
+async def test_a_request_that_its_server_cancels_is_counted_and_ends() -> None:
+    with ScriptedLlmServer([silence(), text_reply("Four.")]) as server:
+        async with counted(server, 5, NO_LIMIT) as (one, agent):
+            sample = partial(one.sample, ServerName("a"), QUESTION)
+            await promises.cancelled_when(lambda: server.requests, sample)
+            await anyio.wait_all_tasks_blocked()
+            (told,) = agent.told
+            assert (told.server, told.usage.input_tokens > 0) == ("a", True)
+            assert agent.llms[0].mailbox.is_closed, "nobody waits for the reply any more"
+            with anyio.fail_after(promises.GUARD_S):
+                assert await sample() == Sampled("Four.", "scripted"), "it does not wait for the first reply"
+
+
+async def test_a_request_that_the_end_of_its_turn_interrupts_is_counted() -> None:
+    with ScriptedLlmServer([silence()]) as server:
+        async with counted(server, 5, NO_LIMIT) as (one, agent), anyio.create_task_group() as tasks:
+            answers: list[Any] = []
+
+            async def ask() -> None:
+                answers.append(await one.sample(ServerName("a"), QUESTION))
+
+            tasks.start_soon(ask)
+            with anyio.fail_after(promises.GUARD_S):
+                while not server.requests:  # noqa: ASYNC110 - nothing tells us
+                    await anyio.sleep(0.005)
+            agent.scopes[0].cancel()
+        assert answers == [Declined("the turn has ended")]
+        assert [told.usage.input_tokens > 0 for told in agent.told] == [True]
+
+
+async def test_a_slow_reply_to_one_server_does_not_hold_up_another() -> None:
+    with ScriptedLlmServer([silence(), text_reply("Four.")]) as server:
+        async with sampler(server, 5) as one, anyio.create_task_group() as tasks:
+            tasks.start_soon(one.sample, ServerName("slow"), QUESTION)
+            with anyio.fail_after(promises.GUARD_S):
+                while not server.requests:  # noqa: ASYNC110 - nothing tells us
+                    await anyio.sleep(0.005)
+                assert await one.sample(ServerName("quick"), QUESTION) == Sampled("Four.", "scripted")
+            tasks.cancel_scope.cancel()
 
 
 async def test_a_model_that_fails_is_told_to_the_server() -> None:
