@@ -357,8 +357,10 @@ class McpClient:
             with anyio.fail_after(timeout_s):
                 return self._select(await self._list(link))
         except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
-            link.stream.tools_changed |= not isinstance(error, TimeoutError)
-            self._notify("bad_tool", f"listing its tools again failed: {first_fault(error)}")
+            late = isinstance(error, TimeoutError)
+            link.stream.tools_changed |= not late
+            why = f"no answer within {timeout_s:g} s" if late else first_fault(error)
+            self._notify("bad_tool", f"listing its tools again failed: {why}")
             return None
 
     async def still_there(self, timeout_s: float) -> bool:

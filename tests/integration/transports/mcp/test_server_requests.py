@@ -31,6 +31,7 @@ from grue.tracing.facts import Fact
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import replay
 from grue.transports.mcp.client import McpClient
+from grue.transports.mcp.client_options import ClientOptions
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -371,6 +372,20 @@ async def test_a_changed_listing_that_was_refused_is_asked_for_again(tmp_path: P
         changed = await client.refresh_tools(60)
         assert [tool.tool for tool in changed or ()] == ["another"]
         assert await client.refresh_tools(60) is None, "nothing has changed since"
+
+
+@pytest.mark.anyio
+async def test_a_changed_listing_that_takes_too_long_is_told_with_its_limit(tmp_path: Path) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(_LISTS_LATE)
+    server = StdioServer(name="late", command=sys.executable, args=("-I", str(program)))
+    told: list[str] = []
+    options = ClientOptions(on_notice=lambda _, text: told.append(text))
+    async with McpClient(server, ProcessRegistry(), options) as client:
+        await client.open(60)
+        await client.call("echo", {}, 60)
+        assert await client.refresh_tools(0) is None
+    assert told == ["listing its tools again failed: no answer within 0 s"]
 
 
 _NESTED_ANSWERS = """
