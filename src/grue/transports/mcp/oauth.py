@@ -536,7 +536,8 @@ class Authorizer:
 
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
         host = request.url.host
-        if request.url.scheme != "https" and host not in LOOPBACK and self._server.url.startswith("https"):
+        own = httpx2.URL(self._server.url)
+        if request.url.scheme != "https" and host not in LOOPBACK and own.scheme == "https":
             raise insecure_server(host)
         try:
             with anyio.fail_after(EXCHANGE_S):

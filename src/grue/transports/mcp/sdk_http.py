@@ -433,7 +433,7 @@ class _Client(httpx2.AsyncClient):
             headers={"accept-encoding": "identity", **server.headers},
             timeout=httpx2.Timeout(None, connect=connect_s),
             limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
-            verify=_tls(secure=server.url.startswith("https")),
+            verify=_tls(secure=httpx2.URL(server.url).scheme == "https"),
             # Use no proxy of the environment for a server on this machine, because no proxy can reach it.
             trust_env=not is_loopback(server.url),
         )

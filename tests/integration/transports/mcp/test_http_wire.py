@@ -325,6 +325,17 @@ async def test_a_proxy_or_certificates_of_the_environment_are_not_taken_for_the_
     assert "sesame" not in failure.cause
 
 
+async def test_a_url_with_its_scheme_in_capitals_is_checked_with_the_certificates_of_the_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from grue.transports.mcp import sdk_http
+
+    monkeypatch.setenv("SSL_CERT_FILE", "/absent/ca.pem")
+    sdk_http._tls.cache_clear()
+    failure = await failure_of(one_call(Session("HTTPS://mcp.invalid/mcp")))
+    assert "cannot be used: [Errno 2] No such file" in failure.cause
+
+
 @pytest.mark.slow
 async def test_r6_1_a_plain_server_has_no_secure_connection() -> None:
     with faulty_http_server() as url:

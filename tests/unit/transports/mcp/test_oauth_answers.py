@@ -112,6 +112,15 @@ async def test_a_request_that_a_redirect_sends_elsewhere_is_sent_with_its_conten
     assert ("code", "c0de") in secrets_of(following, answer_there)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("url", ["https://a.example/mcp", "HTTPS://a.example/mcp"])
+async def test_for_a_server_over_tls_nothing_is_sent_in_the_clear(url: str) -> None:
+    server = HttpServer(name="far", url=url)
+    authorizer = Authorizer(server, TokenStore(server), lambda _name, _value: None)
+    with pytest.raises(AuthorizationRefused, match=r"b\.example is named with http://"):
+        await authorizer._exchange(httpx2.Request("POST", "http://b.example/token"))
+
+
 @pytest.mark.parametrize("token", ["", " token", "tok\r\nX: y", "t\u00f6ken"])
 def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
     issued = oauth.OAuthToken(access_token=token)
