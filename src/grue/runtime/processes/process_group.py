@@ -308,7 +308,7 @@ class ProcessRegistry:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=env,
-                cwd=cwd,
+                cwd=cwd or None,
                 start_new_session=True,
             )
 

@@ -139,6 +139,7 @@ def test_commands_are_found_by_name_by_path_and_relative_to_cwd(tmp_path: Path) 
         assert output(registry.spawn(command, (), ENV, str(tmp_path))) == expected
     on_path = {**ENV, "PATH": f"{program.parent}:{ENV['PATH']}"}
     assert output(registry.spawn("hello", (), on_path, str(tmp_path))) == expected
+    assert output(registry.spawn("hello", (), on_path, "")) == f"hello from {Path.cwd()}\n"
 
 
 @pytest.mark.parametrize(
