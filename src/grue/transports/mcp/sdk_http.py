@@ -462,7 +462,8 @@ class _Client(httpx2.AsyncClient):
         except AuthorizationRefused as error:
             outcome = error.fault
         except httpx2.RequestError as error:
-            where = f"{request.url.host}:{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
+            host, port = request.url.host, request.url.port or (443 if request.url.scheme == "https" else 80)
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             proxied = self._transport_for_url(request.url) is not self._transport
             outcome = transport_fault(error, where, self._server.connect_timeout_s, proxied=proxied)
         return self._refused(request, head, outcome) if isinstance(outcome, WireFault) else outcome

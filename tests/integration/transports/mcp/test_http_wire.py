@@ -283,6 +283,12 @@ async def test_r6_1_a_server_that_is_not_there(url: str, cause: str, transport: 
     assert "`url`" in failure.remedy
 
 
+async def test_an_ipv6_address_is_told_from_its_port() -> None:
+    # Whether the machine has IPv6 decides about the other words.
+    failure = await failure_of(one_call(Session("http://[::1]:9/mcp")))
+    assert "[::1]:9" in failure.cause
+
+
 @pytest.fixture
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
