@@ -22,7 +22,7 @@ import threading
 import time
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from types import NoneType, TracebackType, UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, Union, overload
 
 import anyio
@@ -654,9 +654,7 @@ class FunctionConnection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         pass
 
     @property

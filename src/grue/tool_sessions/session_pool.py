@@ -497,9 +497,7 @@ class SharedSession(_SessionUser):
         self._server = server
         self._connect = connect
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         pass
 
     async def open(self, timeout_s: float) -> Listing:

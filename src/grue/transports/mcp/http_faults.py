@@ -55,7 +55,8 @@ def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
     """
     cause: str
     remedy: str | None
-    named = f"HTTP {status} {_phrase(status)}".rstrip() + (f": {text}" if text else "")
+    phrase = next((each.phrase for each in HTTPStatus if each == status), "")
+    named = f"HTTP {status} {phrase}".rstrip() + (f": {text}" if text else "")
     match status:
         case 401:
             cause, remedy = "the server does not accept the credentials", _credentials(challenge)
@@ -201,13 +202,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         yield error
         inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
         error = inner or error.__cause__ or error.__context__
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 class AuthorizationRefused(Exception):  # noqa: N818 - named as the event it reports

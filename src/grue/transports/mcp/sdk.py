@@ -11,7 +11,6 @@ import inspect
 import json
 import logging
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
@@ -309,7 +308,7 @@ class Link:
                 connection broke (`is_closed`).
         """
         if method == LISTEN:
-            return await self._subscriptions.start(params)
+            return await self._subscriptions.listen(params)
         if method == CANCEL:
             return self._subscriptions.end(params)
         try:
@@ -428,32 +427,23 @@ MAX_STREAMS = 32
 """How many streams of change notices a session may have at the same time."""
 
 
-class Subscriptions:
+class Subscriptions(BackgroundTasks):
     """The open streams of change notices of one session.
 
     The server acknowledges `subscriptions/listen` at once, but answers it only when the stream ends. So the
     host gets the acknowledgement as the result, and another task waits for the answer. The same task must
-    enter and leave this context manager; any task may call `start`. Leaving it ends all streams. A stream
+    enter and leave this context manager; any task may call `listen`. Leaving it ends all streams. A stream
     that ends by itself is reported by an `updates_ended` notice.
     """
 
     def __init__(self, session: ClientSession, notify: Notify) -> None:
+        super().__init__()
         self._session = session
         self._notify = notify
-        self._tasks = BackgroundTasks()
         self._open: dict[str, anyio.CancelScope] = {}
         self._starting = 0
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._tasks.__aexit__(exc_type, exc, tb)
-
-    async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def listen(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Open a stream, wait for the server's acknowledgement, and return the acknowledgement.
 
         `params` are those of the specification. The result has `subscriptionId`, and in `notifications` the
@@ -472,7 +462,7 @@ class Subscriptions:
         stream = _Stream()
         self._starting += 1
         try:
-            self._tasks.start(lambda: self._follow(stream, wanted))
+            self.start(lambda: self._follow(stream, wanted))
             await stream.settled.wait()
         except BaseException:
             stream.scope.cancel()

@@ -29,10 +29,10 @@ def test_streams_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) ->
         streams = Subscriptions(cast("ClientSession", None), lambda *_: None)
         async with streams, anyio.create_task_group() as tasks:
             for _ in range(MAX_STREAMS):
-                tasks.start_soon(streams.start, {})
+                tasks.start_soon(streams.listen, {})
             await anyio.lowlevel.checkpoint()
             with anyio.fail_after(60), pytest.raises(SdkError, match="which is the most"):
-                await streams.start({})
+                await streams.listen({})
             tasks.cancel_scope.cancel()
 
     anyio.run(open_all)
