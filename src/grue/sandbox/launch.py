@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -267,7 +268,7 @@ def boxed(
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
     """
-    folder = os.path.join(os.getcwd(), cwd or "")  # noqa: PTH109, PTH118
+    folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
     if isinstance(box, Watching):
         return box.start(program=program, args=args, env=env, cwd=folder, scratch=scratch)
     missing = missing_for(box)

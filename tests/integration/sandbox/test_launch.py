@@ -189,6 +189,18 @@ def test_the_workspace_is_written_with_files_and_not_with_pure(tmp_path: Path) -
 
 
 @boxes.needs_boxes
+def test_a_program_with_a_folder_of_its_own_starts_though_that_of_the_host_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    ran = boxes.python(Sandbox(preset="files"), "import os; print(os.getcwd())", cwd=tmp_path)
+    assert ran.stdout == f"{tmp_path}\n", ran
+
+
+@boxes.needs_boxes
 def test_limits_are_set_before_the_program_runs() -> None:
     box = Sandbox(memory_mb=300, open_files=99, file_mb=7, cpu_s=55)
     code = """
