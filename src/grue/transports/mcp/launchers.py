@@ -9,6 +9,7 @@ the server's error does not name:
 Source: R14
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -16,9 +17,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -37,6 +38,27 @@ _LAST_WRITTEN = ".package-lock.json"
 """npm writes this file into `node_modules` when everything else is in place."""
 
 
+T = TypeVar("T")
+
+
+def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServer], T | None]:
+    """Decorate a function that looks for files, so that it returns `None` where it may not look.
+
+    The host's working directory may have been deleted, or lie in a folder that this user may not read, and
+    links may form a loop. None of this may replace the error of a start that has failed.
+    """
+
+    @functools.wraps(look)
+    def found(server: StdioServer) -> T | None:
+        try:
+            return look(server)
+        except (OSError, RuntimeError):  # RuntimeError: `Path.resolve` has met a loop of links
+            return None
+
+    return found
+
+
+@_if_readable
 def npx_cache_broken(server: StdioServer) -> str | None:
     """Return advice that names the broken cache folder, or `None` if the cache is not broken.
 
@@ -111,6 +133,7 @@ def launcher_of(server: StdioServer) -> Launcher | None:
     return "uvx" if name == "uvx" or (name == "uv" and server.args[:2] == ("tool", "run")) else None
 
 
+@_if_readable
 def direct_command(server: StdioServer) -> Direct | None:
     """Return a faster command for a server that npx or uvx starts; `None`: no such command is known."""
     match launcher_of(server):
@@ -121,6 +144,7 @@ def direct_command(server: StdioServer) -> Direct | None:
     return None
 
 
+@_if_readable
 def missing_npx_package(server: StdioServer) -> str | None:
     """Return the name of the server's npx package if it is missing and npx must not install it; else `None`.
 
@@ -353,6 +377,7 @@ def _version(text: str) -> Version:
     return major, minor, patch
 
 
+@_if_readable
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
     """Return the package that a command runs, in words, and its `engines.node`; `None`: one is unknown."""
     program = PurePath(server.command).name

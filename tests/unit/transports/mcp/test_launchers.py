@@ -114,6 +114,18 @@ def test_a_package_that_npx_must_not_install_is_missing_until_it_is_somewhere(
         (modules / "@org" / "thinker" / "package.json").unlink()
 
 
+def test_in_a_folder_that_was_deleted_nothing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    server = replace(npx(tmp_path, "--no-install", "absent-thinker"), cwd=None)
+    assert missing_npx_package(server) is None
+    assert direct_command(server) is None
+
+
 def test_a_program_of_the_name_is_enough_for_npx(tmp_path: Path) -> None:
     assert missing_npx_package(npx(tmp_path, "--no-install", "think-it")) == "think-it"
     program(tmp_path / "node_modules" / ".bin" / "think-it")

@@ -139,6 +139,13 @@ async def test_a_node_that_is_new_enough_is_no_reason(tools: Path, engines: obje
     assert await advice(npx(tools, "server")) is None
 
 
+async def test_a_script_that_is_a_loop_of_links_belongs_to_no_package(tools: Path) -> None:
+    package(tools.parent, "server", {"node": ">=22"})
+    (tools / "loop.js").symlink_to("loop.js")
+    server = StdioServer(command="node", args=("loop.js",), cwd=str(tools))
+    assert await advice(server) is None
+
+
 @pytest.mark.parametrize("script", ["sleep 600", "echo nonsense", "exit 1", "cat /dev/zero"])
 async def test_a_node_that_does_not_say_its_version_is_no_reason(tools: Path, script: str) -> None:
     package(tools.parent, "server", {"node": ">=22"})
