@@ -108,8 +108,11 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
         except ValueError as error:
             raise MCPConfigError(f"ShellTool: sandbox {error}.") from None
-        if not Path(self.folder).is_dir():
-            raise MCPConfigError(f"ShellTool: the folder {os.fspath(self.folder)!r} does not exist.")
+        if not os.path.isdir(self.folder):  # noqa: PTH112 - `Path.is_dir` raises if this user may not look
+            named = os.fspath(self.folder)
+            raise MCPConfigError(
+                f"ShellTool: the folder {named!r} does not exist, or this user may not enter it."
+            )
         if self.shell and self.commands != "any":
             raise MCPConfigError(
                 "ShellTool: a string for the shell can name any program, so an allow-list cannot hold. Use"

@@ -156,6 +156,18 @@ def test_what_cannot_hold_is_refused_when_it_is_configured(options: dict[str, An
         ShellTool(**{"folder": ".", "commands": "any", **options})
 
 
+def test_a_folder_that_may_not_be_entered_is_refused_when_it_is_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Root may enter every folder, so the test does not depend on real permissions.
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(MCPConfigError, match="this user may not enter it"):
+        ShellTool(folder="/absent/project", commands="any")
+
+
 # --- What is kept of the output ---
 
 

@@ -28,6 +28,7 @@ import os
 import select
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -441,9 +442,15 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
 
 def _not_found(command: str, base: Path) -> SpawnError:
     path = base / command
-    if "/" not in command or not path.exists():
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode) if "/" in command else None
+    except PermissionError:
+        return SpawnError(f"The command {command!r} is in a folder that this user may not enter.")
+    except (OSError, ValueError):
+        is_folder = None
+    if is_folder is None:
         return SpawnError(f"The command {command!r} was not found.", missing=command)
-    if path.is_dir():
+    if is_folder:
         return SpawnError(f"The command {command!r} is a folder.", remedy="Name the program in it.")
     return SpawnError(
         f"The command {command!r} is not executable: the file has no execute permission.",

@@ -159,6 +159,16 @@ def test_r6_1_a_command_that_cannot_be_started_fails_before_the_spawn(command: s
     assert len(registry) == 0
 
 
+def test_a_command_in_a_folder_that_may_not_be_entered_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may enter every folder, so the test does not depend on real permissions.
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(SpawnError, match="'/absent/server' is in a folder that this user may not enter"):
+        ProcessRegistry().spawn("/absent/server", (), ENV, None)
+
+
 def test_other_refusals_are_spawn_errors_too() -> None:
     registry = ProcessRegistry()
     with assert_nothing_left():
