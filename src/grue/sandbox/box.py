@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import msgspec
@@ -80,9 +82,9 @@ class HostPort(Struct, frozen=True):
 class Sandbox(Struct, frozen=True, kw_only=True):
     """What a program that grue starts may do. The kernel refuses everything else.
 
-    Paths are absolute, begin with `~`, or are relative to the program's working directory. A folder stands
-    for everything in it. Each program also gets what its preset says, and the programs and libraries of the
-    system.
+    Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` becomes
+    its text. A folder stands for everything in it. Each program also gets what its preset says, and the
+    programs and libraries of the system.
 
     Attributes:
         preset: `pure`: the program's own files and a scratch folder, no network. `files`: also the workspace,
@@ -126,12 +128,14 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     required: bool = True
 
     def __post_init__(self) -> None:
+        for key in ("read", "write", "hide", "execute", "network"):
+            listed: Any = getattr(self, key)
+            if isinstance(listed, list | tuple):
+                texts = tuple(os.fspath(each) if isinstance(each, PathLike) else each for each in listed)
+                msgspec.structs.force_setattr(self, key, texts)
         fault = _fault(self)
         if fault is not None:
             raise MCPConfigError(f"sandbox: {fault}.")
-        for key in ("read", "write", "hide", "execute", "network"):
-            if isinstance(getattr(self, key), list):
-                msgspec.structs.force_setattr(self, key, tuple(getattr(self, key)))
 
     @property
     def hosts(self) -> tuple[HostPort, ...]:

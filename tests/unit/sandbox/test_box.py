@@ -1,4 +1,6 @@
 # ruff: noqa: E501 - tables
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -167,6 +169,11 @@ def test_a_list_means_what_a_tuple_means() -> None:
     lists = Sandbox(read=["~/x"], write=["y"], hide=["z"], execute=["ls"], network=["a.example:443"])  # type: ignore[arg-type]
     tuples = Sandbox(read=("~/x",), write=("y",), hide=("z",), execute=("ls",), network=("a.example:443",))
     assert (lists, hash(lists), lists.hosts) == (tuples, hash(tuples), (HostPort("a.example", (443,)),))
+
+
+def test_a_path_means_what_its_text_means() -> None:
+    paths = Sandbox(read=(Path("/data"),), write=[Path("out")], hide=(Path("/data/key"),))  # type: ignore[arg-type]
+    assert paths == Sandbox(read=("/data",), write=("out",), hide=("/data/key",))
 
 
 def test_texts_in_a_table_that_is_no_text_are_refused() -> None:
