@@ -14,7 +14,9 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import add_value, looks_secret, secrets_in
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*:)[^/\s]*(?=@)")
-_NAMED = re.compile(r"""([A-Za-z][\w.-]{0,200})["']?\s{0,8}[=:]\s{0,8}["']?(?!//)""")
+_ASSIGNS = re.compile(r"""["']?\s{0,8}[=:]\s{0,8}["']?(?!//)""")
+_NAME = re.compile(r"[A-Za-z][\w.-]*\Z")
+_LONGEST_NAME = 201
 _VALUE = re.compile(r"""(?:(?i:bearer|basic|token)\s+)?[^\s;,&"'}]+""")
 _TOKEN = re.compile(
     r"\b(?:gh[opsur]_|github_pat_|glpat-|sk-|[rs]k_live_|xox[a-z]-|hf_|npm_|pypi-|AIza|AKIA|eyJ)[\w.-]{12,}"
@@ -83,10 +85,16 @@ def _spans(before: str, arg: str) -> Iterator[_Span]:
         return
     found = [_Span("password", match.end(1), match.end()) for match in _URL_PASSWORD.finditer(arg)]
     found += [_Span("token", *match.span()) for match in _TOKEN.finditer(arg)]
-    for named in _NAMED.finditer(arg):
-        value = _VALUE.match(arg, named.end())
-        if value is not None and looks_secret(named[1]):
-            found.append(_Span(named[1], *value.span()))
+    end = 0
+    for assigns in _ASSIGNS.finditer(arg):
+        # Look for the name from its end. A search for names would try each letter of a long word.
+        named = _NAME.search(arg, max(end, assigns.start() - _LONGEST_NAME), assigns.start())
+        if named is None:
+            continue
+        end = assigns.end()
+        value = _VALUE.match(arg, end)
+        if value is not None and looks_secret(named[0]):
+            found.append(_Span(named[0], *value.span()))
     at = 0
     for span in sorted(found, key=lambda span: (span.start, -span.end)):
         if span.start >= at:

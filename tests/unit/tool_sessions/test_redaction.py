@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from growth import assert_linear
 from hypothesis import given
@@ -94,3 +96,15 @@ def test_a_long_argument_is_searched_in_one_pass() -> None:
     """Each letter of a long word was tried as the beginning of a name, up to the word's end."""
     script = f"{'A' * 100_000} API_KEY=geheim-wort"
     assert secrets_of_arguments(("-c", script)) == {"API_KEY": "geheim-wort"}
+
+
+def test_one_long_word_takes_no_longer_than_as_many_short_ones() -> None:
+    def shortest_s(argument: str) -> float:
+        taken = []
+        for _ in range(3):
+            begun = time.thread_time()
+            secrets_of_arguments((argument,))
+            taken.append(time.thread_time() - begun)
+        return min(taken)
+
+    assert shortest_s("A" * 20_000) < 4 * shortest_s("A " * 10_000)
