@@ -19,12 +19,9 @@ LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 """The hosts that credentials may be sent to without TLS."""
 
 _IDENTITY = (
-    "identity_provider",
-    "identity_client_id",
-    "identity_client_secret",
-    "identity_token",
+    "identity_provider", "identity_client_id", "identity_client_secret", "identity_token",
     "identity_token_file",
-)
+)  # fmt: skip
 
 
 _LARGEST_PORT = 65_535

@@ -36,23 +36,11 @@ InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
 Source: R3.2
 """
 
-OWN_KEYS = frozenset(
-    (
-        "GRUE_API_KEY",
-        "ANTHROPIC_API_KEY",
-        "DEEPSEEK_API_KEY",
-        "GEMINI_API_KEY",
-        "GROQ_API_KEY",
-        "MISTRAL_API_KEY",
-        "OPENAI_API_KEY",
-        "OPENROUTER_API_KEY",
-        "XAI_API_KEY",
-        "LANGFUSE_PUBLIC_KEY",
-        "LANGFUSE_SECRET_KEY",
-        "OTEL_EXPORTER_OTLP_HEADERS",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
-    )
-)
+OWN_KEYS = frozenset((
+    "GRUE_API_KEY", "ANTHROPIC_API_KEY", "DEEPSEEK_API_KEY", "GEMINI_API_KEY", "GROQ_API_KEY",
+    "MISTRAL_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY", "XAI_API_KEY", "LANGFUSE_PUBLIC_KEY",
+    "LANGFUSE_SECRET_KEY", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+))  # fmt: skip
 """The variables from which grue itself takes keys: for the providers in `protocol/chat_wire/profiles.py`, for
 other endpoints, and for observers."""
 

@@ -9,27 +9,13 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LOGGERS = (
-    "anyio.streams.tls",
-    "client",  # the logger of the SDK's session
-    "httpcore2.connection",
-    "httpcore2.http11",
-    "httpcore2.http2",
-    "httpcore2.proxy",
-    "httpcore2.socks",
-    "httpx2",
-    "mcp.client.auth.oauth2",
-    "mcp.client.auth.utils",
-    "mcp.client.caching",
-    "mcp.client.client",
-    "mcp.client.sse",
-    "mcp.client.stdio",
-    "mcp.client.streamable_http",
-    "mcp.shared.direct_dispatcher",
-    "mcp.shared.dispatcher",
-    "mcp.shared.jsonrpc_dispatcher",
-    "mcp.shared.tool_name_validation",
-)
+LOGGERS = (  # `client` is the logger of the SDK's session
+    "anyio.streams.tls", "client", "httpcore2.connection", "httpcore2.http11", "httpcore2.http2",
+    "httpcore2.proxy", "httpcore2.socks", "httpx2", "mcp.client.auth.oauth2", "mcp.client.auth.utils",
+    "mcp.client.caching", "mcp.client.client", "mcp.client.sse", "mcp.client.stdio",
+    "mcp.client.streamable_http", "mcp.shared.direct_dispatcher", "mcp.shared.dispatcher",
+    "mcp.shared.jsonrpc_dispatcher", "mcp.shared.tool_name_validation",
+)  # fmt: skip
 
 Receive = Callable[[logging.LogRecord], object]
 

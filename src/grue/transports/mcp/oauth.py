@@ -64,20 +64,10 @@ _MAX_FIELDS = 100
 _MIN_SECRET = 8
 """Length of the shortest value that is redacted. A shorter one occurs in other texts by chance."""
 
-_SECRET_FIELDS = frozenset(
-    (
-        "access_token",
-        "assertion",
-        "client_assertion",
-        "client_secret",
-        "code",
-        "code_verifier",
-        "id_token",
-        "refresh_token",
-        "subject_token",
-        "token",
-    )
-)
+_SECRET_FIELDS = frozenset((
+    "access_token", "assertion", "client_assertion", "client_secret", "code", "code_verifier", "id_token",
+    "refresh_token", "subject_token", "token",
+))  # fmt: skip
 
 
 def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
@@ -210,17 +200,10 @@ def _life(seconds: object) -> object:
 _MAX_REQUESTS = 30
 _ERROR_CHARS = 300
 _LONG_AGO = 1.0
-_SDK_ERRORS = (
-    OAuthFlowError,
-    OAuthTokenError,
-    OAuthRegistrationError,
-    ValidationError,
-    ValueError,
-    OSError,
-    ArithmeticError,
-    PyJWTError,
-    NotImplementedError,  # raised for a `signing_algorithm` that does not exist
-)
+_SDK_ERRORS = (  # `NotImplementedError`: there is no such `signing_algorithm`
+    OAuthFlowError, OAuthTokenError, OAuthRegistrationError, ValidationError, ValueError, OSError,
+    ArithmeticError, PyJWTError, NotImplementedError,
+)  # fmt: skip
 _REFUSED = frozenset((httpx2.codes.BAD_REQUEST, httpx2.codes.UNAUTHORIZED))
 """The statuses with which an authorization server refuses a refresh token (RFC 6749, section 5.2)."""
 
