@@ -21,6 +21,7 @@ from grue.policies import NoticeKind, ServerPhase
 from grue.protocol.json_text import json_object, json_value
 from grue.protocol.tools.lock import screen
 from grue.protocol.tools.results import content_blocks, from_mcp, is_kept_as_text, is_small
+from grue.protocol.tools.server_tasks import created_task
 from grue.runtime.loading import is_loaded, load, load_all
 from grue.runtime.loops.beside_loop import aside, leaves_no_time
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
@@ -270,8 +271,6 @@ class McpClient:
         return replace(result, error_message=f"{said}\n{refused}") if refused else result
 
     async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        from grue.transports.mcp.session_parts import created_task
-
         params: m.JsonObject = {"name": tool, "arguments": arguments}
         form = self._opened.task_form
         if form == "experimental" and tool in self._as_tasks:

@@ -38,23 +38,8 @@ from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.failures import SESSION_LOST, WireFault, first_fault
 from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp import http_faults as faults
 from grue.transports.mcp.authorization import Authorization
-from grue.transports.mcp.http_faults import (
-    COMPRESSED,
-    CUT_SHORT,
-    ENDPOINT_AT_OTHER_HOST,
-    NOT_A_MESSAGE,
-    NOT_READING,
-    TOO_MANY_MESSAGES,
-    AuthorizationRefused,
-    content_fault,
-    environment_fault,
-    redirect_fault,
-    sse_also_refused,
-    status_fault,
-    too_long_fault,
-    transport_fault,
-)
 from grue.transports.mcp.incoming import (
     is_usable,
     read_any_message,
@@ -78,12 +63,12 @@ def with_own_fault(item: SessionMessage) -> SessionMessage:
 
 def _fault_of(error: types.ErrorData) -> WireFault | None:
     if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream ended"):
-        return CUT_SHORT
+        return faults.CUT_SHORT
     if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream failed: "):
         words = error.message.removeprefix("SSE stream failed: ")
         return WireFault(f"its stream of events is not usable: {words}", ends_session=False)
     if error.code == types.PARSE_ERROR and error.message.startswith("Failed to parse SSE message: "):
-        return NOT_A_MESSAGE
+        return faults.NOT_A_MESSAGE
     return None
 
 
@@ -288,7 +273,7 @@ class HttpStream(MessageStream):
         except Exception as error:  # noqa: BLE001 - any exception of the transports breaks the stream
             self.break_off(broken_by(error))
         finally:
-            self.break_off(CUT_SHORT)
+            self.break_off(faults.CUT_SHORT)
             self._outbound.close()
             self._unsent.close()
             self._left.set()
@@ -341,7 +326,7 @@ class HttpStream(MessageStream):
         text = record.getMessage()
         self.notify("noise", text)
         if text.startswith(_OTHER_ORIGIN_LOGGED):
-            self.break_off(ENDPOINT_AT_OTHER_HOST)
+            self.break_off(faults.ENDPOINT_AT_OTHER_HOST)
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message."""
@@ -349,7 +334,7 @@ class HttpStream(MessageStream):
 
     async def _send(self, item: SessionMessage) -> None:
         if self._outbound.statistics().current_buffer_used > _MAX_UNSENT:
-            self.break_off(NOT_READING)
+            self.break_off(faults.NOT_READING)
         if self.broken is not None:
             raise anyio.BrokenResourceError
         self._outbound.send_nowait(item)
@@ -380,7 +365,7 @@ class HttpStream(MessageStream):
         try:
             return _Client(self, self._server, self._limits)
         except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
-            self.break_off(environment_fault(error))
+            self.break_off(faults.environment_fault(error))
             raise
 
     async def _receive_all(self, read: Any) -> None:
@@ -413,7 +398,7 @@ class HttpStream(MessageStream):
         answers = isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError)
         self._unasked = 0 if answers else self._unasked + 1
         if self._unasked > MAX_UNASKED:
-            self.break_off(TOO_MANY_MESSAGES)
+            self.break_off(faults.TOO_MANY_MESSAGES)
         if self.broken is None:
             self._arrived.send_nowait(item)
 
@@ -459,13 +444,13 @@ class _Client(httpx2.AsyncClient):
                 outcome = await self._judge(request, response, head)
         except TimeoutError:
             return _empty_success(request)
-        except AuthorizationRefused as error:
+        except faults.AuthorizationRefused as error:
             outcome = error.fault
         except httpx2.RequestError as error:
             host, port = request.url.host, request.url.port or (443 if request.url.scheme == "https" else 80)
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             proxied = self._transport_for_url(request.url) is not self._transport
-            outcome = transport_fault(error, where, self._server.connect_timeout_s, proxied=proxied)
+            outcome = faults.transport_fault(error, where, self._server.connect_timeout_s, proxied=proxied)
         return self._refused(request, head, outcome) if isinstance(outcome, WireFault) else outcome
 
     async def _sent(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
@@ -481,7 +466,7 @@ class _Client(httpx2.AsyncClient):
         if head.is_request and head.id is not None:
             self._stream.fail(head.id, fault)
         elif request.method == "GET" and self._stream.transport == "sse":
-            self._stream.break_off(sse_also_refused(self._stream.declined, fault))
+            self._stream.break_off(faults.sse_also_refused(self._stream.declined, fault))
             return httpx2.Response(503, request=request)
         # A 405 tells the SDK that the server offers no stream of its own messages.
         return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
@@ -499,7 +484,7 @@ class _Client(httpx2.AsyncClient):
         # Refuse a compressed body: a few bytes may expand to gigabytes before a limit counts them.
         if awaited and response.is_success and _is_compressed(response):
             await response.aclose()
-            return COMPRESSED
+            return faults.COMPRESSED
         if awaited and response.is_success and _content_type(response) == _EVENTS:
             answered = head.id if request.method == "POST" else _resumed(request)
             limits = (self._max_message_bytes, self._max_event_bytes)
@@ -510,10 +495,12 @@ class _Client(httpx2.AsyncClient):
             if awaited and following is not None:
                 url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
                 same_place = _same_place(request.url, url)
-                return redirect_fault(response.status_code, plain_text(str(url)), same_place=same_place)
+                return faults.redirect_fault(
+                    response.status_code, plain_text(str(url)), same_place=same_place
+                )
             # A GET asks for a stream of events, and this answer has another content type.
             if response.is_success and request.method == "GET":
-                return content_fault(response.status_code, _content_type(response))
+                return faults.content_fault(response.status_code, _content_type(response))
             # A notification has no answer. With the SSE transport, the GET's stream brings the answer.
             if not awaited or (response.is_success and self._stream.transport == "sse"):
                 return _empty_success(request)
@@ -527,7 +514,7 @@ class _Client(httpx2.AsyncClient):
         """Return a response for the SDK, or the fault. Deliver any answer except that to `initialize`."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
-            return too_long_fault(self._max_message_bytes)
+            return faults.too_long_fault(self._max_message_bytes)
         message = await read_any_message(body) if _content_type(response) == _JSON else None
         if not response.is_success:
             fault = _refusal(request, response, message, body)
@@ -536,9 +523,9 @@ class _Client(httpx2.AsyncClient):
                 falls_back = starting and self._stream.falls_back(fault, response.status_code)
                 return _empty_success(request) if falls_back else fault
         elif _content_type(response) != _JSON:
-            return content_fault(response.status_code, _content_type(response))
+            return faults.content_fault(response.status_code, _content_type(response))
         if message is None or head.id is None:
-            return NOT_A_MESSAGE
+            return faults.NOT_A_MESSAGE
         if head.method == "initialize" and response.is_success:
             # Keep the header with the session's id, which the SDK's transport reads from this response.
             kept = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
@@ -613,7 +600,7 @@ def _refusal(
         text = body.decode("utf-8", "replace")
     challenge = response.headers.get("www-authenticate", "")
     shown = beginning(" ".join(plain_text(text).split()), _ERROR_TEXT_CHARS)
-    fault = status_fault(status, shown, challenge)
+    fault = faults.status_fault(status, shown, challenge)
     return None if error is not None and not fault.ends_session else fault
 
 

@@ -34,28 +34,15 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.tools import results as tool_results
+from grue.protocol.tools import server_tasks as tasks
 from grue.protocol.tools.json_schema import MAX_VALUE_BYTES, Check, NotCheckedError, check_of, reason
 from grue.protocol.tools.results import INTERRUPTED
-from grue.protocol.tools.server_tasks import (
-    MAX_POLL_ERRORS,
-    AnswerQuestions,
-    CollectResult,
-    TaskFailed,
-    TaskFinished,
-    TaskForm,
-    TaskMove,
-    WaitFor,
-    created_task,
-    is_unknown,
-    next_move,
-    status_message,
-)
 from grue.runtime.loops.host_code import HostCodeFailed
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.server_requests import Notify
 from grue.transports.mcp import sdk
 
-__all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task", "sdk"]
+__all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "sdk"]
 
 
 class _Schemas:
@@ -150,7 +137,7 @@ class TaskOfCall:
     def __init__(
         self,
         task: m.ToolTask,
-        form: TaskForm,
+        form: tasks.TaskForm,
         *,
         ask: Callable[[str, m.JsonObject], Awaitable[m.JsonObject]],
         respond: Callable[[m.JsonObject], Awaitable[m.JsonObject]],
@@ -182,43 +169,43 @@ class TaskOfCall:
         except (anyio.get_cancelled_exc_class(), ToolRefusedError, HostCodeFailed):
             await self._cancel()
             raise
-        if isinstance(ended, TaskFailed):
+        if isinstance(ended, tasks.TaskFailed):
             raise ToolRefusedError(ended.reason, code=ended.code)
         return ended.result
 
-    async def _end(self, wait_s: float) -> TaskFinished | TaskFailed:
+    async def _end(self, wait_s: float) -> tasks.TaskFinished | tasks.TaskFailed:
         while True:
             await anyio.sleep(wait_s)
             match await self._state():
-                case WaitFor(poll_s):
+                case tasks.WaitFor(poll_s):
                     wait_s = poll_s
-                case AnswerQuestions(questions, poll_s):
+                case tasks.AnswerQuestions(questions, poll_s):
                     await self._answer(questions)
                     wait_s = poll_s
-                case CollectResult():
+                case tasks.CollectResult():
                     return await self._collected()
-                case TaskFinished() | TaskFailed() as ended:
+                case tasks.TaskFinished() | tasks.TaskFailed() as ended:
                     return ended
 
-    async def _state(self) -> TaskMove:
+    async def _state(self) -> tasks.TaskMove:
         """Ask for the task's state, and return what to do next; raises `ToolRefusedError`."""
         try:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
-            move = next_move(answer, self._form, self._answered)
+            move = tasks.next_move(answer, self._form, self._answered)
         except ToolRefusedError as refused:
-            if is_unknown(refused.code):
-                return TaskFailed(f"{LOST}: {refused}", refused.code)
+            if tasks.is_unknown(refused.code):
+                return tasks.TaskFailed(f"{LOST}: {refused}", refused.code)
             return self._after_refusal(str(refused), refused.code)
         except ValueError as error:
             return self._after_refusal(str(error), _INTERNAL_ERROR)
         self._refused = 0
-        self._tell(status_message(answer))
+        self._tell(tasks.status_message(answer))
         return move
 
-    def _after_refusal(self, reason: str, code: int) -> TaskMove:
+    def _after_refusal(self, reason: str, code: int) -> tasks.TaskMove:
         self._refused += 1
-        if self._refused < MAX_POLL_ERRORS:
-            return WaitFor(self._task.poll_s)
+        if self._refused < tasks.MAX_POLL_ERRORS:
+            return tasks.WaitFor(self._task.poll_s)
         raise ToolRefusedError(
             f"{INTERRUPTED}: its server did not say how its task is doing: {reason}", code=code
         )
@@ -228,11 +215,11 @@ class TaskOfCall:
         await self._ask("tasks/update", {"taskId": self._task.task_id, "inputResponses": responses})
         self._answered.update(questions)
 
-    async def _collected(self) -> TaskFinished | TaskFailed:
+    async def _collected(self) -> tasks.TaskFinished | tasks.TaskFailed:
         try:
-            return TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
+            return tasks.TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
         except ToolRefusedError as refused:
-            return TaskFailed(str(refused), refused.code)
+            return tasks.TaskFailed(str(refused), refused.code)
 
     def _tell(self, said: str) -> None:
         if said and said != self._said:
