@@ -16,22 +16,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.tool_loop import step
-from grue.protocol.turn.states import (
-    AwaitingClose,
-    AwaitingCompletion,
-    AwaitingDrop,
-    AwaitingSessions,
-    AwaitingSummary,
-    AwaitingSupport,
-    AwaitingTools,
-    Finished,
-    Idle,
-    Presuming,
-    TurnProgress,
-    TurnState,
-    Waiting,
-    progress_of,
-)
+from grue.protocol.turn import states as s
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note, reply
 from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.trace.recorder import Envelope
@@ -80,8 +65,8 @@ class AgentActor(Actor[m.TurnEvent]):
         self._check = check
         self._note = note
         self._deadline = deadline
-        self._state: TurnState = Idle()
-        self._before: TurnState = self._state
+        self._state: s.TurnState = s.Idle()
+        self._before: s.TurnState = self._state
         self._asked: Envelope[m.TurnEvent] | None = None
         self._pace = Pace()
         self.approval: Mailbox[m.AskApproval] | None = None
@@ -95,41 +80,43 @@ class AgentActor(Actor[m.TurnEvent]):
     @property
     def is_presuming(self) -> bool:
         """Whether the current request offers presumed tools, so that its reply may still be dropped."""
-        return isinstance(self._state, Presuming | AwaitingDrop)
+        return isinstance(self._state, s.Presuming | s.AwaitingDrop)
 
     @property
     def may_presume(self) -> bool:
         """Whether `is_presuming` may become true later: the agent still waits for `ToolSupportChecked`."""
         state = self._state
-        return isinstance(state, AwaitingSupport) or (isinstance(state, AwaitingSessions) and state.asking)
+        return isinstance(state, s.AwaitingSupport) or (
+            isinstance(state, s.AwaitingSessions) and state.asking
+        )
 
     @property
     def awaits_model(self) -> bool:
         """Whether the agent waits for a reply of the model."""
         state = self._state
-        presuming = isinstance(state, Presuming) and state.reply is None
-        return presuming or isinstance(state, AwaitingCompletion | AwaitingSummary)
+        presuming = isinstance(state, s.Presuming) and state.reply is None
+        return presuming or isinstance(state, s.AwaitingCompletion | s.AwaitingSummary)
 
     @property
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """The tools so far; empty outside the turn. Any thread may read them: states are immutable."""
         state = self._state
-        return () if isinstance(state, Idle | Finished) else state.turn.tools
+        return () if isinstance(state, s.Idle | s.Finished) else state.turn.tools
 
     @property
-    def progress(self) -> TurnProgress:
+    def progress(self) -> s.TurnProgress:
         """What the turn is doing now, and its counts so far. Any thread may read it: states are immutable."""
         seen, before = self._state, self._before
-        if not isinstance(seen, Finished):
-            return progress_of(seen)
-        return replace(progress_of(before), doing=progress_of(seen).doing)
+        if not isinstance(seen, s.Finished):
+            return s.progress_of(seen)
+        return replace(s.progress_of(before), doing=s.progress_of(seen).doing)
 
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
         """Return the uncut result of a call; `None`: the call has no result so far, or the turn is over."""
         state = self._state
-        if isinstance(state, Idle | Finished):
+        if isinstance(state, s.Idle | s.Finished):
             return None
-        settled = state.settled if isinstance(state, AwaitingTools) else ()
+        settled = state.settled if isinstance(state, s.AwaitingTools) else ()
         records = (*settled, *reversed(state.turn.records))
         return next((record.result for record in records if record.call_id == call_id), None)
 
@@ -152,7 +139,7 @@ class AgentActor(Actor[m.TurnEvent]):
             while not self._is_over:
                 await self.receive(await self._next())
         except anyio.EndOfStream:
-            if not isinstance(self._state, Idle):
+            if not isinstance(self._state, s.Idle):
                 raise
         except anyio.get_cancelled_exc_class():
             await self._wind_up()
@@ -178,7 +165,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 # could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
-        if isinstance(following, AwaitingClose | Waiting):
+        if isinstance(following, s.AwaitingClose | s.Waiting):
             # The turn does not ask the model again: end the LLM actor while the sessions are being closed.
             self._llm.close()
         # Handle `forked` and `presumed` as events of the turn, so that a replay finds them in the trace. Do
@@ -192,12 +179,12 @@ class AgentActor(Actor[m.TurnEvent]):
 
     async def _step(
         self, envelope: Envelope[m.TurnEvent]
-    ) -> tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
+    ) -> tuple[s.TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
         if not envelope.is_long:
             return step(self._state, envelope.body)
         # Long arguments take long to parse, so a thread calls `step`. A cancellation waits for the thread,
         # because a trace with an event, but without the commands that follow from it, could not be replayed.
-        outcome: list[tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
+        outcome: list[tuple[s.TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
         with anyio.CancelScope(shield=True):
             outcome.append(await aside(step, self._state, envelope.body))
         return outcome[0]
@@ -213,7 +200,7 @@ class AgentActor(Actor[m.TurnEvent]):
             self.said.append(event)
 
     async def _next(self) -> Envelope[m.TurnEvent]:
-        if self._deadline != inf and not isinstance(self._state, Idle | AwaitingClose | Waiting):
+        if self._deadline != inf and not isinstance(self._state, s.Idle | s.AwaitingClose | s.Waiting):
             with anyio.CancelScope(deadline=self._deadline):
                 return await self.mailbox.receive()
             return self._note(self._deadline_passed(), sender="clock")
@@ -240,7 +227,7 @@ class AgentActor(Actor[m.TurnEvent]):
     async def _give_up_lost_sessions(self) -> None:
         # A session's actor can end before it has reported `SessionClosed`, for example because an observer
         # raised an exception. If the agent's mailbox is empty, no report will come from an ended actor.
-        if isinstance(self._state, AwaitingClose | Waiting):
+        if isinstance(self._state, s.AwaitingClose | s.Waiting):
             for server in self._state.pending:
                 if self._sessions[server].is_closed:
                     await self.mailbox.send(m.SessionClosed(server=server), sender=server)
@@ -274,7 +261,7 @@ class AgentActor(Actor[m.TurnEvent]):
     @property
     def _is_over(self) -> bool:
         state = self._state
-        return isinstance(state, Finished) or (isinstance(state, Waiting) and not state.pending)
+        return isinstance(state, s.Finished) or (isinstance(state, s.Waiting) and not state.pending)
 
     async def _close(self, command: m.CloseSession, cause: int) -> None:
         try:
