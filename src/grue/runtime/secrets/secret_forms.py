@@ -1,9 +1,9 @@
 r"""What counts as a secret, and the forms in which a secret can occur.
 
-Secrets are the values of variables whose names suggest a secret, such as `API_KEY`, and passwords in URLs and
-in `Basic` credentials. A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML
-or a Python literal, or encoded as base64 (alone or among other bytes) or hexadecimal, also with line breaks.
-From each secret this module makes:
+Secrets are the values of variables whose names suggest a secret, such as `API_KEY`, and passwords in URLs, in
+connection strings and in `Basic` credentials. A secret can occur unchanged, or escaped for JSON (at any
+depth), a shell, a URL, HTML or a Python literal, or encoded as base64 (alone or among other bytes) or
+hexadecimal, also with line breaks. From each secret this module makes:
 
 - Patterns, for complete texts: regular expressions. Each has probes, bytes that its matches contain. The
   expression is compiled only when one of its probes is found in a text.
@@ -284,6 +284,8 @@ _MOST_NAMES = 1024
 """How many results `looks_secret` caches. The cache holds names only, no values."""
 
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:([^/\s]+)@")
+# In connection strings, such as `AccountName=a;AccountKey=...` of Azure, `host=h password=...` of PostgreSQL.
+_PAIR = re.compile(r"(?i)\b(?:account_?key|shared_?access_?key|password|pwd)=(?:'([^']+)'|([^\s;&'\"]+))")
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/_-]+=*)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_PARTS = re.compile(
@@ -301,9 +303,9 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets in `environments`: the host's environment, or a server's `env` and `headers`.
 
     The keys of the result are the names that placeholders show. A value is a secret if it has at least 12
-    characters and its variable has a secret's name. Passwords in URLs and in `Basic` credentials are secrets
-    whatever the variable is called, if they have at least 8 characters. If a name occurs with two values, the
-    second is returned too, under another name (`add_value`).
+    characters and its variable has a secret's name. Passwords in URLs, in connection strings and in `Basic`
+    credentials are secrets whatever the variable is called, if they have at least 8 characters. If a name
+    occurs with two values, the second is returned too, under another name (`add_value`).
     """
     found: dict[str, str] = {}
     for environment in environments:
@@ -326,6 +328,8 @@ def add_value(named: dict[str, str], name: str, value: str) -> None:
 def _passwords_in(value: str) -> Iterator[str]:
     # Every runner searches the whole environment, and `in` is faster than the regular expression.
     passwords = list(map(unquote, _URL_PASSWORD.findall(value))) if "://" in value else []
+    if "=" in value:
+        passwords += (quoted or plain for quoted, plain in _PAIR.findall(value))
     if " " in value:
         passwords += filter(None, map(_basic_password, _BASIC.findall(value)))
     return (password for password in passwords if len(password) >= MIN_PASSWORD_CHARS)

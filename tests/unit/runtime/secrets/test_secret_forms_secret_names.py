@@ -112,6 +112,27 @@ def test_the_password_of_a_url_goes_up_to_the_last_at_sign() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "password"),
+    [
+        (
+            "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=c2VjcmV0c2VjcmV0==;Suffix=x",
+            "c2VjcmV0c2VjcmV0==",
+        ),
+        ("Endpoint=sb://a/;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0c2Vj=", "c2VjcmV0c2Vj="),
+        ("Server=db;User Id=me;Password=p@ss-word-1;", "p@ss-word-1"),
+        ("host=db password='p@ss word 1' dbname=x", "p@ss word 1"),
+    ],
+)
+def test_the_key_or_password_in_a_connection_string_is_a_secret(value: str, password: str) -> None:
+    assert secrets_in({"STORAGE": value}) == {"STORAGE password": password}
+
+
+def test_a_long_row_of_pairs_is_searched_in_no_time() -> None:
+    assert_linear(lambda size: secrets_in({"A": "password=" * (size // 9)}), 400_000)
+    assert_linear(lambda size: secrets_in({"A": "password='" * (size // 10)}), 400_000)
+
+
+@pytest.mark.parametrize(
     ("header", "secrets"),
     [
         ("Basic " + b64encode(b"user:long-password").decode(), {"Proxy password": "long-password"}),
