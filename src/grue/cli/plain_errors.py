@@ -106,6 +106,12 @@ def _plain_errors() -> Iterator[None]:
         raise typer.Exit(USAGE if isinstance(error, MCPConfigError | GameError) else FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
+    except typer.Abort as error:
+        # A question of typer ends with this after Ctrl-C, and also after Ctrl-D.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            say(err=True)
+            raise typer.Exit(INTERRUPTED) from error
+        raise
 
 
 def report_os_error(error: OSError) -> NoReturn:

@@ -129,6 +129,20 @@ def test_debugging_shows_where_an_error_came_from(run: CliRunner, monkeypatch: p
     assert "Traceback" in run.invoke(app, ["play", "--offline", "--game", "chess"]).output
 
 
+@pytest.mark.parametrize(("pressed", "status"), [(KeyboardInterrupt, 130), (EOFError, 1)])
+def test_ctrl_c_at_a_question_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, pressed: type[BaseException], status: int
+) -> None:
+    def read(_: str) -> str:
+        raise pressed
+
+    monkeypatch.setitem(typer.prompt.__globals__, "visible_prompt_func", read)
+    monkeypatch.setattr("grue.cli.add.remove_server", lambda *_: typer.confirm("Go on?"))
+    with pytest.raises(SystemExit) as ended:
+        app(["remove", "files"])
+    assert ended.value.code == status
+
+
 @pytest.mark.slow
 def test_the_projects_own_settings_are_used(run: CliRunner) -> None:
     write_servers()

@@ -188,14 +188,14 @@ class _PrivateHistory(FileHistory):
 
 
 def _history(redaction: Redaction) -> History:
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "grue"
-    path = folder / "chat_history"
     try:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "grue"
+        path = folder / "chat_history"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
         if path.stat().st_size > _MAX_HISTORY_BYTES:
             _shorten(path)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home folder
         return InMemoryHistory()
     return _PrivateHistory(path, redaction)
 

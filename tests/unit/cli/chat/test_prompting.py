@@ -83,11 +83,17 @@ def test_what_was_typed_is_found_in_the_next_chat_without_secrets(keys: PipeInpu
     assert (prompt.read() or "").startswith("my key is [redacted")
 
 
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("place", ["file", ""])
 def test_without_a_place_for_it_the_history_is_in_memory(
-    keys: PipeInput, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    keys: PipeInput, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_STATE_HOME", place and str(tmp_path / place))
+    monkeypatch.setattr(Path, "home", no_home)
     prompt = reader()
     keys.send_text("first\r")
     prompt.read()
