@@ -324,6 +324,20 @@ def test_doctor_checks_what_grue_init_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_doctor_names_the_program_whose_address_cannot_be_used_and_shows_no_password(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text('llm = LlmSettings(base_url="127.0.0.1:11434/v1", model="m")\n')
+    found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert found.returncode == 1
+    assert "WRONG  agent.py: base_url should be an http:// or https:// URL with a host." in found.stdout
+    program.write_text('llm = LlmSettings(base_url="http://me:hidden@127.0.0.1:9/v1", model="m")\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.grue.llm]\nagent_model = "n"\n')
+    found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert "To check that: grue doctor --base-url http://127.0.0.1:9/v1 --model m" in found.stdout
+    assert "hidden" not in found.stdout
+
+
+@pytest.mark.slow
 def test_doctor_says_how_to_check_what_a_program_names_beside_the_project(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text('llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")\n')
     (tmp_path / "other.py").write_text("llm = LlmSettings(base_url=URL, model=name)\nbroken(\n")

@@ -309,12 +309,17 @@ def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
     # `chosen`: whether the project names an endpoint. If not, the later checks use the first endpoint that a
     # program names.
     for named in dict.fromkeys(_programs()):
-        what = f"{shown_path(named.path)} names {printable(named.model)} at {shown_endpoint(named.base_url)}"
+        url = shown_endpoint(named.base_url)
+        what = f"{shown_path(named.path)} names {printable(named.model)} at {url}"
         if chosen:
-            how = f"grue doctor --base-url {shlex.quote(named.base_url)} --model {shlex.quote(named.model)}"
+            how = f"grue doctor --base-url {shlex.quote(url)} --model {shlex.quote(named.model)}"
             yield Finding("note", f"{what}. To check that: {how}")
         else:
-            config.ask(named.base_url, named.model)
+            try:
+                config.ask(named.base_url, named.model)
+            except MCPConfigError as error:
+                why = error.problems[0].text
+                raise MCPConfigError(f"{shown_path(named.path)}: base_url {why}") from error
             yield Finding("ok", f"{what}: checked below")
             chosen = True
 
