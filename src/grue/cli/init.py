@@ -122,7 +122,8 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
     Raises:
         MCPConfigError: A source or the folder cannot be used.
     """
-    chosen = [read_host(path) for path in sources] if sources else _offered(folder)
+    replaced: dict[str, str] = {}
+    chosen = [read_host(path, replaced=replaced) for path in sources] if sources else _offered(folder)
     servers = {"mind": CopiedEntry("mind", _own_server(), ()), **_gathered(chosen)}
     configuration = {"mcpServers": {name: copy.entry for name, copy in servers.items()}}
     try:

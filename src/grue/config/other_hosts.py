@@ -14,8 +14,9 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,13 +64,18 @@ class CopiedEntry(Struct, frozen=True):
     variables: tuple[str, ...]
 
 
-def copied(name: str, entry: Mapping[str, Any]) -> CopiedEntry:
+def copied(
+    name: str, entry: Mapping[str, Any], replaced: MutableMapping[str, str] | None = None
+) -> CopiedEntry:
     """Convert another host's entry for a server to grue's form, and leave out secrets and unknown keys.
+
+    `replaced` has the value that each variable replaces in entries copied earlier, by the variable's name.
+    This entry's variables are added. A variable never replaces two values that differ.
 
     Raises:
         MCPConfigError: A value has the wrong type.
     """
-    return _Copy(name).of(_as_ours(entry))
+    return _Copy(name, {} if replaced is None else replaced).of(_as_ours(entry))
 
 
 def _as_ours(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,8 +108,9 @@ def _as_ours(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Copy:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, replaced: MutableMapping[str, str]) -> None:
         self._name = name
+        self._replaced = replaced
         self._variables: list[str] = []
 
     def of(self, entry: dict[str, Any]) -> CopiedEntry:
@@ -124,28 +131,31 @@ class _Copy:
                     raise MCPConfigError(f"its {key!r} has the wrong type.")
         return CopiedEntry(self._name, entry, tuple(dict.fromkeys(self._variables)))
 
-    def _variable(self, name: str) -> str:
-        variable = re.sub(r"[\W_]+", "_", name).strip("_").upper()
-        variable = variable if variable[:1].isalpha() else f"MCP_{variable}"
+    def _variable(self, name: str, value: str) -> str:
+        plain = re.sub(r"[\W_]+", "_", name).strip("_").upper()
+        plain = plain if plain[:1].isalpha() else f"MCP_{plain}"
+        names = (plain if number == 1 else f"{plain}_{number}" for number in count(1))
+        variable = next(each for each in names if self._replaced.setdefault(each, value) == value)
         self._variables.append(variable)
         return f"${{{variable}}}"
 
     def _variable_value(self, name: str, value: str) -> str:
         if "${" in value:
             return self._expressions(value)
-        return value if _HARMLESS.fullmatch(value) and not looks_secret(name) else self._variable(name)
+        return value if _HARMLESS.fullmatch(value) and not looks_secret(name) else self._variable(name, value)
 
     def _header_value(self, name: str, value: str) -> str:
         if "${" in value:
             return self._expressions(value)
         scheme = _SCHEME.fullmatch(value)
-        return (f"{scheme['scheme']} " if scheme else "") + self._variable(f"{self._name}_{name}")
+        shown = f"{scheme['scheme']} " if scheme else ""
+        return shown + self._variable(f"{self._name}_{name}", value)
 
     def _auth_value(self, name: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         if name in SECRETS and "${" not in value:
-            return self._variable(f"{self._name}_{name}")
+            return self._variable(f"{self._name}_{name}", value)
         return self._text(value, f"{self._name}_{name}") if name != "client_id" else value
 
     def _arguments(self, arguments: list[str]) -> list[str]:
@@ -154,7 +164,7 @@ class _Copy:
         for number, argument in enumerate(arguments, start=1):
             is_value = before.startswith("-") and "=" not in before and looks_secret(before)
             if is_value and not argument.startswith("-") and "${" not in argument:
-                written.append(self._variable(f"{self._name}_{before}"))
+                written.append(self._variable(f"{self._name}_{before}", argument))
             else:
                 written.append(self._argument(argument, number))
             before = argument
@@ -168,7 +178,7 @@ class _Copy:
             label = found["name"] if form is _ASSIGNMENT else f"{self._name}_{found['name']}"
             value = found["value"]
             if looks_secret(found["name"]) or (form is _ASSIGNMENT and not _HARMLESS.fullmatch(value)):
-                return f"{found['name']}{separator}{self._variable(label)}"
+                return f"{found['name']}{separator}{self._variable(label, value)}"
             return f"{found['name']}{separator}{self._text(value, label)}"
         return self._text(argument, f"{self._name}_ARG_{number}")
 
@@ -179,7 +189,7 @@ class _Copy:
         parts = url["path"].split("/") if url else text.split("/")
         private = url is not None and ("@" in url["host"] or bool(url["rest"]))
         private = private or _KEY_PREFIX.search(text) is not None
-        return self._variable(label) if private or any(map(_is_token, parts)) else text
+        return self._variable(label, text) if private or any(map(_is_token, parts)) else text
 
     def _expressions(self, text: str) -> str:
         # If the text has a secret outside of its `${...}`, one variable replaces the whole text.
@@ -188,11 +198,11 @@ class _Copy:
             default = found["default"]
             if found["name"] in _FOLDERS or (default and _HARMLESS.fullmatch(default.removeprefix(":-"))):
                 return found[0]
-            return self._variable(found["name"])
+            return self._variable(found["name"], found["name"])
 
         around = _EXPRESSION.split(text)[:: _EXPRESSION.groups + 1]
         if any(map(_is_token, around)) or any(_KEY_PREFIX.search(each) for each in around):
-            return self._variable(f"{self._name}_value")
+            return self._variable(f"{self._name}_value", text)
         return _EXPRESSION.sub(written, text)
 
 
@@ -250,19 +260,23 @@ def _places(home: Path, project: Path) -> Iterator[tuple[str, Path]]:
 def find_hosts(home: Path, project: Path) -> list[FoundServers]:
     """Return the servers of each host whose file can be read and has servers, the project's files first."""
     found = []
+    replaced: dict[str, str] = {}
     for host, path in _places(home, project):
         with suppress(MCPConfigError, OSError):  # OSError: the folder of the file cannot be searched
             if path.is_file():
-                servers = read_host(path, host)
+                servers = read_host(path, host, replaced)
                 if servers.servers or servers.unusable:
                     found.append(servers)
     return found
 
 
-def read_host(path: Path, host: str | None = None) -> FoundServers:
+def read_host(
+    path: Path, host: str | None = None, replaced: MutableMapping[str, str] | None = None
+) -> FoundServers:
     """Return the servers in another MCP host's configuration file: JSON, JSON with comments, or TOML.
 
-    `host` is that host's name; `None`: the file's path is used as the host's name.
+    `host` is that host's name; `None`: the file's path is used as the host's name. `replaced` is as for
+    `copied`.
 
     Raises:
         MCPConfigError: The file cannot be read or parsed, or has no section for MCP servers.
@@ -272,11 +286,14 @@ def read_host(path: Path, host: str | None = None) -> FoundServers:
         raise MCPConfigError(f"{path} configures no MCP servers: it has none of {', '.join(_KEYS)}.")
     servers: dict[str, CopiedEntry] = {}
     unusable: dict[str, str] = {}
+    replaced = {} if replaced is None else replaced
     for name, entry in entries.items():
         try:
             if not isinstance(entry, Mapping):
                 raise MCPConfigError("it is not an object.")
-            copy = copied(name.replace(".", "-"), entry)
+            copy = copied(name.replace(".", "-"), entry, replaced)
+            if copy.name in servers:
+                raise MCPConfigError(f"the name {copy.name} is taken.")
             MCPConfig.from_mapping({copy.name: copy.entry})
         except MCPConfigError as error:
             unusable[name] = str(error)
@@ -308,9 +325,11 @@ def _entries(parsed: Any) -> dict[str, Any] | None:
     def inside(value: Any, key: str) -> Any:
         return value.get(key) if isinstance(value, Mapping) else None
 
+    found: dict[str, Any] | None = None
+    # Claude Code has servers for all projects, and further ones for each project.
     for place in (parsed, inside(parsed, "mcp"), inside(inside(parsed, "projects"), str(Path.cwd()))):
         for key in _KEYS:
             if isinstance(servers := inside(place, key), Mapping):
                 servers = with_box_of_file(servers, inside(place, "sandbox"))
-                return {str(name): entry for name, entry in servers.items()}
-    return None
+                found = {**(found or {}), **{str(name): entry for name, entry in servers.items()}}
+    return found

@@ -89,3 +89,40 @@ def test_a_file_without_servers_is_refused_and_not_quoted(tmp_path: Path, text: 
     assert "[[" not in str(refused.value)
     with pytest.raises(MCPConfigError, match=r"Cannot read .*absent"):
         read_host(tmp_path / "absent.json")
+
+
+def test_the_servers_of_all_projects_and_of_this_one_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own, others = {"command": "mine"}, {"command": "others"}
+    here, there = {"mcpServers": {"one": own}}, {"mcpServers": {"three": others}}
+    file = {
+        "mcpServers": {"one": others, "two": others},
+        "projects": {str(tmp_path): here, "/elsewhere": there},
+    }
+    found = read_host(write(tmp_path / ".claude.json", json.dumps(file))).servers
+    assert {name: each.entry["command"] for name, each in found.items()} == {"one": "mine", "two": "others"}
+
+
+def test_no_variable_replaces_two_secrets(home: Path, tmp_path: Path) -> None:
+    first, second = ({"command": "x", "env": {"API_KEY": f"sk-{each}"}} for each in ("first", "second"))
+    write(home / ".cursor/mcp.json", json.dumps({"mcpServers": {"a": first, "b": second, "c": first}}))
+    write(
+        home / ".lmstudio/mcp.json", json.dumps({"mcpServers": {"d": second, "e": {"command": "${API_KEY}"}}})
+    )
+    found = [copy for host in find_hosts(home, tmp_path) for copy in host.servers.values()]
+    assert {each.name: each.variables for each in found} == {
+        "a": ("API_KEY",),
+        "b": ("API_KEY_2",),
+        "c": ("API_KEY",),
+        "d": ("API_KEY_2",),
+        "e": ("API_KEY_3",),
+    }
+
+
+def test_two_names_that_become_one_are_told(tmp_path: Path) -> None:
+    servers = {"a.b": SERVER, "a-b": {"command": "other"}}
+    found = read_host(write(tmp_path / "mcp.json", json.dumps({"mcpServers": servers})))
+    assert found.servers["a-b"].entry == SERVER
+    assert found.unusable == {"a-b": "the name a-b is taken."}

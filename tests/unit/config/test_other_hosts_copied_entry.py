@@ -110,3 +110,12 @@ def test_a_login_that_is_not_understood_is_an_error_without_its_value() -> None:
     with pytest.raises(MCPConfigError, match="its 'oauth' should be an object") as caught:
         copied("srv", {"url": "https://example.com/mcp", "oauth": KEY})
     assert KEY not in str(caught.value)
+
+
+def test_two_secrets_of_one_server_have_two_variables() -> None:
+    other = KEY[::-1]
+    copy = copied(
+        "srv", {"command": "x", "args": ["--key", KEY, "--key", other, f"${{HOME}}/{KEY}", "--key", KEY]}
+    )
+    keys = "${SRV_KEY}", "${SRV_KEY_2}"
+    assert copy.entry["args"] == ["--key", keys[0], "--key", keys[1], "${SRV_VALUE}", "--key", keys[0]]
