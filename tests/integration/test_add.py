@@ -442,6 +442,9 @@ def test_an_address_and_a_command_are_told_how_to_be_added(tmp_path: Path) -> No
         refused = grue("add", source, "--yes", cwd=tmp_path)
         assert refused.returncode == 2
         assert says in refused.stderr
+    refused = grue("add", "http://a b/", "--use", "remote", "--yes", cwd=tmp_path)
+    assert (refused.returncode, "its URL has a space" in refused.stderr) == (2, True)
+    assert not list(tmp_path.iterdir())
     grue("add", "http://127.0.0.1:9/mcp", "--use", "remote", "--name", "far", "--yes", cwd=tmp_path)
     assert servers(tmp_path) == {"far": {"url": "http://127.0.0.1:9/mcp"}}
 

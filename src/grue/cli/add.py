@@ -32,7 +32,7 @@ from grue.cli.tools import approve, described
 from grue.config import bundles, tool_lock_file
 from grue.config import server_descriptions as descriptions
 from grue.config.documents import parse_json, read_config_text
-from grue.config.mcp_servers import MCPConfig, edit_servers, one_at_a_time
+from grue.config.mcp_servers import MCPConfig, edit_servers, one_at_a_time, tool_servers
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.engine.approval import forget_typed
@@ -201,7 +201,10 @@ def _add(
         raise MCPConfigError(
             f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
         )
-    MCPConfig.from_mapping({name: entry}, source=path)
+    missing = [each for each in server.variables if not os.environ.get(each)]
+    config = MCPConfig.from_mapping({name: entry}, source=path)
+    if not missing:
+        tool_servers(config)  # raises if a value cannot be used, such as a URL with a space
     _refuse_taken(name, path)
     _show(server, entry)
     question = f"Write it to {shown(str(path))}, start it and approve its tools?"
@@ -220,7 +223,6 @@ def _add(
     say(f"written  {printable(name)} to {shown_path(path)}")
     if not adding.name:
         say(f"         its tools are called {printable(name)}.TOOL; --name gives it another name")
-    missing = [each for each in server.variables if not os.environ.get(each)]
     if missing:
         say(f"set      {', '.join(missing)} in the environment; then approve its tools:")
         say(f"         {GRUE} tools {shlex.quote(name)} --lock{_with_file(adding.mcp_config)}")

@@ -9,6 +9,7 @@ Source: R2.3, P5
 
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.runtime.files import as_path, os_errors_as, write_whole
+from grue.runtime.files import as_path, os_errors_as, replacing
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_YAML_CHARS = 2**20
@@ -161,17 +162,22 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
         raise file_error(path, f"is not UTF-8 text: {where}", line=line, column=column) from exc
 
 
-def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one.
 
-    The permissions are `mode`, less the process's umask. By default, a usual umask lets others read the file.
+    The new file has the permissions of the old one. If there was none, a usual umask lets others read it.
 
     Raises:
         MCPConfigError: The file cannot be written.
     """
-    with os_errors_as(MCPConfigError, f"write {path}", path=str(path)):
+    with (
+        os_errors_as(MCPConfigError, f"write {path}", path=str(path)),
+        replacing(path, mode=0o666) as file,
+    ):
+        if path.exists():
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
         # A tool's name may contain a lone surrogate, which has no UTF-8 form.
-        write_whole(path, text.encode("utf-8", "backslashreplace"), mode=mode)
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:

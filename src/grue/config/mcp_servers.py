@@ -551,7 +551,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         edit(servers)
         indent = re.search(r"\n([ \t]+)\"", text)
         new = json.dumps(document.value, indent=indent[1] if indent else 2, ensure_ascii=False)
-        replace_file(path, f"{new}\n", mode=path.stat().st_mode & 0o777 if there else 0o666)
+        replace_file(path, f"{new}\n")
 
 
 @contextlib.contextmanager

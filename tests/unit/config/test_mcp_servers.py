@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import traceback
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grue.config.mcp_servers import MCPConfig, MCPServerConfig, to_tool_server
+from grue.config.mcp_servers import MCPConfig, MCPServerConfig, edit_servers, to_tool_server
 from grue.errors import MCPConfigError
 from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
@@ -355,3 +356,17 @@ def test_what_a_server_inherits_is_taken_over(tmp_path: Path, how: str) -> None:
 
 def test_a_minimal_server_converts_with_defaults() -> None:
     assert to_tool_server("a", MCPServerConfig(command="run")) == StdioServer(name="a", command="run")
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o600])
+def test_an_edited_file_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "mcp_config.json"
+    path.write_text("{}")
+    path.chmod(mode)
+    before = os.umask(0o077)
+    try:
+        edit_servers(path, lambda servers: servers.update(x={"command": "x"}))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+    assert json.loads(path.read_text()) == {"mcpServers": {"x": {"command": "x"}}}
