@@ -194,7 +194,7 @@ def _content(file: Path) -> object:
         return text
     try:
         value: object = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MCPConfigError(f"{file} is not JSON: {error}.", path=str(file)) from error
     return value
 

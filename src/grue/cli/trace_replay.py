@@ -60,7 +60,7 @@ def value_of(text: str) -> object:
     """Parse the value of a setting as JSON; return a text that is not JSON as it is, without outer spaces."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return text.strip()
 
 

@@ -125,7 +125,7 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
     if config.private_key_file is not None:
         try:
             values["private_key"] = Path(config.private_key_file).read_text(encoding="ascii")
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: no ASCII text, or a NUL character in the path
             reason = getattr(error, "strerror", None) or "it is not a PEM file"
             raise MCPConfigError(
                 f"MCP server {name!r}: private_key_file cannot be read: {reason}."

@@ -273,7 +273,11 @@ def test_what_people_type_or_name_wrong_is_refused_in_a_sentence_that_names_it(r
     Path("empty").touch()
     Path("text.mcpb").write_text("no archive")
     Path("empty.toml").touch()
+    deep = "[" * 3000
+    Path("deep.json").write_text(deep)
     for command, status, says in (
+        (f"trace replay empty --set x={deep}", 2, "there is no field x"),
+        (f"fork empty --set llm.x={deep} --tool-result c=deep.json", 2, "deep.json is not JSON"),
         ("play --offline --game missing.z5", 2, "grue: Cannot read the story file missing.z5"),
         ("play --offline --run-dir empty", 1, "Cannot create the run folder empty: it is a file."),
         ("play --interpreter x --offline", 2, "'x' is not one of 'dfrotz', 'fernz'"),

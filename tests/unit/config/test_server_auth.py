@@ -76,6 +76,7 @@ def test_where_tokens_are_kept(tmp_path: Path) -> None:
         ({"client_secret": "x"}, "a client_secret needs its client_id"),
         ({"client_id": "x", "private_key": "x"}, "for the grant client_credentials"),
         ({"client_id": "x", "private_key_file": "none.pem"}, "private_key_file cannot be read"),
+        ({"client_id": "x", "private_key_file": "a\0b"}, "private_key_file cannot be read"),
         ({"private_key": "x", "private_key_file": "y"}, "keep only one"),
         ({"grant": "identity_assertion", "client_id": "x"}, "needs client_secret, issuer, identity_provider"),
         ({**IDENTITY}, "either an identity_token or an identity_token_file"),
