@@ -51,11 +51,19 @@ def test_a_chat_is_resumed_with_its_options(run: CliRunner) -> None:
     chat(run, "--offline", "--no-mcp", "--system", "Be kind.", "--run-dir", "run", said="my name is Ada\n")
     again = chat(run, "--resume", "run", "--quiet", said="what did I say?\n/undo\n/undo\n")
     assert again.exit_code == 0, again.output
+    assert again.stderr == ""
     assert "- my name is Ada" in again.stdout
     assert again.stdout.splitlines()[-1] == "Taken back: my name is Ada"
     refused = chat(run, "--resume", "run", "--model", "m")
     assert refused.exit_code == 2
     assert "--resume uses the options of the first run: remove --model." in refused.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_a_quiet_chat_prints_no_warnings(run: CliRunner, options: tuple[str, ...]) -> None:
+    Path("mcp_config.json").write_text('{"mcpServers": {}, "sandbox": {"filesystem": {}}}')
+    done = chat(run, "--offline", *options, said="hi\n")
+    assert ("applies only to servers" in done.stderr) is not bool(options)
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         if options.offline:
             offline = {name: without_network(server) for name, server in known.servers.items()}
             known = replace(known, servers=offline)
-        notes = (*known.warnings, *(f"{name}: {reason}" for name, reason in known.unusable.items()))
+        warnings = () if options.quiet else known.warnings
+        notes = (*warnings, *(f"{name}: {reason}" for name, reason in known.unusable.items()))
         if options.mcp_config is not None:
             config.mcp_config_file = str(options.mcp_config.absolute())
         lock = None if known.source == BUNDLED_SERVER else tool_lock(config)

@@ -70,7 +70,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 stack.enter_context(typing_ahead_hidden())
                 program.reader = PromptReader(lambda: tools, program.status, redaction)
                 screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
-            if options.resume is not None:
+            if options.resume is not None and not options.quiet:
                 screen.tell(Line(f"Resuming {shown_path(where)} after {counted(talk.turns, 'turn')}.", DIM))
             for change in talk.changed:
                 screen.tell(lines.notice(f"{change.text}."))
