@@ -371,6 +371,18 @@ def test_another_entry_that_is_invalid_keeps_nobody_from_removing_a_server(tmp_p
 
 
 @pytest.mark.slow
+def test_a_damaged_lock_is_told_before_anything_is_changed(tmp_path: Path) -> None:
+    before = json.dumps({"mcpServers": {"a": OTHER}})
+    (tmp_path / "mcp_config.json").write_text(before)
+    (tmp_path / "mcp_tools.lock").write_text("{")
+    for words in (("remove", "a"), ("add", str(bundle(tmp_path)), "--yes")):
+        refused = grue(*words, cwd=tmp_path)
+        assert (refused.returncode, "mcp_tools.lock is not valid JSON" in refused.stderr) == (2, True)
+        assert (tmp_path / "mcp_config.json").read_text() == before
+    assert not (tmp_path / "mcp_bundles").exists()
+
+
+@pytest.mark.slow
 def test_a_package_gets_its_arguments_and_a_box_that_opens_them(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shown = grue("add", "npm:@a/files@1.0", "--", "./docs", "--plain", cwd=tmp_path)

@@ -206,6 +206,7 @@ def _add(
     if not missing:
         tool_servers(config)  # raises if a value cannot be used, such as a URL with a space
     _refuse_taken(name, path)
+    tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path))  # raises if the lock is damaged
     _show(server, entry)
     question = f"Write it to {shown(str(path))}, start it and approve its tools?"
     _require_consent(adding, question, "Nothing was written.")
@@ -276,9 +277,10 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         raise MCPConfigError(
             f"There is no file of MCP servers {path}. Name another with --mcp-config; {GRUE} init writes one."
         )
+    lock = tool_lock_file.lock_path(path)
+    tool_lock_file.read_tool_lock(lock)  # if the lock is damaged, this raises before anything is changed
     edit_servers(path, take)
     say(f"removed  {printable(name)} from {shown_path(path)}")
-    lock = tool_lock_file.lock_path(path)
     if lock.exists():
         with one_at_a_time(lock.parent):
             locked = tool_lock_file.read_tool_lock(lock)

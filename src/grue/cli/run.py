@@ -182,7 +182,7 @@ def _run(options: RunOptions) -> RunResult:
         except KeyboardInterrupt:
             view.close()
             if options.output != "json":
-                say(f"\ninterrupted. To go on: {GRUE} run --resume {shown_argument(folder)}")
+                say(f"\ninterrupted. To go on: {GRUE} run --resume {_where(folder)}")
             raise
         view.close()
         if options.output == "json":
@@ -247,9 +247,13 @@ def _settings(options: RunOptions, path: Path) -> m.JsonObject:
     return settings
 
 
+def _where(folder: Path) -> str:
+    here = Path.cwd()
+    return shown_argument(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
 def _summary(result: RunResult, folder: Path) -> str:
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    where = shown_argument(shown)
+    where = _where(folder)
     numbers = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
     counts = ", ".join(counted(count, noun) for count, noun in numbers)
     goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: {GRUE} run --resume {where}"

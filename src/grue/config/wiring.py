@@ -193,7 +193,7 @@ def model_for(
     """
     if asked is None:
         config = GameConfiguration.of_project()
-        config.client_base_url = base_url or config.client_base_url
+        config.ask(base_url, model)
         settings = llm_settings(config)
     else:
         settings = recorded_llm(asked, base_url)

@@ -144,4 +144,4 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.setattr("grue.hosts.skill_agent.orchestrator.Orchestrator.run", press)
     with pytest.raises(KeyboardInterrupt):
         run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
-    assert "interrupted. To go on: grue run --resume" in capsys.readouterr().out
+    assert "interrupted. To go on: grue run --resume run\n" in capsys.readouterr().out

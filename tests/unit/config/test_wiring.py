@@ -7,7 +7,7 @@ import pytest
 from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.project import known_servers
 from grue.config.settings import BudgetSettings, GameConfiguration
-from grue.config.wiring import from_configuration, llm_settings, turn_limits
+from grue.config.wiring import from_configuration, llm_settings, model_for, turn_limits
 from grue.errors import BudgetSpent, MCPConfigError
 from grue.hosts.agent_loop import AgentLoop
 from grue.policies import Budget, TurnLimits
@@ -98,3 +98,14 @@ def test_a_runner_and_the_commands_use_the_same_servers(
         assert runner.servers == (("todo",) if used else ())
     known = known_servers(GameConfiguration.of_project(), None)
     assert ("todo" in known.servers) is used
+
+
+def test_another_model_in_place_of_the_projects_has_none_of_its_fallback_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[[tool.grue.llm.then]]\nagent_model = "b"\n')
+    found = model_for(None, {}, "m", "http://127.0.0.1:9/v1")
+    assert (found.model, found.base_url, found.then) == ("m", "http://127.0.0.1:9/v1", ())
+    with pytest.raises(MCPConfigError, match="--base-url should be"):
+        model_for(None, {}, "m", "nonsense")
