@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
+from grue.cli.saying import from_here
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration
@@ -83,7 +84,7 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
         return KnownServers(
             source=BUNDLED_SERVER,
             servers={bundled.name: bundled},
-            passed_over=_shown(unused) if unused.is_file() else None,
+            passed_over=str(from_here(unused)) if unused.is_file() else None,
         )
     path = config.mcp_config_path if mcp_config is None else mcp_config
     file = MCPConfig.from_file(path, named=mcp_config is not None)
@@ -94,7 +95,9 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
             servers[name] = to_tool_server(name, file.server(name))
         except MCPConfigError as error:
             unusable[name] = str(error)
-    return KnownServers(source=_shown(path), servers=servers, unusable=unusable, warnings=file.warnings)
+    return KnownServers(
+        source=str(from_here(path)), servers=servers, unusable=unusable, warnings=file.warnings
+    )
 
 
 def own_python() -> str:
@@ -169,8 +172,3 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
 def _box_table(box: Sandbox) -> dict[str, object]:
     given, usual = to_builtins(box), to_builtins(Sandbox())
     return {key: value for key, value in given.items() if key == "preset" or value != usual[key]}
-
-
-def _shown(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -17,7 +17,7 @@ from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import EpisodeOptions, resumed_options
 from grue.cli.runs import RUNS
-from grue.cli.saying import GRUE, say, shown_argument
+from grue.cli.saying import GRUE, from_here, say, shown_argument
 from grue.config.mcp_servers import without_network
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
@@ -182,7 +182,7 @@ def _run(options: RunOptions) -> RunResult:
         except KeyboardInterrupt:
             view.close()
             if options.output != "json":
-                say(f"\ninterrupted. To go on: {GRUE} run --resume {_where(folder)}")
+                say(f"\ninterrupted. To go on: {GRUE} run --resume {shown_argument(from_here(folder))}")
             raise
         view.close()
         if options.output == "json":
@@ -247,13 +247,8 @@ def _settings(options: RunOptions, path: Path) -> m.JsonObject:
     return settings
 
 
-def _where(folder: Path) -> str:
-    here = Path.cwd()
-    return shown_argument(folder.relative_to(here) if folder.is_relative_to(here) else folder)
-
-
 def _summary(result: RunResult, folder: Path) -> str:
-    where = _where(folder)
+    where = shown_argument(from_here(folder))
     numbers = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
     counts = ", ".join(counted(count, noun) for count, noun in numbers)
     goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: {GRUE} run --resume {where}"

@@ -15,14 +15,19 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
 
 
+def from_here(path: Path, here: Path | None = None) -> Path:
+    """Return a path below `here` as a relative one, any other as it is. `None`: the working directory."""
+    here = here or Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def grue_from(folder: Path) -> str:
     """Return the command that starts grue from `folder`: `grue`, or its path if PATH has no `grue`."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"
     here = Path.cwd()
-    if called.is_relative_to(here):
-        called = called.relative_to(here)
+    called = from_here(called)
     if not called.is_absolute() and folder != here:
         called = Path(os.path.relpath(here / called, folder))
     return quote(str(called))

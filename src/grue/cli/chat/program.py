@@ -16,7 +16,7 @@ from grue.cli.chat.screen import Noticed, PipeScreen, Screen, TerminalScreen
 from grue.cli.chat.talk import Talk
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
-from grue.cli.saying import GRUE, shown_argument, shown_path
+from grue.cli.saying import GRUE, from_here, shown_argument, shown_path
 from grue.engine.episode_past import ends_episode
 from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
 from grue.hosts.agent_loop import LoopEvent
@@ -59,7 +59,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         program = ChatProgram(screen, redaction, here)
         empty = stack.enter_context(ExitStack())
         talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
-        where = talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path
+        where = from_here(talk.path, here)
         try:
             if wiring.servers:
                 screen.begin(f"starting {printable(', '.join(wiring.servers), 60)}")
