@@ -341,10 +341,13 @@ def test_doctor_names_the_program_whose_address_cannot_be_used_and_shows_no_pass
 def test_doctor_says_how_to_check_what_a_program_names_beside_the_project(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text('llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")\n')
     (tmp_path / "other.py").write_text("llm = LlmSettings(base_url=URL, model=name)\nbroken(\n")
+    (tmp_path / "warned.py").write_text("LlmSettings(base_url='http://127.0.0.1:8/v1', model='\\d')\n")
     (tmp_path / "pyproject.toml").write_text('[tool.grue.llm]\nagent_model = "n"\n')
-    found = grue("doctor", "--no-network", cwd=tmp_path)
+    found = grue("doctor", "--no-network", cwd=tmp_path, PYTHONWARNINGS="always")
     assert "To check that: grue doctor --base-url http://127.0.0.1:9/v1 --model m" in found.stdout
     assert "other.py" not in found.stdout
+    assert "warned.py" in found.stdout
+    assert "invalid escape sequence" not in found.stderr
     named = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m")
     checked = grue("doctor", "--no-network", *named, cwd=tmp_path)
     assert "m at http://127.0.0.1:9/v1" in checked.stdout

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -293,10 +294,12 @@ def _programs() -> Iterator[_Named]:
         with suppress(OSError, SyntaxError, ValueError, RecursionError):
             text = path.read_text(encoding="utf-8", errors="replace")[:_MOST_CHARS]
             if "LlmSettings(" in text:
-                yield from _settings_in(path, ast.parse(text))
+                yield from _settings_in(path, text)
 
 
-def _settings_in(path: Path, program: ast.Module) -> Iterator[_Named]:
+def _settings_in(path: Path, text: str) -> Iterator[_Named]:
+    with warnings.catch_warnings(action="ignore"):  # Python warns of "\d", for example
+        program = ast.parse(text)
     for node in ast.walk(program):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "LlmSettings":
             given = {each.arg: getattr(each.value, "value", None) for each in node.keywords}
