@@ -180,7 +180,7 @@ def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, home: Path) -> None:
-    for source, problem in (("absent.json", "Cannot read absent.json"), ("home", "Cannot read home")):
+    for source, problem in (("absent.json", "Cannot read absent.json"), ("home", "Cannot read 'home'")):
         made = grue("init", "--from", source, cwd=tmp_path, HOME=str(home))
         assert (made.returncode, problem in made.stderr) == (2, True), made.stderr
     assert not (tmp_path / "agent.py").exists()

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from grue.config.documents import read_config_text
 from grue.config.mcp_servers import (
     ROOT_KEYS,
     URL_KEYS_OF_OTHERS,
@@ -215,7 +216,6 @@ def _is_token(part: str) -> bool:
     )
 
 
-_MOST_BYTES: Final = 1 << 24
 _KEYS: Final = (*ROOT_KEYS, "mcp_servers")
 _STRING_OR_COMMENT: Final = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])')
@@ -303,13 +303,9 @@ def read_host(
 
 
 def _parsed(path: Path) -> Any:
+    text = read_config_text(path, if_missing=f"Cannot read {path}: No such file or directory.")
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise MCPConfigError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.")
-        text = path.read_text(encoding="utf-8-sig")
         return tomllib.loads(text) if path.suffix == ".toml" else json.loads(_without_comments(text))
-    except OSError as error:
-        raise MCPConfigError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         # The error's own text may quote the file, which can hold a secret.
         raise MCPConfigError(f"{path} is neither valid JSON nor TOML.") from error
