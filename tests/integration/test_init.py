@@ -176,6 +176,7 @@ def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
     assert set(written(tmp_path).values()) == {"mine"}
     assert made.stdout.count("which was there already") == 3
     assert '"GITHUB_TOKEN": "${GITHUB_TOKEN}"' in made.stdout, "the servers are shown, to be added by hand"
+    assert "set      GITHUB_TOKEN in the environment, for the server github" in made.stdout
 
 
 @pytest.mark.slow

@@ -138,11 +138,10 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
         raise MCPConfigError(f"Cannot write into {folder}: it is not a folder.") from error
     except OSError as error:
         raise MCPConfigError(f"Cannot write into {folder}: {error.strerror}.") from error
-    if added:
-        _say_what_to_set(servers)
-    elif len(servers) > 1:
+    if not added and len(servers) > 1:
         del configuration["mcpServers"]["mind"]
         say("To use the copied servers, add them to it yourself:\n" + json.dumps(configuration, indent=2))
+    _say_what_to_set(servers)
     _say_what_is_next(folder)
 
 
