@@ -330,6 +330,8 @@ def test_doctor_names_the_program_whose_address_cannot_be_used_and_shows_no_pass
     found = grue("doctor", "--no-network", cwd=tmp_path)
     assert found.returncode == 1
     assert "WRONG  agent.py: base_url should be an http:// or https:// URL with a host." in found.stdout
+    program.write_text('llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="")\n')
+    assert "WRONG  agent.py: model is the text ''" in grue("doctor", "--no-network", cwd=tmp_path).stdout
     program.write_text('llm = LlmSettings(base_url="http://me:hidden@127.0.0.1:9/v1", model="m")\n')
     (tmp_path / "pyproject.toml").write_text('[tool.grue.llm]\nagent_model = "n"\n')
     found = grue("doctor", "--no-network", cwd=tmp_path)

@@ -321,8 +321,9 @@ def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
             try:
                 config.ask(named.base_url, named.model)
             except MCPConfigError as error:
-                why = error.problems[0].text
-                raise MCPConfigError(f"{shown_path(named.path)}: base_url {why}") from error
+                (key, *_), why = error.problems[0]
+                name = "model" if key == "agent_model" else "base_url"
+                raise MCPConfigError(f"{shown_path(named.path)}: {name} {why}") from error
             yield Finding("ok", f"{what}: checked below")
             chosen = True
 

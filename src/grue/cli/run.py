@@ -233,7 +233,7 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
         config.llm = offline_endpoint(reply_to_task, llm)
         config.servers = {name: without_network(server) for name, server in config.servers.items()}
         return
-    llm = structs.replace(llm, model=options.model or llm.model)
+    llm = structs.replace(llm, model=llm.model if options.model is None else options.model)
     if options.base_url is not None and options.base_url != llm.base_url:
         llm = structs.replace(llm, base_url=options.base_url, api_key=None)
     config.llm = llm = LlmEndpoint(llm).settings

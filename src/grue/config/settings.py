@@ -305,17 +305,18 @@ class GameConfiguration(_Table):
         """Change to another endpoint or model, if one is given. A change removes the fallback models.
 
         Raises:
-            MCPConfigError: `base_url` is not a usable URL. The text names the option `--base-url`.
+            MCPConfigError: `base_url` or `model` cannot be used. The text names the option `--base-url` or
+                `--model`.
         """
-        chosen = base_url or self.client_base_url, model or self.agent_model
-        if chosen == (self.client_base_url, self.agent_model):
-            return
+        before = self.client_base_url, self.agent_model
         try:
-            self.client_base_url, self.agent_model = chosen
+            self.client_base_url = self.client_base_url if base_url is None else base_url
+            self.agent_model = self.agent_model if model is None else model
         except MCPConfigError as error:
-            said = str(error).replace("client_base_url", "--base-url", 1)
+            said = str(error).replace("client_base_url", "--base-url", 1).replace("agent_model", "--model", 1)
             raise MCPConfigError(said, problems=error.problems) from error
-        self.then = []
+        if before != (self.client_base_url, self.agent_model):
+            self.then = []
 
     @classmethod
     def of_project(cls) -> Self:

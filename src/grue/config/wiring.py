@@ -176,7 +176,11 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
     extra = {name: value for name, value in asked.sampling.items() if name not in known}
     wire: Any = asked.wire or None
     return LlmSettings(
-        base_url=base_url or asked.address, model=asked.model, wire=wire, extra_body=extra, **known
+        base_url=asked.address if base_url is None else base_url,
+        model=asked.model,
+        wire=wire,
+        extra_body=extra,
+        **known,
     )
 
 

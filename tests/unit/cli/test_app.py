@@ -282,6 +282,8 @@ def test_what_people_type_or_name_wrong_is_refused_in_a_sentence_that_names_it(r
         ("play --offline --run-dir empty", 1, "Cannot create the run folder empty: it is a file."),
         ("play --interpreter x --offline", 2, "'x' is not one of 'dfrotz', 'fernz'"),
         ("play --base-url x", 2, "--base-url should be an http:// or https:// URL"),
+        ("chat --base-url ''", 2, "--base-url should be an http:// or https:// URL"),
+        ("play --model ''", 2, "--model is the text ''"),
         ("init empty", 2, "Cannot write into empty: it is not a folder."),
         ("add text.mcpb", 2, "The bundle text.mcpb cannot be used. It is not a zip file."),
         ("add http://127.0.0.1:9/server.json", 2, "127.0.0.1 cannot be asked"),

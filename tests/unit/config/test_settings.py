@@ -292,6 +292,14 @@ def test_a_wrong_value_is_refused_when_the_model_is_changed(name: str) -> None:
     assert problem.text == "is 5; it should be a valid string."
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("model", "--model is the text ''"), ("base_url", "--base-url should")]
+)
+def test_an_empty_option_is_not_the_default(name: str, said: str) -> None:
+    with pytest.raises(MCPConfigError, match=f"^{said}"):
+        GameConfiguration().ask(**{name: ""})
+
+
 def test_a_misspelt_attribute_is_refused() -> None:
     with pytest.raises(MCPConfigError, match=r"^mcp_enable is not a setting"):
         GameConfiguration(mcp_enable=True)  # type: ignore[call-arg]
