@@ -1,6 +1,7 @@
 """`grue tools`, `grue call` and `grue doctor`, as a user runs them."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -343,6 +344,7 @@ def test_doctor_names_the_program_whose_address_cannot_be_used_and_shows_no_pass
 def test_doctor_says_how_to_check_what_a_program_names_beside_the_project(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text('llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")\n')
     (tmp_path / "other.py").write_text("llm = LlmSettings(base_url=URL, model=name)\nbroken(\n")
+    os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "warned.py").write_text("LlmSettings(base_url='http://127.0.0.1:8/v1', model='\\d')\n")
     (tmp_path / "pyproject.toml").write_text('[tool.grue.llm]\nagent_model = "n"\n')
     found = grue("doctor", "--no-network", cwd=tmp_path, PYTHONWARNINGS="always")

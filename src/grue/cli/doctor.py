@@ -44,6 +44,7 @@ from grue.hosts.zork.games.interpreters import choose_interpreter
 from grue.policies import TurnLimits
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import drift_text
+from grue.runtime.files import open_regular
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import in_words
@@ -189,7 +190,7 @@ def _shebang(path: Path) -> list[str]:
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")
 _ASK_S = 5.0
-_MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
+_MOST_PROGRAMS, _MOST_BYTES = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
@@ -291,8 +292,8 @@ class _Named(NamedTuple):
 def _programs() -> Iterator[_Named]:
     programs = sorted(path for path in Path().glob("*.py") if not path.name.startswith("test_"))
     for path in programs[:_MOST_PROGRAMS]:
-        with suppress(OSError, SyntaxError, ValueError, RecursionError):
-            text = path.read_text(encoding="utf-8", errors="replace")[:_MOST_CHARS]
+        with suppress(OSError, SyntaxError, ValueError, RecursionError), open_regular(path) as file:
+            text = file.read(_MOST_BYTES).decode(errors="replace")
             if "LlmSettings(" in text:
                 yield from _settings_in(path, text)
 
