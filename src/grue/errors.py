@@ -342,7 +342,7 @@ class ConversationError(MCPError):
 
 
 class ConversationBusy(ConversationError):  # noqa: N818 - named for what the caller met, like the others
-    """Another turn of the conversation is running. Wait for its end, or make a copy with `branch`."""
+    """Another turn of the conversation is running. Wait for its end."""
 
 
 class ConversationParked(ConversationError):  # noqa: N818 - named for what the caller met, like the others

@@ -16,7 +16,7 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
     from grue.testing import replay
 
     def test_the_agent_decides_as_it_did() -> None:
-        replay("runs/latest/trace.jsonl")
+        replay("tests/data/a_good_run")
     ```
 
     Args:

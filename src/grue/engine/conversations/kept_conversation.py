@@ -475,8 +475,8 @@ class KeptConversation:
     def _holding(self, lock: threading.Lock) -> Iterator[None]:
         if not lock.acquire(blocking=False):
             raise ConversationBusy(
-                f"The conversation {self.id} is in the middle of a turn. Wait for its end, or continue a"
-                " branch."
+                f"The conversation {self.id} is in the middle of a turn. Wait for its end. For turns at the"
+                " same time, make a branch for each of them first."
             )
         try:
             yield
