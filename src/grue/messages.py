@@ -1086,7 +1086,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: a server's first connect in the episode failed, and `FailurePolicy` says to raise.
+    """session -> agent: a first connect (see `connection.py`) failed, and `FailurePolicy` says to raise.
 
     Source: R6.1
     """

@@ -546,8 +546,9 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
     """How a turn goes on after a failure.
 
     Attributes:
-        first_connect: What follows if the first connect to a server in the episode fails. `raise`: the turn
-            fails. `disable`: it goes on without the server's tools.
+        first_connect: What follows if the first connect to a server in the episode, or in a resumed turn,
+            fails. `raise`: the turn fails; a resumed turn stays parked. `disable`: it goes on without the
+            server's tools.
         first_connects: By server name, values that apply instead of `first_connect`. The runner sets this for
             servers that are configured with `required`.
         connect_retries: Further attempts in a turn to connect to a server that was connected before.

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from msgspec.structs import replace
-from parked_turns import DELETE, Job, Stage, runner, wait_until_past
+from parked_turns import ASK_BEFORE_DELETING, DELETE, Job, Stage, runner, wait_until_past
 
 from grue import (
     ApprovalQuestion,
@@ -31,6 +31,7 @@ from grue.errors import (
     ApprovalPending,
     BudgetSpent,
     MCPConfigError,
+    MCPServerStartupError,
     NothingToResume,
     TraceError,
 )
@@ -46,8 +47,10 @@ from grue.messages import (
     Usage,
     UserText,
 )
+from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode
+from grue.tracing.replay import replay
 
 KEPT = "Error: Tool call denied: keep it"
 MESSAGES = 17  # what is recorded of a turn from its resume on
@@ -334,6 +337,30 @@ def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
     assert len(called) == len(outcome.tool_calls) == 3
     first, second = bodies(job, RunTurn)
     assert 0 < second.limits.turn_timeout_s < first.limits.turn_timeout_s
+
+
+def test_the_runner_that_parked_a_turn_keeps_it_parked_while_its_server_is_down(tmp_path: Path) -> None:
+    """As another runner does. Its other turns go on without the server, as after any later connect."""
+    trace, box = tmp_path / "turn.jsonl", FakeToolServer("box")
+    box.answers("delete", "deleted")
+    replies = [tool_calls_reply(DELETE), text_reply("no box"), text_reply("done")]
+    policy = ToolPolicy(rules=(ToolRule(**ASK_BEFORE_DELETING),), parking=True)
+    with (
+        ScriptedLlmServer(replies) as server,
+        Runner(llm=server.settings, servers={"box": box}, tool_policy=policy, trace=trace) as made,
+    ):
+        with pytest.raises(ApprovalPending) as pending:
+            made.run_turn("Tidy up.")
+        decisions = [question.approve() for question in pending.value.questions]
+        box.fails_to_start(times=4)
+        with pytest.raises(MCPServerStartupError):
+            made.resume(trace, decisions)
+        assert made.run_turn("Look.").kind == "degraded", "the second of two attempts has disabled the server"
+        with pytest.raises(MCPServerStartupError):
+            made.resume(trace, decisions)
+        outcome = made.resume(trace, decisions)
+    assert (outcome.response, [call.settlement for call in outcome.tool_calls]) == ("done", ["returned"])
+    assert [turn.divergence for turn in replay(read_episode(trace).envelopes)] == [None] * 5
 
 
 def test_the_runners_budget_holds_for_a_resumed_turn(job: Job, llm: ScriptedLlmServer) -> None:

@@ -204,9 +204,9 @@ class TurnActors:
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
-        """The state of each server that has a session actor, without those whose connect did not finish."""
+        """The state of each server that has connected or was disabled in the turn."""
         known = {name: session.connection for name, session in self._sessions.items()}
-        return {name: state for name, state in known.items() if isinstance(state, Settled)}
+        return {name: state for name, state in known.items() if isinstance(state, Proven | Disabled)}
 
     @property
     def progress(self) -> TurnProgress:
@@ -231,7 +231,10 @@ class TurnActors:
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         """Run the turn and return its end. At its time limit the actors are cancelled, whatever they do."""
-        self._before = connections
+        if self._command.resumed is None or self._past is not None:
+            self._before = connections
+        # In a resumed turn each server's first connect counts as the first in the episode, as it does in a
+        # new process. So if a server does not start, the turn stays parked, and no approval is lost.
         end = await self._within_limit()
         await self._save_listings()
         # Wait until all messages of the turn are in the trace, because the host acts on the result.

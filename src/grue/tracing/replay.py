@@ -378,9 +378,15 @@ _SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | CallSettled
 
 
 class Connections:
-    """The connection state of each server between turns, computed from the trace."""
+    """The connection state of each server between turns, computed from the trace.
+
+    Attributes:
+        unsure: The servers whose last start failed the turn. If that turn was resumed by the process that had
+            parked it, this process still knows that it had connected to the server before.
+    """
 
     def __init__(self) -> None:
+        self.unsure: set[m.ServerName] = set()
         self._known: dict[m.ServerName, Settled] = {}
         self._recorded: dict[m.ServerName, Settled] = {}
 
@@ -405,9 +411,12 @@ class Connections:
                 continue
             if isinstance(body, _Outcome):
                 connecting.discard(envelope.sender)
-                learned[m.ServerName(envelope.sender)] = _after(body)
-                if not isinstance(body, m.StartupFailed):
-                    self._recorded[m.ServerName(envelope.sender)] = _after(body)
+                learned[body.server] = _after(body)
+                if isinstance(body, m.StartupFailed):
+                    self.unsure.add(body.server)
+                else:
+                    self.unsure.discard(body.server)
+                    self._recorded[body.server] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
                 # The turn's time ran out before the session was connected: it is not connecting any more.
                 connecting.discard(envelope.sender)
@@ -440,7 +449,7 @@ def replay_sessions(
     compared = 0
     found: list[Divergence] = []
     for server in turn.run.servers:
-        session = _Session(server, turn, turn_slice, connections.of(server))
+        session = _Session(server, turn, turn_slice, connections)
         try:
             session.drive(commands)
         except _Diverged as diverged:
@@ -456,12 +465,14 @@ class _Diverged(Exception):  # noqa: N818 - not an error: it ends the replay of 
 
 class _Session:
     def __init__(
-        self, server: m.ServerName, turn: AgentTurn, turn_slice: TurnSlice, connection: ConnectionState
+        self, server: m.ServerName, turn: AgentTurn, turn_slice: TurnSlice, connections: Connections
     ) -> None:
         self.compared = 0
         self._server = server
         self._turn = turn
-        self._connection = connection
+        resumed = turn.run.resumed is not None and not turn.is_fork  # if so, each connect is the first
+        self._connection: ConnectionState = Untried() if resumed else connections.of(server)
+        self._may_be_proven = turn.is_fork or resumed or server in connections.unsure
         self._connected = False
         self._received = [envelope for envelope in turn_slice.envelopes if envelope.receiver == server]
         self._sent = deque(
@@ -489,8 +500,9 @@ class _Session:
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The server was disabled before this turn. If the host disabled it, only `first` has the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
-        if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._turn.is_fork:
-            # A retry means that an earlier turn had connected to this server; a fork's trace lacks that turn.
+        if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._may_be_proven:
+            # A retry means that an earlier turn had connected to this server. A fork's trace lacks that turn,
+            # and in an old trace a resumed turn retried too.
             self._connection = Proven()
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
         while isinstance(order, Attempt):

@@ -2,8 +2,8 @@
 
 The rules:
 
-- A server's first connect of an episode gets one attempt. If the attempt fails, the turn fails, or the server
-  is disabled (`FailurePolicy.first_connect`).
+- A server's first connect of an episode, or of a resumed turn, gets one attempt. If the attempt fails, the
+  turn fails, or the server is disabled (`FailurePolicy.first_connect`).
 - If a later connect fails, it is retried in the same turn, at most `connect_retries` times (by default 1).
 - If the retries fail too, the server is disabled. If `retry_disabled_s` is `None`, it stays disabled for the
   rest of the episode. Otherwise the first turn after that many seconds makes one attempt. If this attempt
