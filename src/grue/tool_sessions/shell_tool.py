@@ -28,7 +28,7 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox, sandbox_of
-from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools, tool
+from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools, ToolContext, tool
 from grue.tool_sessions.host_tools import HostCommands
 from grue.tool_sessions.redaction import Redactor
 
@@ -36,6 +36,11 @@ _SHELL = "/bin/sh"
 _NUL_WITHIN = 8192
 _DAMAGED_SHARE = 0.1
 """If more than this share of an output is not UTF-8, the model is told only that the output is binary."""
+
+_SHARE_TO_END = 0.1
+_TO_READ_S = 0.5
+"""What is kept of a call's time to end the command and read its output: this share of the time, but at most
+the time between SIGTERM and SIGKILL and these seconds."""
 
 _CUT_END = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
 _CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")
@@ -63,7 +68,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         shell: Needs `commands="any"`, because a string for the shell can start any program.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.
         env: Variables that are added to the inherited ones.
-        timeout_s: Time limit of one command in seconds. A smaller limit of the turn wins.
+        timeout_s: Time limit of one command in seconds. If the turn's limit of a call is smaller, the command
+            is ended a little before that limit, so that the model still gets its output.
         max_output_bytes: How much of each output stream the model gets: its beginning and its end.
         max_written_bytes: A command that writes more to both output streams together is ended.
         limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.
@@ -210,6 +216,8 @@ class _Commands:
         async def run(
             argv: Annotated[list[str], Meta(min_length=1, description="The program and its arguments.")],
             stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
+            *,
+            context: ToolContext,
         ) -> m.ToolCallResult:
             found = self._program_of(argv)
             if found is None:
@@ -217,13 +225,16 @@ class _Commands:
                     f"{shlex.join(argv)} is not allowed. Allowed: {self._allowed_text()}"
                 )
             program, own_words = found
-            return await self._run(_Program(program, tuple(argv[1:]), *self._place(), own_words), stdin)
+            words = tuple(argv[1:])
+            return await self._run(_Program(program, words, *self._place(), own_words), stdin, context)
 
         async def run_line(
             command: Annotated[str, Meta(description="A command line for /bin/sh.")],
             stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
+            *,
+            context: ToolContext,
         ) -> m.ToolCallResult:
-            return await self._run(_Program(_SHELL, ("-c", command), *self._place(), 1), stdin)
+            return await self._run(_Program(_SHELL, ("-c", command), *self._place(), 1), stdin, context)
 
         return marks(run_line if spec.shell else run)
 
@@ -252,8 +263,11 @@ class _Commands:
         found = (each for each in self._allowed if tuple(argv[: len(each.words)]) == each.words)
         return next(((each.program, len(each.words)) for each in found), None)
 
-    async def _run(self, program: _Program, stdin: str) -> m.ToolCallResult:
+    async def _run(self, program: _Program, stdin: str, context: ToolContext) -> m.ToolCallResult:
         spec = self._spec
+        left_s = context.remaining_s
+        left_s -= min(_SHARE_TO_END * left_s, spec.limits.term_grace_s + _TO_READ_S)
+        limit_s = min(spec.timeout_s, round(left_s, 2))
         command = Command(
             program,
             self._registry,
@@ -266,7 +280,7 @@ class _Commands:
         try:
             async with command:
                 # Leaving the block of `command` has time limits of its own (`spec.limits`).
-                with anyio.move_on_after(spec.timeout_s):
+                with anyio.move_on_after(limit_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:
             return tool_results.failure(f"It could not be started: {error}")
@@ -277,7 +291,7 @@ class _Commands:
         if finished:
             return tool_results.success(content)
         if finished is None:
-            return tool_results.failure(f"It was ended after {spec.timeout_s:g} s, its time limit.", content)
+            return tool_results.failure(f"It was ended after {limit_s:g} s, its time limit.", content)
         most = spec.max_written_bytes
         return tool_results.failure(f"It was ended because it wrote more than {most} bytes.", content)
 

@@ -234,6 +234,15 @@ async def test_its_own_limit_ends_a_command_and_keeps_what_it_wrote(how: str, tm
     assert content(result)["signal"] in ("SIGTERM", "SIGKILL")
 
 
+async def test_a_command_is_ended_before_the_call_s_smaller_limit_and_what_it_wrote_is_kept(
+    tmp_path: Path,
+) -> None:
+    with assert_nothing_left(within_s=0):
+        result = await run(shell(tmp_path), 5.0, command="echo begun; sleep 600")
+    assert result.error_message == "It was ended after 4.5 s, its time limit."
+    assert content(result) == {"signal": "SIGTERM", "stdout": "begun\n", "stderr": ""}
+
+
 async def test_the_turn_s_limit_ends_a_command_as_a_timeout(tmp_path: Path) -> None:
     with assert_nothing_left(within_s=0), pytest.raises(ToolTimedOutError):
         await run(shell(tmp_path), 0.2, command="trap '' TERM; while :; do sleep 600; done")

@@ -35,14 +35,14 @@ def test_a_turn_s_limit_ends_its_command(mode: Mode, tmp_path: Path) -> None:
     servers = {"sh": ShellTool(folder=tmp_path, commands="any", shell=True)}
     stubborn = "trap '' TERM; while :; do sleep 600; done"
     limits = TurnLimits(turn_timeout_s=5.0)
+    # The model gets the command's output shortly before the turn's limit, and may make a further call or two.
+    calls = [[("sh.run", {"command": stubborn})]] * 8
     with (
-        episode(
-            mode, tmp_path, [("sh.run", {"command": stubborn})], servers=servers, limits=limits
-        ) as played,
+        episode(mode, tmp_path, *calls, servers=servers, limits=limits) as played,
         pytest.raises(TurnTimedOut),
     ):
         played.turn()
-    assert [body.tool for body in played.said(ToolCalled)] == ["run"]
+    assert {body.tool for body in played.said(ToolCalled)} == {"run"}
 
 
 def test_a_policy_judges_commands_by_what_the_tool_says_of_itself(tmp_path: Path) -> None:
