@@ -91,7 +91,8 @@ def _credentials(challenge: str) -> str:
     if offers_login(challenge):
         return (
             "It offers a login (OAuth): take `Authorization` out of `headers` and `auth: false` out of the"
-            " server's configuration, and run: grue login SERVER."
+            " server's configuration (in Python, add `auth=OAuth()` to the `HttpServer`), and run: grue login"
+            " SERVER."
         )
     if scheme and scheme.lower() != "bearer":
         return (

@@ -28,6 +28,7 @@ def test_the_kind_of_credentials_is_read(challenge: str, scheme: str, login: boo
     "challenge, says",
     [
         (LOGIN, "run: grue login SERVER"),
+        (LOGIN, "in Python, add `auth=OAuth()` to the `HttpServer`"),
         ("Basic realm=x", '"Authorization": "Basic ${CREDENTIALS}"'),
         ("Bearer", '"Authorization": "Bearer ${TOKEN}"'),
         ("", "Check the credentials under `headers`"),
