@@ -1,7 +1,9 @@
 """Episodes for other programs: tables, samples and trajectories of turns that were really played."""
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,15 @@ def test_sql_reads_fleets_runs_traces_and_exported_tables(fleet: Path, tmp_path:
     shown = run("trace", "query", "select episode, scores, error from episodes order by 1 limit 2", fleet)
     assert shown.splitlines()[0].split() == ["episode", "scores", "error"]
     assert "{'score': 0.5}" in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses such a name")
+@pytest.mark.slow
+def test_a_run_folder_whose_name_is_not_utf_8_is_queried_too(fleet: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "runs" / os.fsdecode(b"alone\xff")
+    shutil.copytree(fleet / "aa" / ("aa" + "0" * 22) / "attempt-1", alone)
+    named = "select episode, count(*) n from turns group by 1"
+    assert asked(named, alone) == [{"episode": "alone\ufffd", "n": 2}]
 
 
 @pytest.mark.slow

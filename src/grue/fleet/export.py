@@ -34,7 +34,7 @@ from grue.errors import FleetError, MissingDependencyError, TraceError
 from grue.fleet.course import Course, read_course
 from grue.fleet.results import has_trace, results
 from grue.protocol.context.history import items_of
-from grue.protocol.json_text import strict_object
+from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import openai_call, openai_tool
 from grue.runtime.files import os_errors_as, replacing, write_whole
 from grue.runtime.trace.format import TRACE_FILE
@@ -555,7 +555,7 @@ class _Tables:
         with os_errors_as(FleetError, f"write into {self.folder}"), contextlib.ExitStack() as stack:
             files = {name: stack.enter_context(path.open("wb")) for name, path in paths.items()}
             for row in _rows(episodes, set(self._wanted), done):
-                name, line = _NAMES[type(row)], msgspec.json.encode(row)
+                name, line = _NAMES[type(row)], to_json(msgspec.structs.asdict(row))
                 files[name].write(line + b"\n")
                 done.rows[name] += 1
                 longest = max(longest, len(line))
