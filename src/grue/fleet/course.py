@@ -151,7 +151,7 @@ def last_failure(trace: Path) -> m.TurnFailed | None:
 
 
 def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
-    """Return what the requests in a trace have cost, as far as it is known, up to any damage."""
+    """Return the requests, tokens and cost in a trace, up to any damage. An unknown cost counts as 0."""
     spent, model = Amount(), ""
     try:
         for line in open_episode(trace).lines():

@@ -294,7 +294,7 @@ def _read_index(path: Path) -> dict[str, _IndexLine]:
 
 
 def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
-    # Do not write lines that are too long to be read: each reader would add them again.
+    # Leave out a line that is too long for `_read_index`: each call of `results` would append it again.
     whole = (each for each in map(msgspec.json.encode, lines) if len(each) < _MOST_LINE)
     # Begin with a newline, in case a kill has cut the last line of the file short.
     written = b"".join(b"\n" + each + b"\n" for each in whole)

@@ -275,8 +275,8 @@ def _sockets(wanted: Wanted) -> list[bytes]:
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
     if wanted.network != "none":
-        # All other kinds stay refused: Landlock's rules for TCP do not apply to raw and packet sockets,
-        # MPTCP, SCTP, SMC, VSOCK and Bluetooth.
+        # TCP only (with `any`, UDP too). Landlock's rules for TCP do not apply to raw and packet sockets,
+        # MPTCP, SCTP, SMC, VSOCK and Bluetooth, so these stay refused.
         rows += [(family, _STREAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_TCP)]
         rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # 0: NETLINK_ROUTE, to list interfaces
     if wanted.network == "any":

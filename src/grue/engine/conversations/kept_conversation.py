@@ -416,7 +416,7 @@ class KeptConversation:
             self._in_turn.release()
 
     def add(self, said: Sequence[SaidStep]) -> None:
-        """Add the entries that a turn in an earlier process added. Call this within `between_turns`."""
+        """Add the entries of a turn that an earlier process has run. Call this within `between_turns`."""
         for step in said:
             take_step(self.history, step)
             if isinstance(step, m.RequestCompletion) and isinstance(step.mode, m.OfferTools):

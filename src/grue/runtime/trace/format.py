@@ -93,8 +93,8 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
 
     Attributes:
         at: Offset in bytes of the `""` that replaces the string, in the body's JSON.
-        sha256: As in `PayloadReference`, of the string's JSON with its quotes.
-        bytes: Length of the JSON.
+        sha256: SHA-256 of the string as JSON, quotes included, in hexadecimal.
+        bytes: Length of the string as JSON, quotes included.
     """
 
     at: int

@@ -144,7 +144,7 @@ class BatchFolder(Closing):
     def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
         """Return the id of a stored request whose reply this request can use, or a new id.
 
-        `read`: ids of replies that the turn has read since it was started or went on.
+        `read`: ids of the requests whose replies the turn has read since this process started or resumed it.
         """
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
