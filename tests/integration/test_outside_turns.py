@@ -17,6 +17,7 @@ from transport_servers import QUICK, faulty
 from worded_turns import WordedModel, ask, worded_model
 
 from grue import (
+    FailurePolicy,
     FunctionTools,
     Recorder,
     Runner,
@@ -47,6 +48,8 @@ from grue.messages import (
     ToolReturned,
 )
 from grue.runtime.trace.recorder import Envelope
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import replay
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -238,6 +241,16 @@ def test_a_server_that_does_not_start_is_an_error_with_its_cause(model: WordedMo
                 use()
         with pytest.raises(MCPError, match=r"There is no MCP server 'other'\. Configured: faulty"):
             one.call("other.tool")
+
+
+def test_a_start_that_fails_after_a_turn_is_no_part_of_that_turn(model: WordedModel, tmp_path: Path) -> None:
+    degraded = FailurePolicy(first_connect="disable")
+    trace = tmp_path / "trace.jsonl"
+    with runner(model, "turn", "--exit-at", "start", policy=degraded, trace=trace) as one:
+        assert one.run_turn(ask()).kind == "degraded"
+        with pytest.raises(MCPServerStartupError):
+            one.tools()
+    assert [turn.divergence for turn in replay(open_episode(trace))] == [None]
 
 
 @pytest.mark.parametrize("mode", modes(*PLAIN_MODES))

@@ -474,10 +474,12 @@ class _Session:
         self._connection: ConnectionState = Untried() if resumed else connections.of(server)
         self._may_be_proven = turn.is_fork or resumed or server in connections.unsure
         self._connected = False
-        self._received = [envelope for envelope in turn_slice.envelopes if envelope.receiver == server]
+        # Messages without a turn belong to a session of the host, such as that of `Runner.call`.
+        own = [envelope for envelope in turn_slice.envelopes if envelope.turn]
+        self._received = [envelope for envelope in own if envelope.receiver == server]
         self._sent = deque(
             envelope
-            for envelope in turn_slice.envelopes
+            for envelope in own
             if envelope.sender == server and isinstance(envelope.body, _SentMessage)
         )
         self._comparison = Comparison(same_text=same_redacted if turn.redacted else None)
