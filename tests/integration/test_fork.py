@@ -135,6 +135,21 @@ def test_a_message_chooses_one_of_several_turns_of_a_number(
         sound(name)
 
 
+def test_a_fork_of_a_turn_that_tried_a_disabled_server_again_replays(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    how: dict[str, Any] = {
+        "servers": {"faulty": faulty("--exit-at", "start")},
+        "policy": FailurePolicy(first_connect="disable", retry_disabled_s=0),
+    }
+    trace, forked = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    with runner(server, WIRE, trace, **how) as each:
+        assert [each.run_turn("Tidy up.").kind for _ in range(2)] == ["degraded", "degraded"]
+    with runner(server, WIRE, forked, **how) as each:
+        assert each.fork(trace, turn=2, at=seqs_of(trace, "RequestCompletion")[-1]).kind == "degraded"
+    sound(forked)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("first", [None, 1, 2, 3])
 def test_the_runners_budget_holds_for_what_a_fork_asks(

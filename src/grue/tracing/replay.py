@@ -506,6 +506,8 @@ class _Session:
             # A retry means that an earlier turn had connected to this server. A fork's trace lacks that turn,
             # and in an old trace a resumed turn retried too.
             self._connection = Proven()
+        elif isinstance(first, m.ConnectFailed) and self._turn.is_fork:
+            self._connection = self._before_fork()
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)
@@ -521,6 +523,16 @@ class _Session:
                 self._expect(disabled, cause)
             case ReportStartupFailure(failure):
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
+
+    def _before_fork(self) -> ConnectionState:
+        """Return the state before a fork's turn whose first attempt to connect failed.
+
+        The trace of a fork lacks the turn that had disabled the server.
+        """
+        disabled = next((each.body for each in self._sent if isinstance(each.body, m.McpDisabled)), None)
+        if disabled is not None and not disabled.newly:
+            return Disabled(disabled.reason, until_s=0.0)
+        return self._connection
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
         """Replay an attempt to connect. Return the next command; `None`: no result is recorded."""
