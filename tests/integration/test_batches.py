@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import waiting_batch
 from commands import environment, forked
+from media import PNG
 from msgspec.structs import replace
 from waiting_batch import WIRES, batching, counting, noting, requests, settings
 
@@ -349,6 +350,17 @@ def test_a_refusal_that_teaches_the_form_is_followed_in_the_next_round(tmp_path:
         items = run(llm, tmp_path, 2, llm={"temperature": 0.5})
     assert answers(items) == expected(2)
     assert max(llm.batches.asked.values()) == 1
+
+
+@pytest.mark.slow
+def test_a_turn_whose_image_is_refused_goes_on_in_the_next_round_and_replays(tmp_path: Path) -> None:
+    def blind(request: Any) -> LlmReply:
+        return error_reply(400, "no") if b"base64" in request.raw else text_reply("A pixel.")
+
+    with ScriptedLlmServer(blind) as llm:
+        items = run(llm, tmp_path, wire="messages", asked=[TurnRequest("What is this?", images=[PNG])])
+    assert answers(items) == ["A pixel."]
+    assert is_replayed(tmp_path / "batch" / "turns" / "000001.jsonl")
 
 
 @pytest.mark.slow

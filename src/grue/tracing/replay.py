@@ -741,6 +741,9 @@ def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Diverge
                 if dropping != request:
                     reason = f"it answers no command to drop the reply to request {request}"
                 asked = dropping = None
+            case m.CompletionPostponed() if envelope.cause is not None:
+                # When the turn goes on, the request's earlier retries are recorded again.
+                attempts.pop(envelope.cause, None)
             case m.CompletionRetried(attempt=attempt) if envelope.cause is not None:
                 if attempt <= attempts.get(envelope.cause, 0):
                     reason = f"attempt {attempt} comes after attempt {attempts[envelope.cause]}"
