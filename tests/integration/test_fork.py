@@ -784,7 +784,7 @@ def test_what_cannot_be_forked_is_refused_before_anything_starts(
     last = read_episode(recorded).envelopes[-1].seq
     end = seq_of(recorded, "ToolReturned", 3) + 1
     rows: list[tuple[dict[str, Any], str]] = [
-        ({"turn": 9}, "holds no turn 9"),
+        ({"turn": 9}, r"holds no turn 9\. Its turns: 1\."),
         ({"at": last + 1}, f"has the messages 1 to {last}, and no message {last + 1}"),
         ({"at": 0}, f"has the messages 1 to {last}, and no message 0"),
         ({"at": "3"}, "at= wants a number, not '3'"),

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.saying import say, shown_argument
+from grue.errors import FleetError, MCPConfigError
 from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import FleetFolder, is_driven, require_fleet
@@ -46,7 +47,7 @@ def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
     """
-    sweep = read_sweep(options.sweep)
+    sweep = _sweep_of(options.sweep)
     for sentence in warnings_of(sweep):
         say(f"grue: {sentence}", err=True)
     fleet = Fleet(
@@ -79,7 +80,7 @@ def print_plan(options: FleetRunOptions) -> None:
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
     """
-    sweep = read_sweep(options.sweep)
+    sweep = _sweep_of(options.sweep)
     planned = read_plan(sweep, options.place)
     free = FleetFolder(options.place).free_bytes()
     short = "" if planned.bytes_needed < free else ", which is not enough"
@@ -126,13 +127,19 @@ def stop_fleet(directory: Path) -> None:
         say("No process of this machine runs the fleet. One on another stops after its running episodes.")
 
 
+def _sweep_of(path: Path) -> Sweep:
+    try:
+        return read_sweep(path)
+    except FleetError as error:
+        raise MCPConfigError(str(error)) from error  # exit status 2: 1 means that episodes are missing
+
+
 def summary_of(finished: Finished, place: Path, again: str) -> str:
     """Return how a run in the folder `place` ended. `again`: how to try given-up episodes again."""
     tally = finished.tally
-    lines = [
-        f"{finished.reason}: {tally.done:,} of {counted(tally.total, 'episode')} done;"
-        f" {tally.failed:,} failed."
-    ]
+    whole = not (tally.given_up or tally.unpaid or tally.waiting)
+    word = "ended" if finished.reason == "finished" and not whole else finished.reason
+    lines = [f"{word}: {tally.done:,} of {counted(tally.total, 'episode')} done; {tally.failed:,} failed."]
     if finished.reason == "paused":
         lines.append(f"Paused, because {finished.why}")
     if finished.reason == "budget":

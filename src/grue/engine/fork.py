@@ -240,9 +240,12 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     """
     reader, forks = open_episode(path), forks_of(path)
     begun: dict[int, list[tuple[int, ForkPlace | None]]] = {}
+    others: dict[int, None] = {}
     for line, fork in with_forks(path, forks):
         number = line.line.turn
-        if line.tag == "RunTurn" and (turn in (None, number)):
+        if line.tag == "RunTurn" and turn not in (None, number):
+            others[number] = None
+        elif line.tag == "RunTurn":
             body = line.envelope().body
             if number not in begun or (isinstance(body, m.RunTurn) and body.resumed is None):
                 begun.setdefault(number, []).append((line.line.seq, fork))
@@ -251,7 +254,8 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
             f"{reader.path} holds several turns: {_some(begun)}. Name one: --turn N (in Python turn=N)."
         )
     if not begun:
-        raise MCPError(f"{reader.path} holds no turn{'' if turn is None else f' {turn}'}.")
+        held = f" {turn}. Its turns: {_some(others)}" if others else ""
+        raise MCPError(f"{reader.path} holds no turn{held}.")
     ((number, firsts),) = begun.items()
     first, own = next((each for each in reversed(firsts) if at is None or each[0] <= at), firsts[0])
     until = next((seq for seq, fork in firsts if seq > first and fork is own), math.inf)

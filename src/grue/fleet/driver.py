@@ -74,7 +74,8 @@ class Tally(Struct):
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
         spent: The cost of the requests of the episodes with a commit.
         kinds: Number of attempts of this run that were not scored, by `AttemptEnd.kind`.
-        troubles: For each of the first few episodes that were given up in this run, its id and the reason.
+        troubles: The first few different reasons for which episodes were given up in this run, each with the
+            id of the first of these episodes.
     """
 
     total: int = 0
@@ -94,7 +95,8 @@ class Tally(Struct):
     def give_up(self, id_: str, why: str) -> None:
         """Count an episode that is not tried again; `why` says what went wrong."""
         self.given_up += 1
-        if len(self.troubles) < _MOST_TROUBLES:
+        known = any(each.endswith(f": {why}") for each in self.troubles)
+        if not known and len(self.troubles) < _MOST_TROUBLES:
             self.troubles.append(f"{id_}: {why}")
 
     def add(self, end: AttemptEnd) -> None:

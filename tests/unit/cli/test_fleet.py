@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from grue.cli.fleet import FleetRunOptions, run_fleet, stop_fleet
+from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet, stop_fleet
+from grue.errors import MCPConfigError
 from grue.fleet import Finished, Fleet, Tally
 from grue.fleet.folder import MANIFEST, STOP, FleetFolder, driver_lock
 
@@ -23,7 +24,8 @@ SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
         (
             Finished(reason="finished", tally=Tally(total=2, done=1, given_up=1, troubles=["ab12: it died"])),
             False,
-            "1 episode given up after three attempts, or unreadable:\n  ab12: it died\nTo try them again:",
+            "ended: 1 of 2 episodes done; 0 failed.\n1 episode given up after three attempts, or unreadable:"
+            "\n  ab12: it died\nTo try them again:",
         ),
         (
             Finished(reason="finished", tally=Tally(total=2, done=1, unpaid=1)),
@@ -64,6 +66,16 @@ def test_a_run_succeeds_only_if_nothing_is_missing(
     options = FleetRunOptions(sweep=tmp_path / "sweep.toml", directory=tmp_path / "fleet")
     assert run_fleet(options) is succeeded
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["gird = {}\n" + SWEEP, "work = [", 'work = "nowhere:play"\n'])
+def test_a_sweep_that_cannot_be_used_is_no_episode_without_a_result(tmp_path: Path, text: str) -> None:
+    """The exit status is 2, as for other files of settings. With 1 an episode would be missing."""
+    (tmp_path / "sweep.toml").write_text(text)
+    options = FleetRunOptions(sweep=tmp_path / "sweep.toml", directory=tmp_path / "fleet")
+    for command in (run_fleet, print_plan):
+        with pytest.raises(MCPConfigError):
+            command(options)
 
 
 def test_a_stop_tells_whether_a_process_runs_the_fleet(

@@ -370,6 +370,11 @@ def test_an_attempt_that_cannot_be_made_costs_its_own_episode(tmp_path: Path) ->
     assert again.tally.troubles == finished.tally.troubles, "said again, as long as it is so"
 
 
+def test_a_reason_that_several_episodes_share_is_said_once(tmp_path: Path) -> None:
+    finished, _ = run(tmp_path, lambda *_: Lost("error", "no luck"))
+    assert (finished.tally.given_up, len(finished.tally.troubles)) == (5, 1)
+
+
 def test_where_no_worker_starts_the_run_ends(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="No worker process starts"):
         run(tmp_path, lambda job, tries: Lost("unable", "No worker process starts."))
