@@ -4,6 +4,7 @@ Text from the game, the model and the tools is untrusted, so its unprintable cha
 """
 
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,7 @@ _TEXT_CHARS = 300
 _NAME_CHARS = 60
 _SECOND_COLUMN = "\0"
 """A placeholder for the second column of a wide character. No printable text contains the placeholder."""
+_OPEN_END = re.compile(r"(?<=\w)\n")
 
 
 class Line(Struct, frozen=True):
@@ -199,7 +201,12 @@ def _tool_line(call: m.ToolCalled, lasted: str) -> Line:
 
 def complaint(text: str, severity: Severity = "warn") -> Line:
     """Return the line for a problem. The text may be untrusted."""
-    return Line(f"  ! {printable(text.replace(chr(10), ' '), _TEXT_CHARS)}", COLOURS[severity], "    ")
+    return Line(f"  ! {printable(in_one_line(text), _TEXT_CHARS)}", COLOURS[severity], "    ")
+
+
+def in_one_line(text: str) -> str:
+    """Return the lines of an error as one line. A line that ends with a word gets a full stop."""
+    return _OPEN_END.sub(". ", text).replace("\n", " ")
 
 
 def _problem(body: Struct) -> Iterator[Line]:

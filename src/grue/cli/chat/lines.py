@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from grue import messages as m
-from grue.cli.live_story import BOLD, CYAN, Line
+from grue.cli.live_story import BOLD, CYAN, Line, in_one_line
 from grue.hosts.agent_loop import ToolEnded, ToolStarted
 from grue.policies import ApprovalQuestion
 from grue.protocol.turn.prices import Spent
@@ -123,7 +123,7 @@ def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Li
 
 def complaint(text: str) -> Line:
     """Return the line for an error."""
-    return Line(f"! {printable(text.replace(chr(10), ' '))}", RED, "  ")
+    return Line(f"! {printable(in_one_line(text))}", RED, "  ")
 
 
 def notice(text: str) -> Line:

@@ -149,10 +149,10 @@ def test_a_pattern_of_the_policy_that_matches_no_tool_is_told_of_once(tmp_path: 
     assert screen.text.count("the tool policy has 'mcp.cave.swim', which matches no tool") == 1
 
 
-def test_an_error_of_several_lines_is_one_line_without_escapes() -> None:
-    assert lines.complaint("It failed.\nStart it.").lead + lines.complaint("It failed.\nStart it.").text == (
-        "! It failed. Start it."
-    )
+@pytest.mark.parametrize("end", ["", "."])
+def test_an_error_of_several_lines_is_one_line_of_sentences(end: str) -> None:
+    told = lines.complaint(f"All attempts failed{end}\nIs the server running?\nStart it.")
+    assert told.lead + told.text == "! All attempts failed. Is the server running? Start it."
 
 
 def test_a_server_that_is_missing_is_told_once(tmp_path: Path) -> None:
