@@ -373,7 +373,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
                 yield f"      A: {_command(found.a, case.a_ids)}"
                 yield f"      B: {_command(found.b, case.b_ids)}"
         if len(shown) < len(cases):
-            where = "--all shows them" if commands else "`changes` has them"
+            where = "--all shows them" if commands else "see this comparison's `changes`"
             yield f"  ... and {len(cases) - len(shown):,} more: {where}."
     if few and (equal := [each for each in found.changes if not each.difference]):
         yield "Those that are equal:"

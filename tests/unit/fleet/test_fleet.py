@@ -107,9 +107,8 @@ def test_a_program_compares_two_cells_and_prints_what_was_found(tmp_path: Path) 
     assert said[verdict + 2].endswith("equal.")
     cases = [line for line in said if " -> " in line]
     assert len(cases) == 5 + sum(each.difference < 0 for each in found.changes), "bounded"
-    assert (
-        said[-1] == f"  ... and {sum(c.difference > 0 for c in found.changes) - 5} more: `changes` has them."
-    )
+    gained = sum(each.difference > 0 for each in found.changes)
+    assert said[-1] == f"  ... and {gained - 5} more: see this comparison's `changes`."
     assert "grue fleet show" not in str(found)
     with pytest.raises(FleetError, match=r"no setting 'promt'\. Did you mean 'prompt'"):
         Fleet(tmp_path).compare({"promt": "short"}, {"prompt": "long"})
