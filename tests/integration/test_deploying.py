@@ -67,7 +67,8 @@ def test_thirty_rows_are_labelled_and_a_failed_one_is_named(
         "id,text\n" + "".join(f"{n},{text}\n" for n, text in enumerate(texts)), encoding="utf-8"
     )
     assert load("deploying/etl.py").classify(settings(llm), "messages.csv", "labels.csv") == 1
-    labels = list(csv.reader(Path("labels.csv").read_text(encoding="utf-8").splitlines()))
+    head, *labels = csv.reader(Path("labels.csv").read_text(encoding="utf-8").splitlines())
+    assert head == ["id", "topic", "urgent", "error"]
     assert labels[:29] == [[str(n), "bug", "False", ""] for n in range(29)]
     assert "angry people" in labels[29][3]
     (run,) = Path("runs").iterdir()

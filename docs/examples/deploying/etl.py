@@ -23,6 +23,7 @@ def classify(llm: LlmSettings, source: str, target: str) -> int:
     with open(source, newline="") as read, open(target, "w", newline="") as written:
         rows = list(csv.DictReader(read))
         table = csv.writer(written)
+        table.writerow(["id", "topic", "urgent", "error"])
         requests = (TurnRequest(system="Classify.", user=row["text"], answer=Label) for row in rows)
         with Runner(llm=llm, trace="runs") as runner:
             for row, item in zip(rows, runner.map(requests, concurrency=8, progress=True)):
@@ -37,4 +38,5 @@ def classify(llm: LlmSettings, source: str, target: str) -> int:
 
 if __name__ == "__main__":
     endpoint = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
-    sys.exit(1 if classify(endpoint, *sys.argv[1:3]) else 0)
+    if failed := classify(endpoint, *sys.argv[1:3]):
+        sys.exit(f"{failed} rows have failed: see the column error, and grue trace show --failures")
