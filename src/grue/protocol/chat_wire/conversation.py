@@ -112,8 +112,8 @@ _MOST_PER_TOKEN = 8
 _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
 """Tokenizers make at least one token of nearly every match, so the number of matches is a low estimate."""
 
-_TOOL_PIECES, _ARGUMENT_PIECES = 5, 3
-"""Fewest tokens that a tool, and each argument, adds to the names and descriptions, in any template."""
+_TEXT_PIECES, _TOOL_PIECES, _ARGUMENT_PIECES = 3, 5, 3
+"""Fewest tokens that a text, a tool and each argument add to their words, in any template."""
 
 _MOST_COUNTED = 100_000
 """With more bytes of texts than this, a token count cannot show whether it includes the tools."""
@@ -444,7 +444,8 @@ class EncodedConversation:
             return False
         said = [item for entry in self.history.entries if isinstance(entry, m.Said) for item in entry.items]
         texts = [item.text for item in said if isinstance(item, m.SystemText | m.UserText)]
-        return count < sum(map(_pieces, texts)) + sum(map(_least_tokens, self.tools))
+        pieces = sum(map(_pieces, texts))
+        return pieces + _TEXT_PIECES * len(texts) <= count < pieces + sum(map(_least_tokens, self.tools))
 
     @property
     def _prompt_size(self) -> int:

@@ -633,6 +633,7 @@ TASK = "Add the entries 'buy milk' and 'call Anna' to the to-do list. Then say h
         ((WORDY,), 300, False, False),  # the texts and the tools
         ((WORDY,), 0, False, False),  # not counted
         ((WORDY,), 3, False, False),  # too few for the texts alone: not a count of this prompt
+        ((WORDY,), 10, False, False),  # of the scripted endpoint: too few for the texts in any template
         ((WORDY,), 30, True, False),
         ((THINK,), 30, False, False),  # too small a tool to tell
         ((), 30, False, False),
