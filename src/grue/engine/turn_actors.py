@@ -427,10 +427,11 @@ class TurnActors:
         always waits, because that actor could not drop the reply if a server then listed other tools. So does
         a turn whose requests wait for a batch, which is not faster for an early request.
         """
-        presumed, waits = self._wiring.presumed, current_room() is not None
-        if presumed is None or waits or not isinstance(self._wiring.llm, EndpointActors):
+        presumed = self._wiring.presumed
+        if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
             return None
-        return presumed.for_turn(self._command, self._before, self._resources.registry)
+        listings = presumed.for_turn(self._command, self._before, self._resources.registry)
+        return None if listings is None or current_room() is not None else listings
 
     def _learn_listings(self) -> None:
         pool = self._resources.pool
