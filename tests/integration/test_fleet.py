@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hostile_works import never_ready
 from typer.testing import CliRunner
 
 import grue as grue_package
@@ -240,6 +241,7 @@ def test_workers_that_are_not_ready_in_time_are_said_to_be_late(
     tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_START_S", -1.0)
+    monkeypatch.setattr("grue.fleet.local.work", never_ready)
     with pytest.raises(FleetError, match=r"its worker process was not ready within -1 s"):
         fleet(tmp_path).map(f"{work}:number", [{"n": 1}, {"n": 2}])
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,8 @@ def hostile(case: dict[str, Any], episode: Episode) -> Any:
 
 EXPECTED = {what: (outcome, kind) for what, (_, outcome, kind) in WORKS.items()}
 HERE = Path(__file__)
+
+
+def never_ready(channel: Connection, _place: object) -> None:
+    """Take the place of `grue.fleet.worker.work`, and never say that the worker is ready."""
+    channel.recv_bytes()
