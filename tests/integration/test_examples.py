@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import environment, python
 
-from grue import LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
+from grue import LlmSettings
 from grue.messages import AskApproval, CallsDecided, CallTools, TurnCompleted
 from grue.testing.actor_harness import TraceWatch
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
@@ -63,12 +63,9 @@ def test_the_guides_batch_goes_on_in_the_same_process(
     with ScriptedLlmServer(lambda _: text_reply("an animal")) as server:
         for _ in range(2):
             names = {
-                "Recorder": Recorder,
-                "Runner": Runner,
-                "TraceWriter": TraceWriter,
                 "llm": LlmSettings(base_url=server.base_url, model="m"),
                 "servers": {},
-                "requests": [TurnRequest(system="Classify.", user=text) for text in ("a cat", "a dog")],
+                "texts": ["a cat", "a dog"],
             }
             kept.append(names)
             exec(code, names)
