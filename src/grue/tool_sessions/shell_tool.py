@@ -39,8 +39,8 @@ _DAMAGED_SHARE = 0.1
 
 _SHARE_TO_END = 0.1
 _TO_READ_S = 0.5
-"""What is kept of a call's time to end the command and read its output: this share of the time, but at most
-the time between SIGTERM and SIGKILL and these seconds."""
+"""A command is ended before its call's time is over, so that its output can still be read. The time left for
+that is a tenth of the call's time, or `term_grace_s` + 0.5 s, whichever is shorter."""
 
 _CUT_END = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
 _CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")

@@ -190,13 +190,13 @@ class _Secret(NamedTuple):
 
 _LETTERS = bytes(ord("a") if chr(byte).isalnum() and byte < 128 else ord(" ") for byte in range(256))
 
-
 _LINES = bytes(
     ord("a" if chr(byte).isalnum() or chr(byte) in "+/-_" else "b" if chr(byte) in "\r\n\\" else " ")
     for byte in range(128)
 ).ljust(256)
 _FULL_LINE = b"a" * SHORTEST_LINE + b"b"
-"""What `_LINES` makes of a line of base64 or hexadecimal digits, with the line break after it."""
+"""`translate(_LINES)` turns each base64 or hexadecimal digit into `a`, and each line break into `b`. So an
+encoded line of full length becomes a text that ends in these bytes."""
 
 _SHORT_TEXT = 4096
 """Length in bytes of the longest text in which probes of forms with line breaks are searched for at once."""
