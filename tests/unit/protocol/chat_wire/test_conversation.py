@@ -633,7 +633,6 @@ TASK = "Add the entries 'buy milk' and 'call Anna' to the to-do list. Then say h
         ((WORDY,), 300, False, False),  # the texts and the tools
         ((WORDY,), 0, False, False),  # not counted
         ((WORDY,), 3, False, False),  # too few for the texts alone: not a count of this prompt
-        ((WORDY,), 10, False, False),  # of the scripted endpoint: too few for the texts in any template
         ((WORDY,), 30, True, False),
         ((THINK,), 30, False, False),  # too small a tool to tell
         ((), 30, False, False),
@@ -667,6 +666,7 @@ def test_a_count_shows_that_the_prompt_had_no_tools(
         ),  # one line a tool, as the tersest write it
         ("", "- " * 60 + "=" * 400, 150, False),  # marks that a tokenizer joins
         ("", TASK * 1_500, 30_000, False),  # too long a text to tell
+        ("", "Are there enough eggs for a cake?", 10, False),  # of the scripted endpoint, for every prompt
     ],
 )
 def test_the_counts_of_ordinary_questions_with_two_small_tools(
