@@ -25,7 +25,7 @@ DRIVERS = {
 import pathlib
 pathlib.Path("mails.csv").write_text(MAILS)
 failed = recipe.classify(llm, "mails.csv", "labels.csv")
-assert len(pathlib.Path("labels.csv").read_text().splitlines()) == 2
+assert len(pathlib.Path("labels.csv").read_text().splitlines()) == 3, "a header and two labels"
 print("failed:", failed)
 """,
     "fastapi_app.py": """
