@@ -157,6 +157,36 @@ def test_what_a_signal_handler_raises_ends_the_turn_that_is_waited_for(model: Wo
     assert isinstance(kinds[1].failure, Interrupted)
 
 
+class StruckSender:
+    """The socket that wakes an episode's loop. The host's alarm strikes when it has woken the loop."""
+
+    def __init__(self, waker: Any, model: WordedModel) -> None:
+        self.waker, self.model = waker, model
+
+    def send(self, data: bytes) -> None:
+        self.waker.send(data)
+        wait_until(lambda: len(self.model.server.requests) == 2)
+        signal.raise_signal(signal.SIGALRM)
+
+    def close(self) -> None:
+        self.waker.close()
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_signal_that_strikes_while_the_turn_is_handed_over_ends_it_too(model: WordedModel) -> None:
+    with model.runner("episode") as runner:
+        failures: list[Any] = []
+        assert runner.run_turn(ask()).turn == 1
+        runner.recorder.add(lambda envelope, _: failures.append(envelope.body))
+        loop = runner._episode._episode.loop
+        waker, loop._waker = loop._waker, StruckSender(loop._waker, model)
+        with pytest.raises(TimeoutError, match="the host's own alarm"):
+            runner.run_turn(ask("wait"))
+        loop._waker = waker
+        wait_until(lambda: any(isinstance(body, TurnFailed) for body in failures))
+        assert runner.run_turn(ask()).turn == 3
+
+
 # --- Callers of all kinds ---
 
 

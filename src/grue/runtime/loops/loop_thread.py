@@ -16,7 +16,9 @@ import asyncio
 import atexit
 import contextlib
 import contextvars
+import errno
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -41,7 +43,7 @@ from grue.runtime.loops.interrupts import (
     restore_interrupt,
     wait_for,
 )
-from grue.runtime.loops.sync_edge import WAITS_FOR_ITSELF, in_shared_loop, run_loop, start_thread
+from grue.runtime.loops.sync_edge import CLOSED, WAITS_FOR_ITSELF, in_shared_loop, run_loop, start_thread
 
 T = TypeVar("T")
 
@@ -274,14 +276,30 @@ class EpisodeLoop:
         self.loop_thread.refuse_forked()
         call: Call[T] = Call(self.loop_thread)
         context = context_of("asyncio")  # the caller may run under trio, but this loop is asyncio's
-        with self._lock:
-            if self._ending:
-                raise MCPError(self.loop_thread.error_texts.closed) from self._failure
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
-            self._submitted.append((context, call, function))
-            self._loop.call_soon_threadsafe(self._call_submitted.set)
+        try:
+            with self._lock:
+                if self._ending:
+                    raise MCPError(self.loop_thread.error_texts.closed) from self._failure
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+                self._submitted.append((context, call, function))
+                self._wake()
+        except BaseException:
+            call.interrupt()  # a signal handler of the host has raised, so nobody will wait for the call
+            raise
         return call
+
+    def _wake(self) -> None:
+        # Do not use `call_soon_threadsafe`: it ignores each `OSError` while it wakes the loop, even a
+        # `TimeoutError` that the host's own alarm raises there.
+        try:
+            self._waker.send(b"\0")
+        except BlockingIOError:
+            pass  # the loop has not read the earlier bytes yet
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise MCPError(CLOSED) from error
+            raise
 
     def end(self) -> None:
         """Cancel all calls and return at once. The loop ends after their clean-up."""
@@ -338,19 +356,22 @@ class EpisodeLoop:
 
     async def _serve(self) -> None:
         _running_loops.add(self)
-        self._loop = asyncio.get_running_loop()
-        self._call_submitted = asyncio.Event()
-        async with anyio.create_task_group() as group, self._context(group):
-            self._started.set_result(None)
-            try:
-                while True:
-                    await self._call_submitted.wait()
-                    self._call_submitted.clear()
-                    self._start_submitted(group)
-            finally:
-                self._ending = True  # calls that were submitted but not started fail in `_settle_all`
-                # Servers that were told to exit may still be ending: limit their time.
-                self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
+        woken, self._waker = socket.socketpair()
+        woken.setblocking(False)
+        self._waker.setblocking(False)
+        with woken, self._waker:
+            async with anyio.create_task_group() as group, self._context(group):
+                self._started.set_result(None)
+                try:
+                    while True:
+                        await anyio.wait_readable(woken)
+                        woken.recv(4096)
+                        self._start_submitted(group)
+                finally:
+                    with self._lock:  # a later call wakes no loop whose sockets are closed
+                        self._ending = True  # calls that were submitted but not started fail in `_settle_all`
+                    # Servers that were told to exit may still be ending: limit their time.
+                    asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
         # This is a method of its own, because a variable `call` in `_serve` would keep the last call alive

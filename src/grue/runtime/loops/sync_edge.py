@@ -84,7 +84,7 @@ def run_blocking(
         on_exit()
 
 
-_CLOSED = (
+CLOSED = (
     "A descriptor of grue's event loop was closed by other code of this process, such as a function that"
     " closes all descriptors (os.closerange, or a daemon library). The turn is lost, and later ones may be"
     " too: run such code in a process of its own."
@@ -113,7 +113,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
         run(begin)
     except (OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, OSError) and error.errno == errno.EBADF:
-            raise MCPError(_CLOSED) from error
+            raise MCPError(CLOSED) from error
         if begun:
             raise
         remedy = "Close what is not needed any more, or raise the limit of open files (ulimit -n)."

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import gc
 import os
+import socket
 import threading
 import time
 import traceback
@@ -300,8 +301,12 @@ def test_a_call_sees_the_callers_context_and_cannot_change_it(loop: EpisodeLoop)
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 def test_an_interrupt_is_a_keyboard_interrupt_unless_the_call_is_over(loop: EpisodeLoop, when: str) -> None:
     blocking = threading.Event()
+
+    async def block() -> None:
+        blocking.wait(WITHIN_S)
+
     if when == "before":
-        loop._loop.call_soon_threadsafe(blocking.wait, WITHIN_S)
+        loop.submit(block)
     work = Work()
     call: Call[Any] = loop.submit(answer if when == "after" else work)
     if when == "during":
@@ -318,6 +323,34 @@ def test_an_interrupt_is_a_keyboard_interrupt_unless_the_call_is_over(loop: Epis
             call.wait()
         assert work.over.is_set() == work.begun.is_set()
     assert loop.submit(answer).wait() == 42
+
+
+def test_a_thousand_calls_of_a_busy_loop_are_all_started(loop: EpisodeLoop) -> None:
+    blocking = threading.Event()
+
+    async def block() -> None:
+        blocking.wait(WITHIN_S)
+
+    blocked = loop.submit(block)
+    loop._waker.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    calls = [loop.submit(answer) for _ in range(1_000)]
+    with pytest.raises(BlockingIOError):
+        loop._waker.send(b"\0")
+    calls.append(loop.submit(answer))
+    blocking.set()
+    assert [call.wait() for call in calls] == [42] * 1_001
+    assert blocked.wait() is None  # type: ignore[func-returns-value]
+
+
+def test_a_call_of_a_loop_whose_sockets_other_code_has_closed_is_refused(loop: EpisodeLoop) -> None:
+    waker = loop._waker.dup()
+    loop._waker.close()
+    with pytest.raises(MCPError, match="closes all descriptors"):
+        loop.submit(answer)
+    loop._waker = waker
+    assert loop.submit(answer).wait() == 42
+    loop.close()
+    waker.close()
 
 
 def test_a_call_cannot_be_settled_from_outside(loop: EpisodeLoop) -> None:
