@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "With the last two values, the first turn's server starts as with `beside_if_locked`, or as `start` "
-        "under tool.grue.mcp in pyproject.toml says.",
+        "In the first turn, the last two values mean `start` under tool.grue.mcp in pyproject.toml, else "
+        "`beside_if_locked`.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -143,8 +143,8 @@ _GameServers = Annotated[
     typer.Option(
         metavar="FILE",
         help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="a server that comes with grue. If pyproject.toml has `enabled = true` under "
-        "tool.grue.mcp: its config_file, else mcp_config.json. If it has `enabled = false`: no server",
+        show_default="with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or "
+        "mcp_config.json; with `enabled = false`: no server; otherwise a server that comes with grue",
     ),
 ]
 _Turns = Annotated[
@@ -401,10 +401,11 @@ def add(
     If a tool changes later, grue reports it. The approved tools are listed in
     mcp_tools.lock.
 
-    In two cases the command approves no tools, and prints what to do instead: if
-    an environment variable that the server needs is not set (then the server is
-    not started either); or if there are other servers, but no mcp_tools.lock (a
-    new one would lack the tools of the other servers).
+    In two cases the command approves no tools, and prints what to do instead:
+    - An environment variable that the server needs is not set. Then the server is
+      not started either.
+    - mcp_config.json has other servers, but there is no mcp_tools.lock. A new
+      mcp_tools.lock would lack the tools of these servers.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. If this machine can enforce
@@ -633,7 +634,7 @@ _OtherTools = Annotated[
         metavar="FILE",
         help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
         "--lock` writes beside mcp_tools.lock, or an edited copy of it. Or the word "
-        "lock: use the mcp_tools.listing.json of this project.",
+        "lock: the mcp_tools.listing.json beside the mcp_config.json of this folder's project.",
         show_default="the recorded ones",
     ),
 ]

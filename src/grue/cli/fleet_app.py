@@ -137,9 +137,11 @@ def retry(
 ) -> bool:
     """Run those episodes of a sweep that have no result, even if `grue fleet run` has given them up.
 
-    `grue fleet run` gives an episode up after three attempts, or if its result is
-    damaged. An episode whose function raised an error has a result and is not
-    run again. The exit status is 1 if an episode is left without a result.
+    `grue fleet run` gives an episode up if its result is damaged, or after three
+    attempts without a result: its worker was killed, or a server or the model
+    could not be reached. If the sweep's own function raised an error, that is a
+    result: the episode is not run again. The exit status is 1 if an episode is
+    left without a result.
     """
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
@@ -171,9 +173,9 @@ _Where = Annotated[
         "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
         "failed: the turn ended with an error.\n\n"
         "parked: the turn waits for an approval.\n\n"
-        "(empty), as in `outcome =`: the trace does not have the end of the turn.\n\n"
-        "`tool = X` is true if at least one call of the turn is to X, and `tool != X` if none is; the same "
-        "holds for error. In `tool = X and error ~ Y` the error may be that of another call.",
+        "no value, as in `outcome =`: the trace does not have the end of the turn.\n\n"
+        "`tool = X` is true if any call of the turn is to X, and `tool != X` if no call is to X. The same "
+        "holds for error. In `tool = X and error ~ Y`, X and Y may come from two different calls.",
         show_default="all turns",
     ),
 ]
@@ -358,10 +360,10 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI. LOSS is a number such as 0.05. Exit status 1: B's mean score is worse than A's by "
-            "LOSS or more, and the interval does not contain 0. Exit status 0: the interval rules out such a "
-            "loss. Exit status 2: neither is certain, there is no interval, or an error occurred. Needs "
-            "numpy and scipy.",
+            help="For CI jobs. LOSS is a number such as 0.05. Exit status 1: B's mean score is worse than "
+            "A's by LOSS or more, and the interval does not contain 0. Exit status 0: the interval rules out "
+            "such a loss. Exit status 2: neither is certain, there is no interval, or an error occurred. "
+            "Needs numpy and scipy.",
         ),
     ] = None,
     passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
@@ -386,8 +388,8 @@ def compare(
 
     A and B are compared case by case. The compared settings are those that
     differ between A and B, such as model: all episodes of A have one value, and
-    all of B another. Episodes that agree in all other settings, such as question
-    and seed, are one case (base_url does not count). A case that only A or only
+    all of B another. Episodes that agree in all other settings except base_url,
+    for example in question and seed, are one case. A case that only A or only
     B has is left out. The mean difference B - A of the cases is printed with
     its 95 % confidence interval. The interval needs the packages numpy and scipy,
     and at least 15 cases (if you give --cluster, 15 groups of cases). Without an

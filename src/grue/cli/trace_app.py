@@ -160,9 +160,9 @@ def trace_cache(
     caused it. In the printed table, `repeats` is the percentage of a prompt that
     is the same as the beginning of an earlier prompt. `cached` is the percentage
     that the provider has read from its cache, according to its reply. `again`
-    estimates the tokens that are sent again but that no cache could serve: those
-    from the first difference to the end of the shorter prompt, this one or the
-    earlier one.
+    estimates the tokens after the first difference, which no cache could serve
+    although much of the text is often the same. They are counted up to the end of
+    the shorter of the two prompts.
     """
     from grue.cli.trace_cache import cache
 
@@ -339,7 +339,7 @@ def trace_replay(
         typer.Option(
             metavar="FILE",
             help="Use the system prompt in this file instead. No model runs, so in each turn you see only "
-            "the first request that it changes. For new answers, use `grue fork --system`.",
+            "the first request that the new prompt changes. For new answers, use `grue fork --system`.",
             show_default="as recorded",
         ),
     ] = None,
