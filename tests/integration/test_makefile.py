@@ -17,6 +17,57 @@ exit 1
 """
 
 
+FAKE_PYTHON = """#!/bin/sh
+echo "python $*" >> "$SAID"
+case "$*" in
+  *"config get"*) echo "$PIPS_INDEX" ;;
+  *" uv") exit "$NO_UV" ;;
+esac
+"""
+FAKE_UV = """#!/bin/sh
+echo "uv $*" >> "$SAID"
+exit "$UV_FAILS"
+"""
+PIP = "python -m pip --disable-pip-version-check"
+WANTED = "--quiet --constraint constraints.txt --editable .[mcp,yaml]"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed: apt-get install make")
+@pytest.mark.parametrize(
+    ("there", "index", "fails", "said"),
+    [
+        (True, "", 0, [f"uv pip install --python .venv/bin/python {WANTED}"]),
+        (
+            True,
+            "https://own.example/simple",
+            0,
+            [f"uv pip install --python .venv/bin/python --default-index https://own.example/simple {WANTED}"],
+        ),
+        (True, "", 2, [f"uv pip install --python .venv/bin/python {WANTED}", f"{PIP} install {WANTED}"]),
+        (False, "", 0, [f"{PIP} install --quiet --constraint constraints.txt uv", f"{PIP} install {WANTED}"]),
+    ],
+    ids=["uv", "uv, with pip's index", "uv fails", "no uv"],
+)
+def test_uv_installs_and_where_it_cannot_pip_does(
+    there: bool, index: str, fails: int, said: list[str], tmp_path: Path
+) -> None:
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, text in {"python": FAKE_PYTHON, **({"uv": FAKE_UV} if there else {})}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt", "src/grue/runtime/version.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    env = {"PATH": os.environ["PATH"], "SAID": str(tmp_path / "said"), "PIPS_INDEX": index}
+    env |= {"NO_UV": "1", "UV_FAILS": str(fails)}
+    make = ["make", "-f", ROOT / "Makefile", ".venv/.play"]
+    subprocess.run(make, cwd=tmp_path, env=env, capture_output=True, check=True)
+    lines = (tmp_path / "said").read_text().splitlines()
+    assert [line for line in lines if "config get" not in line] == said
+    assert (tmp_path / ".venv" / ".play").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed: apt-get install make")
 def test_an_environment_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path) -> None:
