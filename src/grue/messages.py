@@ -150,7 +150,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         description: The server's text for the model; untrusted.
         input_schema: JSON Schema of the arguments, an object schema.
         output_schema: JSON Schema of the structured result, if the server declares one.
-        full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools.
+        full_name: The canonical name, as for built-in tools; empty: it is `{server}.{tool}`.
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: no statements.
         trusted: grue trusts the annotations: the tool lock holds this definition, or the tool is built in.
         boxed: grue runs the tool's server in a box (a sandbox), and this machine enforces all of its limits.
@@ -179,7 +179,7 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
     """A tool call as the model asked for it.
 
     Attributes:
-        call_id: Unique within the turn. Generated if the provider sent none, or sent one twice.
+        call_id: Unique within the conversation. Generated if the provider sent none, or one that was used.
         name: Canonical name of the tool; the name as the model wrote it, if there is no such tool.
         arguments: The model's text, not yet parsed. It may be invalid JSON.
     """
@@ -194,7 +194,7 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         task_id: The server's id of the task; untrusted.
-        poll_s: How many seconds the server wants the client to wait between two polls.
+        poll_s: Seconds to wait between two polls: the server's wish, or 1 s if it states none.
         ttl_s: How many seconds after its creation the server keeps the task; `None`: not stated, or no limit.
     """
 
@@ -204,13 +204,13 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A validated tool call: its arguments are a JSON object, and the server serves the tool.
+    """A tool call as its session gets it: the model's arguments have been parsed into a JSON object.
 
     Attributes:
         task: The server's task for this call, if an earlier process has sent the call already. Then the
             session only asks for the task's result.
         definition: Digest of the tool's definition when the call was allowed. If the tool has changed
-            since, the session does not send the call. Empty, as in old traces: the session does not check.
+            since, the session does not send the call. Empty (old traces, or with `task`): it does not check.
     """
 
     call_id: CallId
@@ -256,7 +256,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
             `skipped` (not sent by this process), `rejected` (never sent: the tool is unknown or has changed,
             or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or by a
             person), `interrupted` (sent by a process that was killed: the call may have taken effect).
-        iteration: One-based number of the reply that asked for the call, among the replies with tool calls.
+        iteration: How many replies to requests with tools had tool calls, up to the reply with this call.
         duration_s: How long the call took; `None`: not sent, or `interrupted`.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
     """
@@ -281,10 +281,10 @@ class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An image, a recording or a file for the model, after its validation.
 
     Attributes:
-        mime: Media type, detected from the first bytes. The server's own claim is ignored.
+        mime: Media type, detected from the first bytes. What a server or a file name claims is ignored.
         data: Base64, padded, without line breaks.
         bytes: Size of the decoded data.
-        name: The file's name, if `kind` is `file`.
+        name: The file's name, if `kind` is `file`; else empty.
     """
 
     kind: MediaKind
@@ -298,7 +298,7 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
     """The answer to one tool call in the conversation.
 
     Attributes:
-        content: The text for the model. In old traces, and with `TurnRequest.json_results`, it is JSON.
+        content: The text for the model. In old traces, and with `TurnRequest.json_results`, always JSON.
         attachments: Images, audio and files of the result. `content` describes each, in the same order. An
             endpoint that does not support an attachment gets only the description.
         whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`; 0: not cut.
@@ -415,11 +415,11 @@ class AnswerSchema(Struct, frozen=True):
 
 
 class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
-    """The texts and tool results of one request, as a conversation keeps them.
+    """An entry of a conversation: texts and tool results that were added together, mostly by one request.
 
     Attributes:
         answer: The schema that the request asked for; `None`: it asked for none, or for the same as before.
-        beside_tools: Whether the request also offered tools. If it did, the schema was sent as text.
+        beside_tools: With `answer`: the request also offered tools, so the schema was sent as text.
     """
 
     items: tuple[ConversationItem, ...]
@@ -442,8 +442,8 @@ class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reference to a conversation's entries before a turn.
 
     Attributes:
-        length: How many entries the conversation had, counting each `Rewritten` as an entry.
-        digest: A SHA-256 of the entries' JSON, in hexadecimal; empty if there were no entries.
+        length: How many entries were added so far; each `Rewritten` counts as one, and undoes no count.
+        digest: The SHA-256 of all these entries that `Ledger` computes; empty if there were no entries.
         file: The file that the conversation is appended to; empty: no file.
     """
 
@@ -499,10 +499,10 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         endpoint: Base URL without credentials.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
-        attempts: How many requests were sent.
+        attempts: Number of the try that failed, from 1; each endpoint's tries are counted apart.
         overflow: Set if the request was refused because it is longer than the model's context window.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
-        retry_after_s: The wait that the endpoint asked for before the next request.
+        retry_after_s: The wait that the endpoint asked for before the next request; `None`: none.
     """
 
     kind: FailureKind
@@ -588,7 +588,7 @@ class OfferTools(Struct, frozen=True, tag="offer", gc=False):
 
 
 class RequireAnswer(Struct, frozen=True, tag="answer"):
-    """The request offers no tools and asks for a final answer.
+    """The request offers no tools: it asks for a final answer, a summary, or a text for a server (sampling).
 
     Attributes:
         answer: The schema of the answer; `None`: any text.
@@ -728,7 +728,7 @@ user's `cache`, the listing file beside the tool lock (`locked`), or the host's 
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
-    """The tools that grue expects a server to list in this turn, without those that the turn excludes."""
+    """The tools that grue expects a server to list in this turn, as its options and the tool lock allow."""
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]
@@ -751,7 +751,7 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
 
     Attributes:
         conversation: An unknown id starts an empty conversation.
-        request: One-based number of the request in its turn.
+        request: One-based number of the request in its turn; sampling requests are numbered apart.
         stream: Record the reply's text piece by piece, as it arrives (`TextDelta`).
         aside: Ask with a copy of the conversation; the conversation itself does not change. The copy leaves
             out the last reply, if its tool calls have no answers yet.
@@ -802,14 +802,14 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         content: The reply's text. The reply may have tool calls as well.
         refusal: The text of a refusal, if the endpoint marks the reply as a refusal.
         reasoning: The model's reasoning text, for people; never used as an answer.
-        finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`), for people.
+        finish_reason: As in chat completions: `stop`, `length`, `tool_calls`, `content_filter`.
         usage: Sum over all tries of this request. Tokens that the endpoint does not report are estimated.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         stopped: The endpoint's word for why it stopped the reply early; empty if the reply is complete or
             reached its length limit.
         written: Set if the model wrote its tool calls as text, even if grue has turned them into calls.
-        tokens: The reply's tokens, if grue asked for them. `None`: the endpoint reports none, or the reply
+        tokens: The reply's tokens. `None`: grue did not ask for them, the endpoint reports none, or the reply
             contained a secret, which the tokens' ids would reveal.
     """
 
@@ -836,7 +836,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     """llm -> agent: no completion, after all retries.
 
     Attributes:
-        usage: An estimate of the cost of the requests whose replies broke off.
+        usage: What replies have cost that broke off, or were cut before a further try; partly estimated.
     """
 
     request: int
@@ -845,7 +845,10 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request is sent as `item` of a provider's batch. A later process reads its reply."""
+    """llm -> agent: the reply to the request is to come in a provider's batch.
+
+    `item`: id of the request in the batch; `budget`: it is in no batch, and waits for a larger budget.
+    """
 
     request: int
     item: str
@@ -892,7 +895,7 @@ class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
 
 
 class CompletionRetried(LlmNote, frozen=True, kw_only=True):
-    """llm: a request failed and is sent again after `delay_s`."""
+    """llm: the try with the number `attempt` (from 1) failed. The request is sent again after `delay_s`."""
 
     request: int
     attempt: int
@@ -915,7 +918,10 @@ class ReplyCut(LlmNote, frozen=True, kw_only=True):
 
 
 class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
-    """llm: a conversation's history was changed, so prompt caches begin anew. `reason` is for people."""
+    """llm: history entries were replaced without a `RewriteHistory`, so prompt caches begin anew.
+
+    `reason` says why, for example because the endpoint has refused images.
+    """
 
     conversation: ConversationId
     rewrite: Rewritten
@@ -923,7 +929,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: the cost of replies is not known, so a cost limit has no effect. Noted once for each runner."""
+    """host: costs are not known, so a cost limit has no effect. Once for each runner or resumed turn."""
 
     compared = False
     model: str
@@ -1005,7 +1011,7 @@ class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
 class TextDelta(LlmNote, frozen=True, kw_only=True):
     """llm: a piece of a streamed reply.
 
-    The pieces of a request since its last restart, concatenated, are the reply's text so far.
+    A request's pieces of one `part` since the last restart, concatenated, are the text of this part so far.
 
     Attributes:
         restart: The request is being retried. Discard all its earlier pieces, of both parts. `text` is empty.
@@ -1063,7 +1069,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
     """session -> agent: the server is disabled, and offers no tools in this turn (see `FailurePolicy`).
 
     Attributes:
-        newly: This turn disabled the server. Otherwise an earlier turn did.
+        newly: This turn disabled the server. Otherwise an earlier turn or the host did.
         last_words: The last line that the server wrote to stderr; empty: the server wrote no line.
         retry_s: Seconds until a turn may try to connect again. `None`: no turn of the episode tries again, or
             this turn did not try. Old traces lack this field and `last_words`.
@@ -1154,7 +1160,7 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
 
 
 class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
-    """session -> agent, or a note of the agent: the call was not sent to its server.
+    """session -> agent, or a note of the agent: this process did not send the call to its server.
 
     Attributes:
         refused: The call itself was wrong, for example its arguments, and the model can correct the call.
@@ -1218,7 +1224,7 @@ class ConnectFailed(SessionNote, frozen=True, kw_only=True):
 
 
 class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
-    """session: this call is being sent to its server.
+    """session: this call is made now: it is sent to its server, or a fork takes its recorded result.
 
     Attributes:
         task: Set if an earlier process has sent the call already. The server is asked for the task's result.
@@ -1566,7 +1572,7 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
 
     Attributes:
         answer: The accepted answer as a JSON value, or the host's fallback.
-        raw_response: The text that the answer was parsed from, or the last text that was refused.
+        raw_response: The text that the answer was parsed from, or the last text that was refused, if any.
         reason: Why `kind` is not `answered`; empty if it is.
         iterations: How many replies to requests with tools had tool calls.
         requests: How many completions were requested, by the turn and by its servers (sampling).
@@ -1689,7 +1695,7 @@ class TurnResumed(Message, frozen=True, kw_only=True):
     This note is flushed to the trace before anything else happens, so that no turn is resumed twice.
 
     Attributes:
-        after: Sequence number of the last message before the turn was parked or its process was killed.
+        after: Sequence number of the last message that was recorded of the turn before this note.
         expired: The questions had expired before a person answered, so their calls are denied.
     """
 
@@ -1708,7 +1714,8 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         trace: The trace file of the recorded turn.
         episode: The recorded turn's episode.
         turn: Number of the turn; the same in the recorded turn and in the fork.
-        at: Sequence number of the first recorded message that is not copied.
+        at: Sequence number, in `trace`, of the last message to the agent that is copied. In a fork from the
+            beginning of a turn: of the turn's `RunTurn`, which is not copied.
         first: Sequence number, in the fork's trace, of the first message that is copied; 0: none is copied.
         misses: What happens to a tool call that has no recorded result.
         changed: What is different, for people, such as `system` or `limits.max_tool_iterations`.
@@ -1739,7 +1746,10 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for the reply to `item` of a provider's batch. No session is open."""
+    """agent -> host: the turn waits for the reply to its request number `request`. No session is open.
+
+    `item` is that of the `CompletionPostponed`.
+    """
 
     turn: int
     request: int
