@@ -1,7 +1,7 @@
 """The agent actor: runs one turn by driving the turn's state machine.
 
 All decisions are made by `step` in `protocol/tool_loop.py`. This module performs the commands that `step`
-returns, and handles deadlines and cancellation. Both reach the state machine as events, so that it closes the
+returns. It passes deadlines and cancellations to `step` as events, so that the state machine closes the
 sessions and the trace says why the turn ended.
 """
 

@@ -721,7 +721,10 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return when to retry: never after a failure that `breaker` counts, so that a fallback is asked soon."""
+    """Return the endpoint's retry policy, but without retries if its `breaker` counts a failure.
+
+    Then a fallback is asked soon.
+    """
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 

@@ -106,7 +106,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """First serve the session of `reopens`, if set. If cancelled, report `SessionClosed` unless done."""
+        """First serve the session of `reopens`, if set. If cancelled, report `SessionClosed` at most once."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)

@@ -104,7 +104,7 @@ class Conversation(Closing):
         cannot read (`ThoughtsDropped` in the trace).
 
         Raises:
-            ConversationError: The file is missing, damaged or in use. Names the file and the damaged line.
+            ConversationError: The file is missing, in use or damaged; the error names a damaged line.
         """
         return cls(runner, KeptConversation.load(as_path(path, "load()")))
 

@@ -92,8 +92,8 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
     """The state of a turn that a later process can go on with.
 
     Attributes:
-        trace: The trace that tells how far the turn has come.
-        began: The digest of the entries before the turn.
+        trace: The trace that tells how far the turn has come; empty if `state` is `over`.
+        began: The digest of the entries before the turn; empty if `state` is `over`, or there were none.
         state: `running` (also after the process was killed), `parked` or `over`.
         questions: The questions whose answers a parked turn waits for.
         untold: Answers to a parked turn's tool calls, such as "not called". If the parked turn is given up,

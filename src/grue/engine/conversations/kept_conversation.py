@@ -90,7 +90,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Begin a turn: add it to `turns` and return the entry; `None`: no trace, or it is the last entry."""
+        """Begin a turn, add it to `turns` and return it; `None`: no trace, or it is the last one there."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self._turns[-1:]:
@@ -116,7 +116,7 @@ class EarlierResults:
     def find(self, call_id: m.CallId) -> m.ToolCallResult | None:
         """Return the result of a call; `None`: the result is not kept, or its trace is gone.
 
-        Raises `TraceError` if a trace that may hold the result is damaged.
+        Raises `TraceError` if the result is not found, and a trace that may hold it is damaged.
         """
         with self._lock:
             kept = self._kept.get(call_id)
@@ -224,8 +224,8 @@ class TurnPast(Struct, kw_only=True):
 class KeptConversation:
     """A conversation between its turns. One turn at a time continues it.
 
-    While a turn continues the conversation, methods that change it or read the whole of it raise
-    `ConversationBusy`. They raise `ConversationError` if the conversation's file cannot be read or written.
+    While a turn continues the conversation, `turn`, `abandon`, `catch_up`, `save`, `dumps` and `branch` raise
+    `ConversationBusy`. Methods that read or write the file raise `ConversationError` if that fails.
 
     Args:
         name: The conversation's id in traces; default: a random id.
@@ -326,7 +326,7 @@ class KeptConversation:
 
     @property
     def said(self) -> Sequence[m.Said | m.AssistantReply]:
-        """The entries, with a parked or interrupted turn's last reply. Interrupted calls are answered."""
+        """The entries; of a parked turn also its last reply, of a killed turn the reply and its answers."""
         history, mark = self.history, self.open_turn
         if mark is None or history.unread is None or self._in_turn.locked():
             return history.entries
@@ -348,14 +348,14 @@ class KeptConversation:
         resumed: bool = False,
         plain: bool = True,
     ) -> Iterator[TurnPast]:
-        """Give the conversation to the turn that runs in the block, and keep the entries that the turn adds.
+        """Lend the conversation to the turn that runs in the block; then add what the turn said, and its end.
 
         Args:
             lender: Makes the turn's LLM actor.
             endpoint: The endpoint that this actor asks; `None`: the host makes LLM actors by its own factory.
             number: The turn's number.
             trace: The trace from which a later process can go on with the turn; `None`: it cannot be resumed.
-            recorded: The trace that gets the results of the turn's tool calls; `None`: they are not recorded.
+            recorded: The trace that gets the results of the turn's tool calls; `None`: no trace gets them.
             resumed: The turn was parked, and goes on now.
             plain: The model gets tool results as plain text (`RunTurn.plain_results`).
 
@@ -442,11 +442,11 @@ class KeptConversation:
         *,
         asks_again: bool,
     ) -> None:
-        """Add the entries of a turn whose host was killed. Then the turn can be resumed like a parked one.
+        """Mark a turn whose host was killed as parked, to be resumed, and add its recorded entries.
 
-        The entries come from the turn's trace: `replay` adds them to a history. `began` refers to the entries
-        before the turn. `parked`, which is made from the trace too, says how far the turn had come.
-        `asks_again`: the resumed turn repeats its last request, so the reply to that request is dropped.
+        `replay` adds the entries, read from the turn's trace, to those before the turn (`began`). A
+        conversation without a file was read from this trace, and has them already. `parked` says how far the
+        turn had come. `asks_again`: the turn repeats its last request, so the reply to it is dropped.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -544,7 +544,7 @@ class KeptConversation:
             self._file = None
 
     def _require_saved(self) -> None:
-        """Raise the error of an earlier write that has failed, unless the conversation was saved since."""
+        """Raise the error of a write that has failed, unless `save` or `close` was called since."""
         if self._failed is not None:
             raise self._failed
 
@@ -567,7 +567,7 @@ class KeptConversation:
             )
 
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
-        """Set `open_turn` to the turn that begins now, if another process can resume it from its trace."""
+        """Mark the turn as running, if a trace lets it be resumed; close an interrupted turn before it."""
         if parked is not None:
             place = parked.trace if trace is None else str(trace)
             self._mark(replace(parked, trace=place, state="running", questions=(), untold=()))
@@ -639,10 +639,11 @@ class KeptConversation:
             raise
 
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
-        """Keep the turn's entries. `parked` is the `TurnMark` that a resumed turn had while it was parked.
+        """Mark the turn as parked, or end it in the history, and write the new entries to the file.
 
-        If the LLM actor was cancelled before it read the agent's last request, add the request's texts: the
-        trace has the request already, and the conversation has to have the same entries.
+        If the LLM actor was cancelled before it read the agent's last request, add the texts and tool results
+        of this request (unless it was made `aside`): the trace has the request already, and the conversation
+        has to have the same entries. `parked` is the `TurnMark` that a resumed turn had while it was parked.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
@@ -742,7 +743,7 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return `command` with the sizes in tokens of the earlier entries, if it has a context policy."""
+    """Return `command`, if it has a context policy, with earlier entries' tokens and the bytes per token."""
     if command.context is None or not entries:
         return command
     # Limit the ratio, because an endpoint can report any number of tokens.

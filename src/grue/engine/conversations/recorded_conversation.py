@@ -354,7 +354,7 @@ class RecordedTurn:
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork: its tool calls got the results recorded in another turn.
         said: The messages that add to a conversation, from all parts. If a part begins by sending the last
-            request again, a `ReplyDropped(request=0)` takes the place of the reply that was lost.
+            request again, a `ReplyDropped(request=0)` comes first: it drops a reply that was recorded before.
         said_before: The requests and replies of earlier parts.
     """
 
@@ -412,8 +412,8 @@ class RecordedTurn:
         elif isinstance(body, m.CompletionReceived) and (
             envelope.cause in self._aside or envelope.receiver != AGENT
         ):
-            # Skip this reply. It is a summary of the history, which the next `HistoryRewritten` has too, or
-            # the answer to a server that asked the model (sampling).
+            # Skip this reply. It is a summary, which the next `RewriteHistory` (in old traces the next
+            # `HistoryRewritten`) has too, or the answer to a server that asked the model (sampling).
             pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)
@@ -576,7 +576,7 @@ class RecordedTurn:
 
 
 def asks_again(resumed: m.Resumption) -> bool:
-    """Return whether a resumed turn first repeats its last request, whose reply was not recorded."""
+    """Return whether a resumed turn first repeats its last request: no reply was recorded, or none used."""
     return not resumed.parked.calls and not resumed.new
 
 

@@ -82,7 +82,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
-    """Return a writer that continues the trace; `TraceError`: the trace or the runner is in other use."""
+    """Open the trace to append to it. `TraceError`: it is in use, or the runner has a trace or ran a turn."""
     for other in writers_of(recorder):
         raise TraceError(f"The runner writes {other.path}. Resume {place} with a runner of its own.")
     reader = open_episode(place)
