@@ -135,8 +135,9 @@ class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it repor
 class MCPToolCallError(MCPError):
     """A tool call outside a turn failed, and the caller asked for an error (`check=True`).
 
-    If the error is of this class itself and not of a subclass, the tool reported an error. A turn raises no
-    such error: it gives the failure to the model as the call's result.
+    If the error is of this class itself and not of a subclass, the tool reported an error, or the call was
+    refused, for example because its arguments do not fit the tool's schema. A turn raises no such error: it
+    gives the failure to the model as the call's result.
 
     Attributes:
         tool: The tool's full name, `SERVER.TOOL`.
@@ -245,7 +246,7 @@ class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, li
 
 
 class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """The episode's budget is used up, and no further turn is started. The text names the limit."""
+    """The episode's budget has no room for the turn. It is not started, or goes on waiting for a batch."""
 
 
 class AnswerError(MCPError):
@@ -282,7 +283,7 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
 
 
 class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """The turn is parked: it waits for a person's approval. `Runner.resume` continues it, in any process.
+    """A person has to approve, so the turn is parked. Unless it is a fork, `Runner.resume` continues it.
 
     Attributes:
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
@@ -299,7 +300,7 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """A person has changed a call's arguments to ones that do not fit the tool's input schema. Decide again.
+    """A person has changed a call's arguments to ones that JSON or the tool's schema refuses. Decide again.
 
     Attributes:
         name: Canonical name of the call's tool.
@@ -316,7 +317,7 @@ class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
-    """A fork of a recorded turn made a tool call that has no recorded result. The call was not sent."""
+    """A fork needed what its record lacks, such as the result of a tool call. The call was not sent."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages

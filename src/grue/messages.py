@@ -1092,7 +1092,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: a first connect (see `connection.py`) failed, and `FailurePolicy` says to raise.
+    """session -> agent: the episode's or resumed turn's first connect failed, and the turn has to fail.
 
     Source: R6.1
     """

@@ -183,8 +183,9 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
         rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
         trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those in
             the tool lock, are always trusted. All others can only make the verdict stricter.
-        parking: A turn that needs a person's approval ends; `Runner.resume` continues it after the answer.
-            Requires a trace file. Without parking, the turn asks the runner's `approve` callback.
+        parking: If the runner has no `approve` callback to ask, or the callback returns `None`, the turn
+            ends; `Runner.resume` continues it after the answer. Requires a trace file. `False`: the call is
+            denied then.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
     """
 
@@ -229,7 +230,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         arguments: What the model wants to call the tool with; untrusted.
         reason: Why the policy asks; empty if its rule gives no reason.
         description: The server's text about the tool; untrusted.
-        input_schema: Schema of the arguments, for a person who changes them; untrusted. `None` in old traces.
+        input_schema: Schema of the arguments, for a person who changes them; untrusted. `None`: an old trace.
     """
 
     call_id: str
@@ -453,11 +454,12 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
     """How much a turn may use.
 
     Attributes:
-        max_tool_iterations: The most replies with tool calls. Then the model is asked for its final answer.
+        max_tool_iterations: The most replies with tool calls; 0: the turn offers no tools. After so many
+            replies, the model is asked for its final answer.
         tool_call_timeout_s: Time limit of each tool call.
         server_startup_timeout_s: Time limit for spawn, handshake and listing together. `None`: 10 s, and 60 s
             for a command such as `npx` that may have to download the server.
-        startup_timeouts_s: By server name, limits that apply instead. The runner sets this.
+        startup_timeouts_s: By server name, limits that apply instead. The runner adds the servers' options.
         starts_at_once: How many servers that start at their first call (`when_called`) may start together.
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
@@ -549,8 +551,8 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
         first_connect: What follows if the first connect to a server in the episode, or in a resumed turn,
             fails. `raise`: the turn fails; a resumed turn stays parked. `disable`: it goes on without the
             server's tools.
-        first_connects: By server name, values that apply instead of `first_connect`. The runner sets this for
-            servers that are configured with `required`.
+        first_connects: By server name, values that apply instead of `first_connect`. The runner adds servers
+            that are configured with `required`, or to start when they are called.
         connect_retries: Further attempts in a turn to connect to a server that was connected before.
         retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
             next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15

@@ -168,7 +168,7 @@ class AgentActor(Actor[m.TurnEvent]):
         if isinstance(following, s.AwaitingClose | s.Waiting):
             # The turn does not ask the model again: end the LLM actor while the sessions are being closed.
             self._llm.close()
-        # Handle `forked` and `presumed` as events of the turn, so that a replay finds them in the trace. Do
+        # Record `forked` and `presumed`, so that a replay finds them, and pass them to the state machine. Do
         # this after the commands of `RunTurn`, so that it does not delay the start of the servers.
         first = (self.forked, self.presumed) if isinstance(envelope.body, m.RunTurn) else ()
         noted = [event for event in first if event is not None]

@@ -744,7 +744,7 @@ class LendingFactory(Protocol):
 
     @property
     def model(self) -> str:
-        """The model's name. The conversation's thoughts are sent only to the model that wrote them."""
+        """The model's name. Thoughts in the conversation are sent only if a model of this name wrote them."""
         ...
 
     def lending(self, lent: LentConversation) -> LlmFactory:

@@ -106,7 +106,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """First serve the session of `reopens`, if set. If cancelled, report `SessionClosed` at most once."""
+        """First serve the session of `reopens`, if set. If cancelled, report `SessionClosed`, unless done."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
@@ -231,7 +231,7 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(closed, cause)
 
     async def _serve(self, connection: ToolConnection) -> int | None:
-        """Serve batches until `CloseSession`; return its sequence number, or `None` if the mailbox closes."""
+        """Make the calls of batches until `CloseSession`; return its number (`None`: the mailbox closed)."""
         async for envelope in self.mailbox:
             match envelope.body:
                 case m.CallTools():

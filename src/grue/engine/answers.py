@@ -224,7 +224,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the likeliest JSON value in `text` that fits the type, or raise `ValueError`."""
+        """Return the likeliest value of the type that `text` contains as JSON, or raise `ValueError`."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

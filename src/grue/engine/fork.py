@@ -108,11 +108,11 @@ class _Place(Struct, frozen=True):
 
     Attributes:
         event: The last recorded message before the fork.
-        events: The events that the agent got before the place, from the turn's last `RunTurn` on. Empty: the
+        events: The events that the agent got before `event`, from the turn's last `RunTurn` on. Empty: the
             fork runs the whole turn again.
         opened: The servers whose sessions are open at the place.
         spent: What the recorded turn had spent before the place. The fork does not pay it again.
-        iterations: How many replies before the place have tool calls.
+        iterations: How many replies up to `event` have tool calls.
     """
 
     event: EpisodeEnvelope
@@ -532,7 +532,7 @@ def _past(
     if not place.events:
         return TurnsPast(noted=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy also the agent's answers to the messages before `seq`, even if they were recorded after `seq`.
+    # Copy also what the agent sent because of a message before `seq`, even if it was recorded after `seq`.
     copied = [
         each
         for each in run.envelopes

@@ -446,7 +446,7 @@ class RecordedConnection:
             await self._live.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Open the fork's real server. Return the recorded listing, or else that of the real server."""
+        """Open the real server, if the fork has one. Return the recorded listing, or else the server's."""
         listing = self._fork.record.listing(self._server)
         await self._fork.record.start(self._server, in_order=self._fork.misses == "fail")
         if self._live is not None and self._entered:

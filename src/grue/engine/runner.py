@@ -264,7 +264,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def spent(self) -> Spent:
-        """The requests, tokens and cost of the turns so far, failed and cancelled ones included.
+        """The requests, tokens and cost of the turns that have ended, also by a failure or a cancellation.
 
         To continue an earlier episode, set this to what that episode had spent.
         """
@@ -459,7 +459,7 @@ class Runner(AsyncToolAccess, Closing):
             settings: Further `changes`, as keywords: `max_result_chars=50_000`.
 
         Raises:
-            ForkMissed: The fork made a call for which the trace has no result.
+            ForkMissed: The trace has no result for a call of the fork, or no answer to a question of it.
             BudgetSpent: The runner's budget is spent.
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
             MCPError: As `run_turn`; or the trace has no such turn, message or call.

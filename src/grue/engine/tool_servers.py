@@ -175,7 +175,7 @@ def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dic
 
 
 def limited(servers: Mapping[m.ServerName, ToolServer], limits: TurnLimits) -> dict[m.ServerName, ToolServer]:
-    """Return the servers. A server's start-up errors name `limits` if its start-up limit is set there."""
+    """Return the servers. If `limits` sets a server's start-up limit, its start-up errors name that place."""
     place = "startup_timeouts_s in these TurnLimits"
     return {
         name: replace(server, options=replace(server.options, startup_timeout_place=place))
@@ -355,7 +355,7 @@ class PresumedListings:
         """Return the known listings of those servers of a turn that start when they are called.
 
         A server whose listing is unknown or has expired starts with the turn, and sends its listing then. A
-        disabled server is left out. `at_s` is the time on the event loop's clock.
+        server that is disabled at the time `at_s`, on the event loop's clock, is left out.
         """
         found = (
             self._approved(name, command.policy) or self._listing(name, command.policy)

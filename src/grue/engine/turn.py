@@ -313,11 +313,10 @@ def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
 
 
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
-    """Check images, and return them as they are sent to the model.
+    """Check images, because an endpoint refuses a request with a bad one, and return them as they are sent.
 
-    Because of one bad image, an endpoint would refuse the whole request. Raises `MCPError`, which names the
-    image, if a file cannot be read, or if an image is too large for `limits` or of a type that models do not
-    take.
+    Raises `MCPError`, which names the image, if a file cannot be read, or if an image is too large for
+    `limits` or of a type that models do not take.
     """
     room = MediaRoom(limits)
     for number, image in enumerate(images):
@@ -544,7 +543,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 @contextlib.contextmanager
 def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
-    """Wait until no other fork of the runner runs, then run the block. Inside a turn of it, do not wait."""
+    """Run the block when no other fork of the runner runs; inside a turn of the runner, do not wait."""
     refuse_reentry()
     inside = any(each.under_way is wiring.under_way for each in _inside.get())
     with contextlib.nullcontext() if inside else wiring.under_way.forking:
@@ -574,7 +573,7 @@ class HostTurn(Generic[T]):
         waits: The turn's requests wait for the provider's batches.
         earlier: For a fork: the tool results of the conversation's earlier turns.
         begun: For a turn that goes on: the entries that it had added to its conversation before.
-        started_by: The recorded message that started the turn; `None`: `command` makes a new message.
+        started_by: The `RunTurn` of this turn, made from the recorded one; `None`: `command` makes one.
     """
 
     is_resumed = False
@@ -654,7 +653,7 @@ class HostTurn(Generic[T]):
                 assert_never(end)
 
     def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
-        """Record, once per runner, that a limit on the cost has no effect because costs are not known.
+        """Record, unless it was recorded already, that a cost limit has no effect: costs are not known.
 
         `known`: whether the replies said what they cost; `None`: there are no replies yet.
         """
@@ -756,7 +755,7 @@ def _schema_in_words(answer: m.AnswerSchema | None) -> str:
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> Iterator[TurnPast]:
-    """Yield what a turn needs from its conversation; after the block, keep the entries of the turn."""
+    """Yield what a turn needs from its conversation, which gets the turn's entries after the block."""
     if request.conversation is not None and request.history:
         raise ConversationError("A turn continues either a conversation or a history, not both.")
     kept = _continued(request, number)

@@ -70,7 +70,7 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 
 
 class EarlyRequest:
-    """Helps a turn whose first request may be sent before the servers have started.
+    """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
     Such a request presumes that the servers will list the same tools as before. If they do not, the reply may
     be dropped, so its text is held back until the tools are verified. The servers' sessions need modules
@@ -141,9 +141,9 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on.
 
     Attributes:
-        noted: The message that is recorded after the copied messages.
+        noted: The message that is recorded after the copied messages, and before `event`.
         begun: The last recorded `RunTurn`; `None`: the fork runs the turn from its beginning.
-        events: The events that the recorded agent got, from `begun` on.
+        events: The events that the recorded agent got, from `begun` on, without `event`.
         copied: The recorded messages that the fork's trace repeats, in order.
         event: The last message that the recorded agent got before the fork; the fork carries out the commands
             that follow from it. `None`: no fork, or a fork that runs the turn from its beginning.

@@ -1,8 +1,8 @@
 """Run the turns of a batch whose requests wait for the provider's own batches: `Runner.map(batch=...)`.
 
 A turn runs as any other until it asks the model. Then its request is stored in a file, its sessions are
-closed, and only its `TurnRequest` stays in memory. When all turns wait, the requests are sent. When a batch
-has ended, the turns whose replies have come go on from their traces until they ask the model again.
+closed, and only its `TurnRequest` stays in memory. When no turn runs any more, the requests are sent. When a
+batch has ended, the turns whose replies have come go on from their traces until they ask the model again.
 
     fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
                │ killed                 │ killed

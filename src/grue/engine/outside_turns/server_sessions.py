@@ -284,7 +284,7 @@ class ServerSessions:
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
-        """Return a server's session, opened if necessary; with `again`, also if the server has died."""
+        """Return a server's session. Open it if needed; `again`: also if it died (see `max_reconnects`)."""
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:

@@ -93,7 +93,7 @@ class ToolAccess(ABC):
                 of the tool that the policy allows.
 
         Raises:
-            MCPToolCallError: With `check`: the tool reported an error. `ToolCallTimedOut`, `ToolCallDenied`,
+            MCPToolCallError: With `check`: the call failed. `ToolCallTimedOut`, `ToolCallDenied`,
                 `ToolChanged`, `ToolNotFound` and `ToolServerDied` are subclasses.
             MCPServerStartupError: The server could not be started.
             MCPError: The server is not configured. Or the caller is inside a turn of this runner.
