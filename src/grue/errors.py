@@ -135,9 +135,8 @@ class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it repor
 class MCPToolCallError(MCPError):
     """A tool call outside a turn failed, and the caller asked for an error (`check=True`).
 
-    If the error is of this class itself and not of a subclass, the tool reported an error, or the call was
-    refused, for example because its arguments do not fit the tool's schema. A turn raises no such error: it
-    gives the failure to the model as the call's result.
+    If the error is of this class itself, not of a subclass, the call was refused or the tool reported an
+    error. A turn raises no such error: it gives the failure to the model as the call's result.
 
     Attributes:
         tool: The tool's full name, `SERVER.TOOL`.

@@ -194,7 +194,7 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         task_id: The server's id of the task; untrusted.
-        poll_s: Seconds to wait between two polls: the server's wish, or 1 s if it states none.
+        poll_s: Seconds to wait between two polls: the server's wish, within limits; 1 s if it has none.
         ttl_s: How many seconds after its creation the server keeps the task; `None`: not stated, or no limit.
     """
 
@@ -210,7 +210,7 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
         task: The server's task for this call, if an earlier process has sent the call already. Then the
             session only asks for the task's result.
         definition: Digest of the tool's definition when the call was allowed. If the tool has changed
-            since, the session does not send the call. Empty (old traces, or with `task`): it does not check.
+            since, the session does not send the call. Empty (old traces, or `task` is set): no check.
     """
 
     call_id: CallId
@@ -442,7 +442,7 @@ class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reference to a conversation's entries before a turn.
 
     Attributes:
-        length: How many entries were added so far; each `Rewritten` counts as one, and undoes no count.
+        length: How many entries were added so far, replaced ones included. A `Rewritten` counts as one, too.
         digest: The SHA-256 of all these entries that `Ledger` computes; empty if there were no entries.
         file: The file that the conversation is appended to; empty: no file.
     """
@@ -499,7 +499,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         endpoint: Base URL without credentials.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
-        attempts: Number of the try that failed, from 1; each endpoint's tries are counted apart.
+        attempts: How many tries at this endpoint have failed, this one included.
         overflow: Set if the request was refused because it is longer than the model's context window.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
         retry_after_s: The wait that the endpoint asked for before the next request; `None`: none.
@@ -836,7 +836,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     """llm -> agent: no completion, after all retries.
 
     Attributes:
-        usage: What replies have cost that broke off, or were cut before a further try; partly estimated.
+        usage: What the replies that broke off have cost, as they state or by an estimate.
     """
 
     request: int
@@ -918,10 +918,7 @@ class ReplyCut(LlmNote, frozen=True, kw_only=True):
 
 
 class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
-    """llm: history entries were replaced without a `RewriteHistory`, so prompt caches begin anew.
-
-    `reason` says why, for example because the endpoint has refused images.
-    """
+    """llm: history entries were replaced, not by a `RewriteHistory`, so prompt caches begin anew."""
 
     conversation: ConversationId
     rewrite: Rewritten
@@ -1092,7 +1089,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: the episode's or resumed turn's first connect failed, and the turn has to fail.
+    """session -> agent: a server's first connect in the episode or resumed turn failed; the turn must fail.
 
     Source: R6.1
     """
@@ -1695,7 +1692,7 @@ class TurnResumed(Message, frozen=True, kw_only=True):
     This note is flushed to the trace before anything else happens, so that no turn is resumed twice.
 
     Attributes:
-        after: Sequence number of the last message that was recorded of the turn before this note.
+        after: Sequence number of the turn's last message before this note.
         expired: The questions had expired before a person answered, so their calls are denied.
     """
 

@@ -183,9 +183,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
         rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
         trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those in
             the tool lock, are always trusted. All others can only make the verdict stricter.
-        parking: If the runner has no `approve` callback to ask, or the callback returns `None`, the turn
-            ends; `Runner.resume` continues it after the answer. Requires a trace file. `False`: the call is
-            denied then.
+        parking: If nobody answers (no `approve` callback, or it returns `None`), the turn ends;
+            `Runner.resume` continues it. Requires a trace file. `False`: the call is denied then.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
     """
 
@@ -454,8 +453,7 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
     """How much a turn may use.
 
     Attributes:
-        max_tool_iterations: The most replies with tool calls; 0: the turn offers no tools. After so many
-            replies, the model is asked for its final answer.
+        max_tool_iterations: After so many replies with tool calls the final answer is asked for; 0: no tools.
         tool_call_timeout_s: Time limit of each tool call.
         server_startup_timeout_s: Time limit for spawn, handshake and listing together. `None`: 10 s, and 60 s
             for a command such as `npx` that may have to download the server.

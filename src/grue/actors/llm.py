@@ -721,10 +721,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return the endpoint's retry policy, but without retries if its `breaker` counts a failure.
-
-    Then a fallback is asked soon.
-    """
+    """Return the endpoint's retry policy, or if its `breaker` counts failures, the same without retries."""
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 
