@@ -1363,14 +1363,14 @@ class AnswerRefused(Message, frozen=True, kw_only=True):
 
 
 class DeadlinePassed(Message, frozen=True, kw_only=True):
-    """agent -> agent: only `kept_s` of the turn's limit are left. They are reserved for closing sessions."""
+    """clock -> agent: only `kept_s` of the turn's limit are left. They are reserved for closing sessions."""
 
     limit_s: float
     kept_s: float = 0.0
 
 
 class TurnInterrupted(Message, frozen=True, kw_only=True):
-    """runtime -> agent: the turn was cancelled, from outside or by another actor's crash."""
+    """supervisor -> agent: the turn was cancelled, from outside or by another actor's crash."""
 
     reason: str
 
@@ -1702,7 +1702,7 @@ class TurnResumed(Message, frozen=True, kw_only=True):
 
 
 class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """host -> agent: the turn is a fork. Its messages so far are copied from a recorded turn.
+    """agent -> agent: the turn is a fork. Its messages so far are copied from a recorded turn.
 
     In a fork from the beginning of a turn, this message follows `RunTurn`. In any other fork it comes before
     the last copied message to the agent.
@@ -1754,7 +1754,7 @@ class TurnWaits(Message, frozen=True, kw_only=True):
 
 
 class WaitEnded(Message, frozen=True, kw_only=True):
-    """host -> agent: go on with a turn that waited for a batch, or was killed while it asked the model.
+    """agent -> agent: go on with a turn that waited for a batch, or was killed while it asked the model.
 
     A server starts again when one of its tools is called.
 

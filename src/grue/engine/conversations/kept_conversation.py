@@ -326,7 +326,7 @@ class KeptConversation:
 
     @property
     def said(self) -> Sequence[m.Said | m.AssistantReply]:
-        """The entries; of a parked turn also its last reply, of a killed turn the reply and its answers."""
+        """The entries, then a parked turn's last reply, or a killed turn's with the answers to its calls."""
         history, mark = self.history, self.open_turn
         if mark is None or history.unread is None or self._in_turn.locked():
             return history.entries
@@ -348,7 +348,7 @@ class KeptConversation:
         resumed: bool = False,
         plain: bool = True,
     ) -> Iterator[TurnPast]:
-        """Lend the conversation to the turn that runs in the block; then add what the turn said, and its end.
+        """Lend the conversation to the turn that runs in the block. Then mark the turn as parked or ended.
 
         Args:
             lender: Makes the turn's LLM actor.
@@ -444,9 +444,9 @@ class KeptConversation:
     ) -> None:
         """Mark a turn whose host was killed as parked, to be resumed, and add its recorded entries.
 
-        `replay` adds the entries, read from the turn's trace, to those before the turn (`began`). A
-        conversation without a file was read from this trace, and has them already. `parked` says how far the
-        turn had come. `asks_again`: the turn repeats its last request, so the reply to it is dropped.
+        `replay` adds the entries, read from the turn's trace, to those before the turn (`began`). It is not
+        called for a conversation without a file, which has them already. `parked` says how far the turn had
+        come. `asks_again`: the turn repeats its last request, so the reply to it is dropped.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -567,7 +567,7 @@ class KeptConversation:
             )
 
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
-        """Mark the turn as running, if a trace lets it be resumed; close an interrupted turn before it."""
+        """Mark the turn as running, if it can be resumed from a trace. First end an interrupted turn."""
         if parked is not None:
             place = parked.trace if trace is None else str(trace)
             self._mark(replace(parked, trace=place, state="running", questions=(), untold=()))
