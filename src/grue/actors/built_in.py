@@ -26,7 +26,7 @@ AnswersCall: TypeAlias = Callable[[m.JsonObject], m.ToolCallResult]
 
 
 class BuiltInTools(Actor[m.SessionCommand]):
-    """Serves the built-in tools of one turn. It accepts only `CallTools`."""
+    """Answers the calls of built-in tools in one turn. It accepts only `CallTools`."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ _CLOSE_REPORT_S = 1.0
 
 
 class SessionActor(Actor[m.SessionCommand]):
-    """Serves one tool server's sessions, one after the other.
+    """Opens, uses and closes one tool server's sessions, one after the other.
 
     Args:
         mailbox: Its name is the server's name in the configuration.
@@ -106,7 +106,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """First serve the session of `reopens`, if set. If cancelled, report `SessionClosed`, unless done."""
+        """First run the session of `reopens`, if set. If cancelled, report `SessionClosed`, unless done."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
@@ -155,7 +155,7 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _attempt(
         self, attempt: Attempt, command: m.OpenSession, cause: int | None
     ) -> ConnectionCommand | None:
-        """Connect, serve the session to its end, and return what to do next; `None`: the deadline passed."""
+        """Connect, make calls until the close, and return what to do next; `None`: the deadline passed."""
         started = current_time()
         with calling(self._connect, "the server"):
             connection = self._connect(self._note)

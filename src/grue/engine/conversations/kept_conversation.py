@@ -99,7 +99,7 @@ class EarlierResults:
         return recorded
 
     def end(self, records: Iterable[m.ToolCallRecord]) -> None:
-        """Keep the results of the turn that began last, unless they are recorded in a trace."""
+        """Keep in memory the results of the turn that began last, unless a trace has them."""
         if self._trace is not None:
             return
         with self._lock:
