@@ -24,7 +24,7 @@ MAX_CHARS = 8 * 2**20
 """The most characters in a text for `strict_value`, or in the arguments of all calls of a reply together."""
 
 MAX_VALUES = 100_000
-"""The most lists, objects, strings and commas in the arguments of one call."""
+"""The most lists, objects, strings and commas in the arguments of a call, or in a text for `strict_value`."""
 
 _ENCODER = msgspec.json.Encoder()
 _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'

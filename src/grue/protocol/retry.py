@@ -101,8 +101,8 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    After an invalid reply, and if the endpoint cannot be reached, the request is sent only once more, because
-    most often the base URL is wrong then.
+    A refused request is not sent again. After an invalid reply, and if the endpoint cannot be reached, it is
+    sent only once more, because most often the base URL is wrong then.
 
     Args:
         policy: The limits and the backoff.
@@ -111,7 +111,7 @@ def next_delay(
             sixth failure on, the wait is at least a backoff that is counted from there.
         of_kind: How many of these requests failed in the same way as the last one. Failures of another kind
             do not use up the retries of this kind. Default: all of them.
-        jitter: A random number from 0 to 1.
+        jitter: A random number from 0 to 1: the fraction of `policy.jitter_factor` that is added.
     """
     of_kind = attempt if of_kind is None else of_kind
     if attempt > policy.max_retries or of_kind > _most_retries(failure.kind):

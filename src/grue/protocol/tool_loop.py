@@ -22,12 +22,12 @@ The rules:
     calls or text. The forced final answer, the repair and the request of a turn without tools offer no tools
     and ask for an answer of the given schema. A request for a summary (rule 9) offers no tools and asks for
     text.
-6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
-    neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
-    for one repair. If the repair fails too, the turn uses the host's fallback, or else fails. By
-    this rule a turn has at most `max_tool_iterations` + 2 requests. Further requests may be made for
-    summaries, and one each after an overflow, after a reply that rule 10 drops, and after the first reply
-    that writes tool calls as text.
+6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
+    phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools,
+    was declined or stopped early, or fails the host's check, the turn asks for one repair. If the repair
+    fails too, the turn uses the host's fallback, or else fails. By this rule a turn has at most
+    `max_tool_iterations` + 2 requests. Further requests may be made for summaries, and one each after an
+    overflow, after a reply that rule 10 drops, and after the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
     Requests of servers to the model (sampling) count in the same budget.
@@ -37,12 +37,13 @@ The rules:
 9.  With a `ContextPolicy`, each request is made to fit into the context window, if its size is known, before
     it is sent (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A summary is
     requested in a copy of the conversation; if that request fails, the turn goes on without a summary.
-10. Presumed tools (`ToolsPresumed`) are those that the servers have listed before this turn. With them the
-    first request is sent while the sessions open. Its reply is acted on only when all sessions have reported.
-    If the reply calls a tool whose definition has changed, the reply is dropped, at most once a turn.
+10. Presumed tools (`ToolsPresumed`) are those that the servers will probably list. With them the first
+    request is sent while the sessions open. Its reply is acted on only when all sessions have reported. If
+    the reply calls a tool whose definition has changed, the reply is dropped, at most once a turn.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
-    interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
-    a second `SessionClosed`: a session that is cancelled reports its close without being asked.
+    interruption ends the turn in any state of `LiveState`. While the sessions close, all other events are
+    ignored, except that requests of servers to the model still count (rule 7). A second `SessionClosed` is
+    ignored too: a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Calls to it are sent when it has listed its tools.
 13. A turn that forks a recorded turn gets the recorded events again, up to the fork. Until then its commands
@@ -81,7 +82,7 @@ _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
 AGENT = "agent"
 
 NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnForked, m.WaitEnded)
-"""Events that do not come through the agent's mailbox; the agent records them as notes."""
+"""Events that do not come through the agent's mailbox. The trace has them as notes, without a receiver."""
 
 
 class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
@@ -165,7 +166,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case _, m.TurnForked() if isinstance(state, s.LiveState):
             return resuming.forked(state, event), ()  # take the fork's limits and tools (rule 13)
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
-            # a deadline or an interruption ends the turn in any state (rule 11)
+            # a deadline or an interruption ends the turn (rule 11)
             return end.abandon(state, event)
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")

@@ -617,7 +617,7 @@ class FunctionTools(HostFunctions):
     ) -> FunctionConnection:
         """Make the connection for one session.
 
-        `before_calls` is awaited before each batch of calls. Without `note`, all notices are dropped.
+        `before_calls` is awaited before each call. Without `note`, all notices are dropped.
         """
         return FunctionConnection(server, self._served, self.catch_all, before_calls, note)
 
@@ -679,7 +679,7 @@ class FunctionConnection:
         return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Await `before_calls`: the session calls this method before it records a batch's first call."""
+        """Await `before_calls`: the session calls this method before it records a call. Return no tools."""
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()

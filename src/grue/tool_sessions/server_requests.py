@@ -57,12 +57,12 @@ Elicit: TypeAlias = Callable[[ElicitationRequest], Awaitable[m.JsonObject | Decl
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """The requests that a server may make to the host.
+    """How the host answers a server's requests. `None`: grue does not announce the ability, and refuses them.
 
     Attributes:
-        sample: Answers sampling requests; `None`: the ability is not announced.
-        elicit: Asks the user; `None`: the ability is not announced, and such a request is refused.
-        roots: The folders from `ServerOptions.roots`; `None`: the ability is not announced.
+        sample: Returns the answer to a sampling request.
+        elicit: Asks the user, and returns the answer to an elicitation request.
+        roots: The answer to a request for roots: the folders from `ServerOptions.roots`.
     """
 
     sample: Sample | None = None

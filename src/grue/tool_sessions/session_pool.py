@@ -56,7 +56,7 @@ class PooledConnection:
         listing: The latest listing of the server; `None` until the connection is open.
         failed: Why opening failed (`ServerFailed`), or the exception that crashed the owner.
         opened: Set when opening has succeeded, has failed or was given up.
-        wanted: Set by a turn that waits for this connection; ends the delay before a prewarmed one starts.
+        wanted: Set by a turn or a call that waits for the connection; ends the delay before a prewarm starts.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses the connection; 0: none.
         generation: Number of the turn that uses or will use the connection, as the pool counts its turns.
@@ -248,7 +248,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Take back a connection: keep it if it is usable and sessions are kept, otherwise close it."""
+        """End a turn's lease: keep the connection if it is usable and `sessions` is `kept`, else close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]

@@ -131,7 +131,7 @@ class ToolSearcher:
         return tool_results.success({"tools": [_told(tool) for tool in found]})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a `call_tool` that names no known tool. The agent sends other calls to their servers."""
+        """Answer a `call_tool` that names no known tool, or has the tool's arguments beside `name`."""
         name = arguments.get("name")
         if not isinstance(name, str) or not name or ("arguments" not in arguments and len(arguments) > 1):
             return tool_results.call_failed('call_tool wants {"name": "...", "arguments": {...}}')

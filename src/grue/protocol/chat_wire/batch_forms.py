@@ -120,7 +120,7 @@ class OpenAIBatches:
         )
 
     def state(self, batch: Json) -> BatchState:
-        """Read what the provider says about a batch.
+        """Return the state of a batch, from the object with which the provider describes the batch.
 
         Raises:
             ValueError: The provider's answer cannot be read.
@@ -147,7 +147,7 @@ class OpenAIBatches:
         )
 
     def result(self, line: bytes) -> Result:
-        """Read a line of results.
+        """Return the outcome of one request, from its line in the provider's results.
 
         Raises:
             ValueError: The line cannot be read.
@@ -189,7 +189,7 @@ class AnthropicBatches:
         return msgspec.json.encode({"custom_id": item})[:-1] + b',"params":' + body + b"}\n"
 
     def state(self, batch: Json) -> BatchState:
-        """Read what the provider says about a batch.
+        """Return the state of a batch, from the object with which the provider describes the batch.
 
         Raises:
             ValueError: The provider's answer cannot be read.
@@ -205,7 +205,7 @@ class AnthropicBatches:
         )
 
     def result(self, line: bytes) -> Result:
-        """Read a line of results.
+        """Return the outcome of one request, from its line in the provider's results.
 
         Raises:
             ValueError: The line cannot be read.

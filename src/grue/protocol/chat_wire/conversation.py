@@ -15,7 +15,8 @@ older entry changes, the whole `history` is encoded again.
   that earlier messages do not change.
 - Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
   the model that it came from.
-- An id of another endpoint's tool call is replaced if the endpoint would refuse it (`WireProfile.call_ids`).
+- The id of a tool call is replaced if the endpoint would refuse it (`WireProfile.call_ids`), as it may refuse
+  the id of another endpoint's call.
 """
 
 from __future__ import annotations
@@ -452,7 +453,7 @@ class EncodedConversation:
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: w.Reply) -> m.AssistantReply:
-        """Return the reply as a history entry. The next `ask` adds this entry to the history."""
+        """Return the reply as an entry of the history. The next `ask` or `close` adds it to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens

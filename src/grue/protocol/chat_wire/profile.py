@@ -58,7 +58,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         name: A name to show to people.
         wire: The name of the wire format, one of `WireName`.
         key_variable: The environment variable that usually holds the API key.
-        cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
+        cache_markers: The most `cache_control` markers of its own that grue puts into a request; 0 for none.
         given_cache_markers: The most markers of the host that are sent. Each takes the place of one of grue's
             own. 0 if the endpoint is known to refuse `cache_control`. The format `responses` has no markers.
         names: How tool names are sent. `canonical`: `server.tool`; `encoded`: only letters, digits, `_` and
@@ -81,12 +81,13 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         assistant_after_results: The endpoint refuses a user message directly after tool results, so an
             assistant's message is inserted.
         max_description_chars: Longest description of a tool; `None` for no limit.
-        call_ids: A pattern that the ids of tool calls must match; empty: any id is accepted. The ids of other
-            endpoints that do not match are replaced.
+        call_ids: A pattern that the ids of tool calls must match; empty: any id is accepted. An id that does
+            not match, such as that of another endpoint, is replaced.
         signs_calls: The endpoint refuses a tool call without its signature, so calls that have none get
             Google's text for calls of other models. Only in chat completions.
         lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
             `tools`, and its kinds of input.
+        reports_cost: Whether replies state their cost; `unknown`: the first reply will show it.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.
         audio: Whether the endpoint accepts WAV and MP3. Only chat completions can send them.
         files: Whether the endpoint accepts PDF files.
@@ -129,7 +130,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def states_schema(self) -> bool:
-        """Whether the schema of an answer is sent to the model as text."""
+        """Whether a request without tools has the answer's schema as text. One with tools always has."""
         return self.ignores_schema or self.response_format != "json_schema"
 
     @property

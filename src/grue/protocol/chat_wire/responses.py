@@ -276,7 +276,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call of earlier events that `item` repeats, or `None`. No call is returned twice."""
+        """Return the call of earlier events that `item` repeats; `None`: none. Return no call twice."""
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True

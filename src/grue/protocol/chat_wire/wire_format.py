@@ -1,8 +1,8 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
-To add a wire format, derive a class from `WireFormat` and write an assembler for its streams, each in a
-module of its own, and add a row to `formats.py`. For the endpoint that tests use, add a `Dialect`
-(`grue.testing.providers`). `tests/support/fourth_format.py` is an example of both.
+To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams,
+and add a row to `formats.py`. For the endpoint that tests use, add a `Dialect` (`grue.testing.providers`).
+`tests/support/fourth_format.py` is an example of both.
 
 The body of a request is a head (model, sampling), the messages, and a tail. Fields that change from request
 to request are in the tail, so that the endpoint can use its prompt cache.
@@ -187,8 +187,8 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return the reply without the calls that may be incomplete, or a fault if it ended with an error.
 
-    If the reply is a refusal, or its finish reason is unknown or says that the endpoint stopped it early, all
-    calls are left out: a call whose arguments have not arrived may look like a call without arguments.
+    If the reply is a refusal, or has a finish reason that is unknown or says that the endpoint stopped early,
+    all calls are left out: a call whose arguments have not arrived may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
@@ -557,7 +557,7 @@ class WireFormat(Protocol):
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the body of a reply with HTTP status 200. The body is untrusted and may be any bytes.
+        """Read the body of a reply with an HTTP status of 2xx. The body is untrusted and may be any bytes.
 
         `request` is the number of the request in its turn. `used_ids` are the ids of earlier calls: the calls
         of this reply get other ids.

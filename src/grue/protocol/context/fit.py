@@ -11,12 +11,13 @@ The rules:
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary: at most `max_summaries` times in a turn, and only if the budget allows it and the
-    summary can free enough. It takes the place of everything but the history's first entry and last reply.
+    summary can free enough. It takes the place of everything but the history's first entry and the turn's
+    last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
     largest first.
 6.  If the endpoint still reports an overflow, the window size in its error is used from then on, unless the
-    policy's is smaller. Then the oldest parts are cleared until the request fills at most `low_water`. If
-    that is not enough, the newest results are cut.
+    known one is smaller; if neither is known, the size of the request. Then the oldest parts are cleared
+    until the request fills at most `low_water`. If that is not enough, the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
 A `ContextLedger` holds the size of each part of the conversation, oldest first. At first a size is an
@@ -105,7 +106,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(self, head=ContextItem(tokens=sum(item.tokens for item in items)))
 
     def reply(self, content: str | None, calls: Iterable[m.ToolCall], output_tokens: int) -> ContextLedger:
-        """Add a reply. The items before it may be cleared from now on."""
+        """Add a reply of `output_tokens` (0: estimate). The items before it may be cleared from now on."""
         item = self.reply_item(content, calls)
         if output_tokens > 0:
             item = replace(item, tokens=output_tokens)

@@ -3,7 +3,7 @@
 The methods of `History`:
 
 - `say` adds the texts and results that a request sends to the model.
-- `keep` takes the reply. The reply becomes an entry only at the next `say` or `close`: if the turn fails
+- `keep` holds the model's reply, which becomes an entry only at the next `say` or `close`: if the turn fails
   before it has used the reply (`TurnFailed.unread`), `close` drops the reply.
 - `close` ends a turn. It adds an error as the result of each tool call that has no result, because providers
   refuse a conversation with an unanswered call.
@@ -35,8 +35,8 @@ class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
     Args:
-        save: Called with the JSON of each entry. A reply is saved when it arrives, before it is an entry;
-            until then, a call with `b""` removes this reply from the file again.
+        save: Called with the JSON of each entry; `None`: nothing is saved. A reply is saved when it arrives,
+            before it is an entry. As long as it is none, a call with `b""` removes it from the file again.
 
     Attributes:
         length: How many entries were added. A `Rewritten`, which replaces earlier entries, counts as one.

@@ -5,8 +5,8 @@ needs no session. A built-in tool has no effect outside the turn, so no policy j
 
 If there are more tools than `ToolSearch.above` allows, the model is offered `find_tools` and `call_tool` in
 place of the servers' tools, except those in `ToolSearch.always`. A call of `call_tool` becomes a call of the
-named tool before anything else is decided (`named_call`). Only the conversation keeps the call as the model
-wrote it.
+named tool, if there is such a tool, before anything else is decided (`named_call`). The conversation and the
+recorded reply keep the call as the model wrote it.
 
 To add a tool, put its definition here, the code that answers its calls into `tool_sessions/`, and a row for
 it into `engine/turn_actors.py`.

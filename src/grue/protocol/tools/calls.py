@@ -173,9 +173,9 @@ def read_calls(
 
     Args:
         calls: The calls of one reply.
-        tools: The tools of all open sessions.
+        tools: The tools that may be called.
         serving_unlisted: The servers that accept calls of tools which they do not list.
-        offered: The tools that the model was offered; `None`: all tools.
+        offered: The tools that the error about an unknown tool names; `None`: all of `tools`.
         missing: Servers that could not be used, with the reason for each.
 
     Source: R5.3, R6.4, R8.3

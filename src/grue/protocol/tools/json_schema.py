@@ -51,7 +51,7 @@ _VALUE = "\0"
 """Stands for the value in the validator's messages, which escape control characters everywhere else."""
 
 Check: TypeAlias = Callable[[object], str | None]
-"""Returns why a schema refuses a value, or `None`; raises `NotCheckedError` if the value is too large."""
+"""Returns why a schema refuses a value; `None`: it fits. Raises `NotCheckedError` for a too large value."""
 
 _DIALECTS = {
     "http://json-schema.org/draft-06/schema": "Draft6Validator",

@@ -99,10 +99,10 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Judge all calls of a reply.
+    """Return the `Terms` of each call of a reply, and a copy of `used` that counts those not denied, too.
 
-    `used` says how often each tool with a limit has been called in this turn. Return the `Terms` of each
-    call, and a copy of `used` that also counts the calls that are not denied.
+    `tools` has the tool of each call. `used` says how often each tool that has a `max_calls` has been called
+    in this turn.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}

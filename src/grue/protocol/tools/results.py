@@ -6,7 +6,7 @@ Values that JSON cannot express are replaced when the result is made, so that la
 |-----------------------------|---------------------------------------|-------------------------------|
 | structured content          | the structured content                | its JSON                      |
 | one text block, JSON        | the object or array                   | its JSON                      |
-| JSON with too many values   | its JSON text                         | the text, cut                 |
+| JSON that is too large      | its JSON text                         | the text, cut                 |
 | text blocks only            | the text, blocks joined by newlines   | the text                      |
 | other blocks as well        | the list of blocks, unchanged         | a list, each block as follows |
 | - text                      |                                       | unchanged                     |
@@ -509,8 +509,9 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 
 
 def cut_middle(content: str, max_chars: int) -> str:
-    """Return a result's text, without its middle if it is too long. A JSON object stays a JSON object.
+    """Return a result's text, without its middle if it is too long.
 
+    JSON stays JSON: an object keeps its members, and any other value becomes `{"content": ...}`.
     The end is kept because many tools print totals and errors last. Markers and braces are not counted in
     `max_chars`.
     """

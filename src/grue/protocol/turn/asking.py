@@ -214,7 +214,7 @@ def _summary_request(turn: Turn) -> m.UserText:
 
 
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
-    """Put a summary in the place of everything but the first entry and the last reply.
+    """Put a summary in the place of everything but the first entry and this turn's last reply.
 
     In a continued conversation the summary may replace the turn's user text too. Then that text is added
     again after the summary.

@@ -10,15 +10,15 @@ The rules:
 - A refusal with no known cause may be due to images or files. The newest of them are replaced by a line of
   text, and the request is sent again at once; this uses up no retry either.
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
-  again once, with the limit that fits.
+  again once, with the limit that fits, if this is at least a fourth of the limit before.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported
   at once. But if the status is 413 (the body is too large), the newest images and files are left out first.
 - Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind. `max_retries` limits
   all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- A reply that does not end within the time limit is requested only once more, and so is a streamed reply that
-  stops in the middle: each try is billed, and a further one seldom ends better.
+- A reply that does not end within the time limit is requested only once more, and so is a streamed reply of
+  which no further piece comes in time: each try is billed, and a further one seldom ends better.
 - If a reply fails after some of its text was streamed, readers of the stream are told to discard that text
   before the next request.
 
@@ -33,9 +33,9 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
   5xx and 429), does not answer in time, or breaks its reply off. A refusal (a wrong key, an unknown model, a
   request that is too long) and a reply that cannot be read end the completion: another model would hide the
   fault.
-- When a failure makes grue ask the next model, the failed model is paused (a circuit breaker): for 30 s,
-  doubled with each failure in a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for
-  a longer wait. After the pause it is tried again, but without retries.
+- A model that has failed in such a way is paused (a circuit breaker): for 30 s, doubled with each failure in
+  a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for a longer wait. After the
+  pause it is tried again, but without retries until it has answered.
 - A turn begins with the first model that is not paused, and stays with the model that has answered.
 - Within a request each model is asked at most once. Paused models are asked after all others. A request with
   tools is not sent to models that cannot call tools.
@@ -81,7 +81,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
         clears: Whether the agent can shorten the history if a request is too long.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
-        cut: The cut reply, after which the request was sent again with a larger limit, or `None`.
+        cut: The cut reply, after which the request was sent with a larger limit; `None`: none was cut.
         lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 
@@ -117,7 +117,7 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
         profile: The endpoint's profile for which the request was encoded.
         attachments: Whether the conversation holds images or files. A further attempt may leave them out.
         shown: Whether some text of the reply was streamed.
-        jitter: A random number from 0 to 1.
+        jitter: A random number from 0 to 1: the larger, the longer is the wait before a retry.
     """
 
     fault: Fault
@@ -138,7 +138,7 @@ class SendRequest(Struct, frozen=True, gc=False):
 
 
 class AdaptProfile(Struct, frozen=True):
-    """Remove what the endpoint refused (`fault`) from its profile, and encode the conversation anew."""
+    """Adapt the endpoint's profile to the refusal `fault`, and encode the conversation anew."""
 
     fault: Fault
 
@@ -156,7 +156,7 @@ class ReportRetry(Struct, frozen=True):
 
 
 class ReportCut(Struct, frozen=True):
-    """Record that a reply was cut at its token limit."""
+    """Record that a reply was cut at its token limit. The fields are those of `ReplyCut`."""
 
     limit_tokens: int | None
     retried_with: int | None

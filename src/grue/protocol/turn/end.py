@@ -14,7 +14,7 @@ from grue.protocol.turn import states as s
 from grue.protocol.turn.states import Transition, Turn, waiting_for, without
 
 _ASKED = (s.AwaitingCompletion, s.Presuming, s.AwaitingDrop)
-"""The states in which the conversation may get, or have, a reply that the turn has not used."""
+"""States in which the conversation may have, now or soon, a reply of the model that the turn has not used."""
 
 
 def fail(
@@ -62,7 +62,7 @@ def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
 def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
     """End a turn whose time is up or that was interrupted, whatever its state.
 
-    A call that is under way gets no `ToolCallRecord`.
+    A call that is not settled gets no `ToolCallRecord`.
     """
     turn = state.turn
     notes: tuple[s.CallNote, ...] = ()
@@ -96,7 +96,10 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 def with_calls_ended(
     state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
-    """Prepare a turn to end while calls of its last reply are under way; return also the unrecorded notes."""
+    """Return the turn as it ends in `state`: with records of the settled calls, and an answer to each call.
+
+    The sessions of the `starting` servers are closed too. Return also the notes that are not recorded yet.
+    """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}
     turn = replace(

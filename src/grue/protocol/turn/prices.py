@@ -53,7 +53,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
-    """Return a model's price, by its name or the first pattern (`*`, `?`) that fits, or `None`."""
+    """Return a model's price, by its name or the first pattern (`*`, `?`) that fits; `None`: none fits."""
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)

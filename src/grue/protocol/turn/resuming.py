@@ -22,14 +22,15 @@ from grue.protocol.turn.tools import parked_at_questions
 def cut_off(
     state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
 ) -> m.Resumption | None:
-    """Return where a turn whose process was killed goes on; `None`: the turn had ended, or cannot go on.
+    """Return where a turn whose process was killed goes on.
 
     A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
     server has made an MCP task of the call, the turn asks the server for the result. Otherwise the turn tells
     the model that the call was interrupted. Calls that were not sent are judged by the policy once more.
 
     `state` is the turn's state after the last event of the trace; `called` are the calls that were sent, and
-    `tasks` those that their servers run as MCP tasks.
+    `tasks` those that their servers run as MCP tasks. Return `None` if the turn had ended, if its end was
+    already decided on, or if it waits for a batch (`WaitEnded` continues such a turn).
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):

@@ -1,7 +1,7 @@
 """The part of the turn's state machine that opens sessions and asks the model while servers still start.
 
-Presumed tools (`ToolsPresumed`) are those that the starting servers listed earlier and will probably list
-again. The rules for a request that offers them:
+Presumed tools (`ToolsPresumed`) are those that the starting servers will probably list. The rules for a
+request that offers them:
 
 - Only a turn's first request, or its first after a resumption, may offer presumed tools, and only if a server
   is still starting, no check of whether the model can call tools is under way, and the budget leaves a
@@ -12,7 +12,8 @@ again. The rules for a request that offers them:
   reply is dropped, and the request is sent again with the listed tools.
 - If the request fails, the failure stands only if the servers list exactly the presumed tools. Otherwise the
   endpoint may have refused a tool that has changed, so the request is sent again with the listed tools.
-- A request that is under way is cancelled if every tool that it offers has changed or is not listed.
+- A request that is under way is cancelled if every tool that it offers has changed or is not listed. But if
+  the model was offered `find_tools` (`Turn.searching`), the reply is awaited.
 
 `DropCompletion` is always answered by one `ReplyDropped`. A reply that was on its way arrives before that
 answer.
@@ -163,7 +164,7 @@ _NAMED = 3
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
-    """Remember the presumed tools while the turn starts, and send the first request now if possible."""
+    """Store the presumed tools while the turn starts, and send the first request now if that is allowed."""
     match state:
         case s.AwaitingSessions():
             return _ask_early(replace(state, presumed=event))

@@ -35,7 +35,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         tools: The tools of all open sessions and of servers that start when they are called, in the order of
-            the servers; then `read_result`, if the turn offers it.
+            the servers, without those that `RunTurn.tools` excludes; then `read_result`, if it is offered.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
         serving_unlisted: Servers that serve tools which they do not list.
@@ -52,10 +52,10 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         missing: The servers that are disabled in this turn, with the reason.
         reconnected: Whether the one reconnect of the turn has been used.
         ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
-        window: The model's context window in tokens, as far as it is known.
+        window: The model's context window in tokens; `None`: not known.
         last: The tool messages that the last request has added; empty without a `ledger`.
         overflowed: Whether the one retry of a request that was too long has been used.
-        used: How often each tool with a limit has been called.
+        used: How often each tool that has a `max_calls` in the tool policy has been called.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
         reminded: Whether the model has been reminded not to write tool calls as text.
         unstarted: Servers that are not running, and start when they are called.
@@ -169,7 +169,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return not all(map(is_built_in, self.tools))
 
     def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> Turn:
-        """Replace the tools that these servers listed; the order of the servers in the list stays."""
+        """Replace the tools of these servers by `listings`, as far as `RunTurn.tools` selects them."""
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server not in listings)
         wanted = self.run.tools
@@ -292,7 +292,7 @@ class AwaitingCompletion(Struct, frozen=True, gc=False):
 
 
 class AwaitingSummary(Struct, frozen=True):
-    """Waits for the summary of most of the history. `phase` and `new` are those of the next request."""
+    """Waits for a summary. `phase` and `new` are those of the request that is sent after it."""
 
     turn: Turn
     phase: Phase

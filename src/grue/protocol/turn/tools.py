@@ -52,7 +52,7 @@ from grue.protocol.turn.end import answers_at_end, close, fail, progress, with_c
 from grue.protocol.turn.states import Commands, Phase, Transition, Turn, without
 
 _LOOK_AHEAD = 32
-"""How many unsent calls are looked at to find one whose server is idle."""
+"""How many unsent runs are looked at to find one whose server is idle."""
 
 
 def start_calls(
@@ -119,8 +119,8 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...
 def _next_run(state: s.AwaitingTools) -> Run | None:
     """Return the `Run` of calls to send to its server now; `None`: all unsent runs have to wait.
 
-    A run waits until the runs before it have ended. But consecutive parallel runs wait for each other only if
-    they have the same server, because a session serves one run at a time.
+    A run waits until its server has started and the runs before it have ended. But consecutive parallel runs
+    wait for each other only if they have the same server, because a session makes one run's calls at a time.
     """
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
@@ -241,7 +241,7 @@ def _after_tools(state: s.AwaitingTools) -> Transition:
         return force(turn, "max_iterations", new)
     if turn.budget_reached:
         return force(turn, "budget", new)
-    # `can_call` is false if the servers have removed all their tools during the turn.
+    # `can_call` is false if the servers have removed all their tools during the turn, or did not start.
     return ask(turn, "loop" if turn.can_call else "only", new)
 
 
@@ -505,7 +505,7 @@ def _check(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
 
 
 def refuse_answer(state: s.AwaitingVerdict, reason: str) -> Transition:
-    """Handle the host's refusal of a reply's text."""
+    """Ask for a repair, or end the turn, because the host has refused a reply's text."""
     reason = CUT.format(reason=reason) if state.cut else reason
     return refuse(state.turn, state.phase, m.NoAnswer(reason=reason, raw=state.content))
 
