@@ -25,7 +25,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
         pid: Process id of the server; `None`: grue has not started a process for it.
         exit: The process's exit status or signal; `None`: it still runs, or grue has started no process.
         ending: How the process ended, such as `killed` or `polite` (by itself, when its stdin was closed);
-            `none`: it still runs, or there is no process. `handed_over`: the session pool ends it later.
+            `none`: it still runs, or there is no process. `handed_over`: the session pool keeps or ends it.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
         box: In words, what the server can reach from its sandbox; empty: the server has no sandbox.

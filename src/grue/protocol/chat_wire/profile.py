@@ -203,5 +203,5 @@ def shown_endpoint(base_url: str) -> str:
 
 
 def is_loopback(base_url: str) -> bool:
-    """Return whether a base URL points to this machine itself."""
+    """Return whether a URL points to this machine itself."""
     return _LOOPBACK.fullmatch(urlsplit(base_url).hostname or "") is not None

@@ -99,9 +99,9 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class CallIds:
-    """Gives each call of a reply an id that no other call of the turn has.
+    """Gives each call of a reply an id that no other call of the reply has, nor an earlier one (`used`).
 
-    Ids that have to be made up become `call_{request}_{n}`. `used` are the ids of earlier calls.
+    Ids that have to be made up become `call_{request}_{n}`.
     """
 
     def __init__(self, request: int, used: Collection[str] = ()) -> None:

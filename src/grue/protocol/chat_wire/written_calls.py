@@ -253,7 +253,7 @@ def _recipient(head: re.Match[str]) -> str:
 def read_written(
     text: str, tools: Iterable[m.ToolDefinition], wire_names: Iterable[str] = (), *, bare: bool = True
 ) -> Written | None:
-    """Read the tool calls in a text; `None` if it is an ordinary text.
+    """Read the tool calls in a text; `None`: it seems to have none, or is longer than `MAX_CHARS`.
 
     Args:
         text: The text, without the model's thoughts.

@@ -159,7 +159,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
 
 
 def sizes_of(entries: Iterable[m.Said | m.AssistantReply], bytes_per_token: float) -> tuple[ContextItem, ...]:
-    """Return the sizes of a history's entries, for `RunTurn.earlier` of a turn that continues the history."""
+    """Return the estimated sizes of a history's entries, as `RunTurn.earlier` has them."""
     ledger = ContextLedger(bytes_per_token=bytes_per_token)
     named: dict[str, str] = {}
     sizes: list[ContextItem] = []

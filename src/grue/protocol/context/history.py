@@ -199,7 +199,7 @@ class History:
             self.ledger.add(rewritten)
 
     def restore(self, entry: m.Said | m.AssistantReply) -> None:
-        """Add an entry that was read from a file, and that the ledger includes already."""
+        """Add an entry, but not to the ledger: the ledger includes it already, or there is no ledger."""
         self.entries.append(entry)
         if isinstance(entry, m.Said):
             self.asked = entry.answer or self.asked

@@ -79,7 +79,7 @@ class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session together.
 
     Several `parallel` runs may be under way at the same time, each at a different server. Each has only one
-    call, so that few calls are sent early: the unsent calls can be skipped if a call at any server times out.
+    call, so that the other calls are still unsent, and can be skipped, if a call at any server times out.
     """
 
     server: m.ServerName

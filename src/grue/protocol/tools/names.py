@@ -231,7 +231,7 @@ _DIGITS = 40
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
-    """Return the arguments, or an error text for the model, for instance if `text` is longer than `room`.
+    """Return the arguments in `text`, or an error text, for instance if `text` is longer than `room`.
 
     `room`: how many characters the earlier calls of the reply have left of `MAX_CHARS`.
     """

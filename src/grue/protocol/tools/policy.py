@@ -119,7 +119,7 @@ def judge(
 
 
 def definition_digest(tool: m.ToolDefinition) -> str:
-    """Return a digest of a tool's definition. An approval counts only for the definition it was given for."""
+    """Return a digest of a tool's definition: an allowed call is not sent if the digest has changed since."""
     parts = (tool.name, tool.description, tool.input_schema, tool.output_schema, tool.annotations)
     try:
         key = msgspec.json.encode(parts)

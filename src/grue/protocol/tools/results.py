@@ -50,7 +50,7 @@ from grue.runtime.safe_text import printable, well_formed
 
 MAX_ATTACHMENTS = 20
 """The most attachments of one reply's results. In a request with more, Anthropic limits an image to 2,000
-pixels a side. Some servers take even fewer attachments."""
+pixels a side. Some endpoints take even fewer attachments."""
 
 _MAX_TEXT_BYTES = 1024 * 1024
 _MAX_NAME = 100

@@ -119,7 +119,8 @@ def answers_at_end(
 ) -> tuple[m.ToolMessage, ...]:
     """Return an answer to every call of the reply, for later turns; empty if the turn is in no conversation.
 
-    The answer to a call that was sent and is not settled says that the call may have taken effect.
+    The answer to a call without a record says that the call may have taken effect or, if the call is in
+    `unsent`, that it was not made.
     """
     if turn.run.history is None:
         return ()

@@ -77,9 +77,9 @@ def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.
 def most_usage(
     prompt_bytes: int, bytes_per_token: float, max_tokens: int | None, price: Price | None
 ) -> m.Usage:
-    """Estimate the most tokens and the highest cost of a request whose reply is not known.
+    """Estimate the tokens and the cost of a request from the size of its prompt.
 
-    Without `max_tokens` the reply is estimated as 0 tokens.
+    `max_tokens`: the tokens of the reply that has arrived, or the most that it may have; `None`: 0 tokens.
     """
     tokens = math.ceil(prompt_bytes / bytes_per_token)
     return with_cost(m.Usage(input_tokens=tokens, output_tokens=max_tokens or 0), None, price)

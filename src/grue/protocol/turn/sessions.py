@@ -10,8 +10,9 @@ request that offers them:
   server reports `StartupFailed`, the request's cost is counted, and the turn ends.
 - The reply is used if each tool that it calls is listed with the same definition as presumed. Otherwise the
   reply is dropped, and the request is sent again with the listed tools.
-- If the request fails, the failure stands only if the servers list exactly the presumed tools. Otherwise the
-  endpoint may have refused a tool that has changed, so the request is sent again with the listed tools.
+- If the request fails, the failure stands only if the servers list exactly the presumed tools, and serve no
+  others. Otherwise the endpoint may have refused a tool that has changed, so the request is sent again with
+  the listed tools.
 - A request that is under way is cancelled if every tool that it offers has changed or is not listed. But if
   the model was offered `find_tools` (`Turn.searching`), the reply is awaited.
 

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 Phase = Literal["loop", "only", "forced", "repair"]
-"""The kind of a request: `loop` offers tools, `only` has none to offer, `forced` asks for the final answer,
-`repair` asks for a corrected answer."""
+"""The kind of a request: `loop` offers tools; `only` asks for the answer, because the turn has no tools;
+`forced` asks for the final answer; `repair` asks for a corrected answer."""
 
 
 class Turn(Struct, frozen=True, kw_only=True, gc=False):
@@ -44,7 +44,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
             includes the requests that were `sampled` before it was parked.
         sampled: Finished requests of servers to the model (sampling).
         usage: Tokens and cost of `requests` and `sampled`.
-        batches: The number of the last batch of tool calls, sent or not.
+        batches: The number of the last batch of tool calls. Notes about calls not sent use up a number too.
         records: The settled tool calls, without those of a reply whose calls are not all settled.
         media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
         forced: Why the final answer was forced; empty if it was not.
@@ -456,7 +456,7 @@ Transition: TypeAlias = tuple[TurnState, Commands]
 
 
 def waiting_for(state: LiveState) -> str:
-    """Describe what the turn waits for, for an error text."""
+    """Describe what the turn waits for, for an error text and for `TurnProgress.doing`."""
     match state:
         case AwaitingSupport() | AwaitingSessions(pending=()):
             return "asking whether the model takes tools"
