@@ -106,7 +106,7 @@ def next_delay(
 
     Args:
         policy: The limits and the backoff.
-        attempt: How many requests have failed so far.
+        attempt: How many requests have failed so far, without those that are sent again in another form.
         failure: How the last request failed. A wait that the failure names replaces the backoff; from the
             sixth failure on, the wait is at least a backoff that is counted from there.
         of_kind: How many of these requests failed in the same way as the last one. Failures of another kind

@@ -12,7 +12,7 @@ from grue import messages as m
 from grue.policies import NoticeKind
 
 Notify: TypeAlias = Callable[[NoticeKind, str], None]
-"""Takes a notice: an event such as a log message or an invalid line. Its text is untrusted."""
+"""Called with the kind and the untrusted text of each notice about a server, such as a log message."""
 
 
 class SamplingRequest(Struct, frozen=True):

@@ -95,7 +95,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ended(Struct, frozen=True):
-    """The completion has succeeded or failed."""
+    """This model has answered, or it has failed and is not asked again."""
 
 
 AttemptState: TypeAlias = Sent | Ended
@@ -180,7 +180,7 @@ class Wait(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True):
-    """Report the outcome; no further request is sent."""
+    """Report the outcome; this model gets no further request."""
 
     outcome: Reply | m.LlmFailure
 
