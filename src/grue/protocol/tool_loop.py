@@ -41,9 +41,9 @@ The rules:
     request is sent while the sessions open. Its reply is acted on only when all sessions have reported. If
     the reply calls a tool whose definition has changed, the reply is dropped, at most once a turn.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
-    interruption ends the turn in any state of `LiveState`. While the sessions close, all other events are
-    ignored, except that requests of servers to the model still count (rule 7). A second `SessionClosed` is
-    ignored too: a session that is cancelled reports its close without being asked.
+    interruption ends the turn in any state of `LiveState`. After that, only the closing of sessions and the
+    requests of servers to the model (rule 7) have an effect. A second `SessionClosed` of a server is ignored:
+    a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Calls to it are sent when it has listed its tools.
 13. A turn that forks a recorded turn gets the recorded events again, up to the fork. Until then its commands

@@ -15,8 +15,7 @@ older entry changes, the whole `history` is encoded again.
   that earlier messages do not change.
 - Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
   the model that it came from.
-- The id of a tool call is replaced if the endpoint would refuse it (`WireProfile.call_ids`), as it may refuse
-  the id of another endpoint's call.
+- The id of a tool call, such as one of another endpoint, is replaced if `WireProfile.call_ids` rules it out.
 """
 
 from __future__ import annotations

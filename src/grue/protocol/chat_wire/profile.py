@@ -130,7 +130,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def states_schema(self) -> bool:
-        """Whether a request without tools has the answer's schema as text. One with tools always has."""
+        """Whether requests without tools have the answer's schema as text; those with tools always do."""
         return self.ignores_schema or self.response_format != "json_schema"
 
     @property

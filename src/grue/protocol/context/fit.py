@@ -11,8 +11,7 @@ The rules:
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary: at most `max_summaries` times in a turn, and only if the budget allows it and the
-    summary can free enough. It takes the place of everything but the history's first entry and the turn's
-    last reply.
+    summary can free enough. It replaces everything but the history's first entry and the turn's last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
     largest first.
 6.  If the endpoint still reports an overflow, the window size in its error is used from then on, unless the

@@ -36,7 +36,7 @@ class Ledger:
 
     Args:
         save: Called with the JSON of each entry; `None`: nothing is saved. A reply is saved when it arrives,
-            before it is an entry. As long as it is none, a call with `b""` removes it from the file again.
+            before it is an entry. Until it is one, a call with `b""` removes it from the file again.
 
     Attributes:
         length: How many entries were added. A `Rewritten`, which replaces earlier entries, counts as one.

@@ -30,7 +30,7 @@ from grue.runtime.safe_text import plain_text
 NameStyle = Literal["canonical", "encoded"]
 
 SERVER = m.ServerName("grue.tools")
-"""The server of the built-in tools. In the names that users give, a dot may only follow `mcp`."""
+"""The server of the built-in tools. Users cannot give this name: in theirs, a dot may only follow `mcp`."""
 
 MAX_WIRE_NAME = 64
 _WIRE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")

@@ -511,9 +511,8 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 def cut_middle(content: str, max_chars: int) -> str:
     """Return a result's text, without its middle if it is too long.
 
-    JSON stays JSON: an object keeps its members, and any other value becomes `{"content": ...}`.
-    The end is kept because many tools print totals and errors last. Markers and braces are not counted in
-    `max_chars`.
+    JSON stays JSON: an object keeps its members, and any other value becomes `{"content": ...}`. The end is
+    kept because many tools print totals and errors last. Markers and braces are not counted in `max_chars`.
     """
     if len(content) <= max_chars:
         return content

@@ -119,8 +119,8 @@ def answers_at_end(
 ) -> tuple[m.ToolMessage, ...]:
     """Return an answer to every call of the reply, for later turns; empty if the turn is in no conversation.
 
-    The answer to a call without a record says that the call may have taken effect or, if the call is in
-    `unsent`, that it was not made.
+    The answer to an unsettled call says that the call was not made, if `unsent` has it, or that it may have
+    taken effect.
     """
     if turn.run.history is None:
         return ()

@@ -10,11 +10,10 @@ request that offers them:
   server reports `StartupFailed`, the request's cost is counted, and the turn ends.
 - The reply is used if each tool that it calls is listed with the same definition as presumed. Otherwise the
   reply is dropped, and the request is sent again with the listed tools.
-- If the request fails, the failure stands only if the servers list exactly the presumed tools, and serve no
-  others. Otherwise the endpoint may have refused a tool that has changed, so the request is sent again with
-  the listed tools.
-- A request that is under way is cancelled if every tool that it offers has changed or is not listed. But if
-  the model was offered `find_tools` (`Turn.searching`), the reply is awaited.
+- If the request fails, the failure stands only if the servers list the presumed tools, and serve no others.
+  Otherwise the request is sent again with the listed tools: the endpoint may have refused a changed tool.
+- A request that is under way is cancelled if every tool that it offers has changed or is not listed, unless
+  it offers `find_tools` (`Turn.searching`).
 
 `DropCompletion` is always answered by one `ReplyDropped`. A reply that was on its way arrives before that
 answer.
