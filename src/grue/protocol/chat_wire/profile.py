@@ -78,8 +78,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             sent to the model as text.
         tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. So
             even requests in which no tool may be called list the tools, with `tool_choice: "none"`.
-        assistant_after_results: The endpoint refuses a user message directly after tool results, so an
-            assistant's message is inserted.
+        assistant_after_results: An assistant's message must stand between tool results and a user message.
         max_description_chars: Longest description of a tool; `None` for no limit.
         call_ids: A pattern that the ids of tool calls must match; empty: any id is accepted. An id that does
             not match, such as that of another endpoint, is replaced.
