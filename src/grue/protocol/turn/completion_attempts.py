@@ -319,7 +319,7 @@ PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
 """Seconds for which a model is paused after its first failure, and after many failures in a row, unless its
 endpoint asks for a longer wait."""
 _LONGEST_ASKED_S = 86_400.0
-"""Some endpoints ask for years, by mistake. Then the model would never be tried again."""
+"""The longest wait that an endpoint can ask for: some ask for years, by mistake."""
 
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300
