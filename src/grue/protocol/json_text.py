@@ -33,8 +33,8 @@ _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
 _MOST_VALUES = 500_000
-"""The most values in a text of more than `_LONG_BYTES`. Without a limit, decoding could stop all other threads
-for long: it is one call into C."""
+"""The most values in a text of more than `_LONG_BYTES`. Without a limit, decoding could stop all other
+threads for long: it is one call into C."""
 
 
 def to_json(value: object) -> bytes:

@@ -36,8 +36,7 @@ The rules:
     offers tools waits for the result.
 9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent, if the
     window's size is known (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A
-    summary is requested in a copy of the conversation; if that request fails, the turn goes on without a
-    summary.
+    summary is requested in a copy of the conversation; if that request fails, the turn goes on without it.
 10. Presumed tools (`ToolsPresumed`) are those that the servers will probably list. With them the first
     request is sent while the sessions open. Its reply is acted on only when all sessions have reported. If
     the reply calls a tool whose definition has changed, the reply is dropped, at most once a turn.
