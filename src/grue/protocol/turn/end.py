@@ -77,7 +77,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         case s.AwaitingTools(starting=starting):
             turn, notes = with_calls_ended(state, starting)
         case s.AwaitingApproval(reply=s.JudgedReply(calls=calls, settled=settled, noted=notes)):
-            told = answers_at_end(turn, calls, settled, calls)
+            told = answers_at_end(turn, calls, settled, calls.keys() - turn.open_tasks.keys())
             turn = replace(turn, records=(*turn.records, *settled), told=told)
         case _:
             pass
@@ -101,7 +101,8 @@ def with_calls_ended(
     The sessions of the `starting` servers are closed too. Return also the notes that are not recorded yet.
     """
     turn = state.turn
-    unsent = {call.call_id for run in state.unsent for call in run.calls}
+    # A call with a task was sent by an earlier process, even if its run has not been sent again.
+    unsent = {call.call_id for run in state.unsent for call in run.calls if call.task is None}
     turn = replace(
         turn,
         open=(*turn.open, *starting),  # a starting session is closed as soon as it has opened

@@ -365,7 +365,9 @@ def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = No
         expires_at=expires_at,
         used={**reply.used_before},
         definitions=definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted),
-        untold=answers_at_end(state.turn, reply.calls, reply.earlier, reply.calls),
+        untold=answers_at_end(
+            state.turn, reply.calls, reply.earlier, reply.calls.keys() - state.turn.open_tasks.keys()
+        ),
     )
 
 

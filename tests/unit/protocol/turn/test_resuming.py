@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 from turns import ACCEPTED, Walk, calls, died, opened, returned, run, text, timed_out, tool
 
@@ -11,6 +12,8 @@ from grue.messages import (
     CallId,
     CallsDecided,
     CallTools,
+    DeadlinePassed,
+    HistoryReference,
     OpenTask,
     RequestCompletion,
     Resumption,
@@ -25,11 +28,12 @@ from grue.messages import (
 from grue.policies import FailurePolicy, ToolPolicy, ToolRule, TurnLimits
 from grue.protocol.tool_loop import step
 from grue.protocol.turn.resuming import can_fork_at, cut_off, tasks_of
-from grue.protocol.turn.states import Idle, TurnState
+from grue.protocol.turn.states import AwaitingClose, Idle, TurnState
 
 ASK = ToolRule(tools=("a.look",), verdict="ask", reason="it is dear", max_calls=2)
 TASK = ToolTask(task_id="t1", poll_s=2.0)
 SERVERS = ("a", "b")
+HISTORY = HistoryReference(conversation="talk", length=4, digest="d")
 
 
 def under(*rules: ToolRule, resumed: Resumption | None = None) -> RunTurn:
@@ -138,6 +142,29 @@ def test_a_turn_that_is_killed_again_or_parks_keeps_its_tasks() -> None:
     assert tasks_of(under(ASK, resumed=where), parked) == where.tasks
     assert tasks_of(under(ASK), parked) == ()
     assert tasks_of(under(ASK, resumed=where), replace(parked, batches=9)) == ()
+
+
+@pytest.mark.parametrize("end", [DeadlinePassed(limit_s=1.0), ApprovalPostponed()], ids=["cut", "parked"])
+def test_a_conversation_is_told_that_a_task_may_have_taken_effect(end: Any) -> None:
+    where = killed(approved("a.think", "a.look"), "c1", tasks=task_of("c1", tool="think"))
+    asked = replace(under(ASK, resumed=where), history=HISTORY)
+    walk = Walk(asked, *(opened(server) for server in SERVERS), end)
+    assert untold(walk) == {"c1": True, "c2": False}
+
+
+def test_a_conversation_is_told_so_of_a_task_whose_turn_to_be_sent_has_not_come() -> None:
+    where = killed(began("a.look", "b.look"), "c2", tasks=task_of("c2", "b"))
+    asked = replace(under(resumed=where), history=HISTORY, binds_calls=True)
+    walk = Walk(asked, *(opened(server) for server in SERVERS))
+    assert sent(walk) == [("c1", None)], "the task waits for it"
+    walk.send(DeadlinePassed(limit_s=1.0))
+    assert untold(walk) == {"c1": True, "c2": True}
+
+
+def untold(walk: Walk) -> dict[str, bool]:
+    """Return for each call whether the conversation is told that it may have taken effect."""
+    assert isinstance(walk.state, AwaitingClose)
+    return {each.call_id: "may have taken effect" in each.content for each in walk.state.end.untold}
 
 
 def test_a_killed_turn_goes_on_with_the_tasks_of_its_second_part() -> None:
