@@ -1200,6 +1200,7 @@ class SessionClosed(Message, frozen=True, kw_only=True):
         ending: See `Ending` in `policies.py`. `handed_over`: the session pool keeps the process for later
             turns, or ends it in the background. When it has ended, a `ServerEnded` is recorded.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
+        elapsed_s: How long closing took, which includes the wait for the process's exit.
 
     Source: P9
     """

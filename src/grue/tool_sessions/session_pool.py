@@ -141,8 +141,10 @@ class PooledConnection:
                 if not self.turn:
                     elapsed_s = anyio.current_time() - begun
                     self._record(m.SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
-                await self._released.wait()
-                begun = anyio.current_time()
+                try:
+                    await self._released.wait()
+                finally:  # the end of the episode cancels the wait
+                    begun = anyio.current_time()
         finally:
             if self.listing is not None:
                 self._record_end(anyio.current_time() - begun)

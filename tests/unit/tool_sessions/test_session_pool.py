@@ -276,8 +276,10 @@ async def test_a_kept_session_serves_turn_after_turn_and_ends_with_the_episode()
     async with bench.episode():
         for turn in (1, 2, 3):
             await bench.turn("look", turn=turn)
+            await anyio.sleep(10)
     assert bench.server.log == ["enter", "open", *["call look"] * 3, "leave"]
     assert bench.noted == ["ServerEnded"]
+    assert bench.notes(ServerEnded)[0].elapsed_s < 1, "how long its end took, not its life"
 
 
 async def test_a_kept_session_that_broke_is_not_used_again() -> None:
