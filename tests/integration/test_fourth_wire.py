@@ -17,7 +17,8 @@ from grue.messages import TextDelta
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import batch_form_of
 from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.wire_format import WireRequest
+from grue.protocol.chat_wire.wire_format import Reply, WireRequest
+from grue.protocol.tools.names import CUT_MARK, WireNames
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.offline.transport import ScriptedModelTransport
 from grue.testing.providers import dialects
@@ -86,6 +87,24 @@ def test_the_offline_model_answers_it(path: str) -> None:
     assert answer.headers["content-type"] == (
         "text/event-stream" if path is IN_PIECES else "application/json"
     )
+
+
+def test_nothing_is_sent_for_a_reply_without_text_and_calls() -> None:
+    for content in (None, "", " "):
+        assert FORMATS["fourth"].encode_reply(Reply(content=content), WireNames("encoded")) == ()
+
+
+@pytest.mark.parametrize(
+    ("ended", "sent"), [("length", [f"{{}}{CUT_MARK}"]), ("safety", []), ("stop", ["{}"])]
+)
+def test_a_call_of_a_reply_that_was_cut_is_marked_and_one_that_was_stopped_left_out(
+    ended: str, sent: list[str]
+) -> None:
+    body = {"calls": [{"id": "a", "name": "house__look", "with": {}}], "ended": ended}
+    reply = FORMATS["fourth"].decode(msgspec.json.encode(body), WireNames("encoded"), request=1)
+    assert isinstance(reply, Reply)
+    assert [each.arguments for each in reply.tool_calls] == sent
+    assert (reply.cut, bool(reply.stopped)) == (ended == "length", ended == "safety")
 
 
 class Batched(FourthFormat):

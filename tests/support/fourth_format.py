@@ -51,7 +51,14 @@ class FourthFormat(w.WireFormat):
     name = "fourth"
     path = "/models/{model}:reply?form=2"
     stream_path = "/models/{model}:replyInPieces?form=2"
-    profile = WireProfile(name="generic fourth", wire="fourth", names="encoded", sampling=frozenset())
+    profile = WireProfile(
+        name="generic fourth",
+        wire="fourth",
+        names="encoded",
+        sampling=frozenset(),
+        given_cache_markers=0,
+        images=False,
+    )
     provider = "fourth"
     inputs = frozenset()
     own_fields = frozenset({"talk", "tools", "tool_choice"})
@@ -67,6 +74,8 @@ class FourthFormat(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_entry(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
+        if not reply.tool_calls and not (reply.content or "").strip():
+            return ()
         calls = [
             {
                 "id": each.call_id,
@@ -89,14 +98,18 @@ class FourthFormat(w.WireFormat):
             return fault_of_error(answer["error"])
         if "ended" not in answer:
             return fault_in(answer, "no end")
-        calls = [w.as_object(each) for each in w.listed(answer.get("calls"))]
-        return w.Reply(
-            content=w.as_text(answer.get("said")) or None,
-            tool_calls=tuple(
-                w.read_call(each.get("id"), each.get("name"), each.get("with"), ids, names) for each in calls
-            ),
-            finish_reason=w.as_text(answer["ended"]),
+        given = [w.as_object(each) for each in w.listed(answer.get("calls"))]
+        calls = tuple(
+            w.read_call(each.get("id"), each.get("name"), each.get("with"), ids, names) for each in given
         )
+        reason = w.as_text(answer["ended"])
+        reply = w.Reply(
+            content=w.as_text(answer.get("said")) or None,
+            tool_calls=w.unless_cut(calls, given[-1].get("with")) if reason in w.LENGTH and given else calls,
+            finish_reason=reason,
+            cut=reason in w.LENGTH,
+        )
+        return w.as_it_ended(reply)
 
     def assembler(self) -> w.Assembler:
         return FourthAssembler()
@@ -150,11 +163,18 @@ def _from_chat(completion: Json, request: Json) -> Json:
     return {
         "said": message.get("content") or "",
         "calls": [
-            {"id": call_id, "name": each["name"], "with": json.loads(each["arguments"])}
+            {"id": call_id, "name": each["name"], "with": _object(each["arguments"])}
             for call_id, each in functions
         ],
         "ended": finish,
     }
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return arguments  # as a model wrote them that does not write JSON
 
 
 def _refusals(body: Json, owed: Owed) -> Iterator[str]:

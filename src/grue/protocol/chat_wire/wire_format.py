@@ -2,7 +2,8 @@
 
 To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams,
 and add a row to `formats.py`. For the endpoint that tests use, add a `Dialect` (`grue.testing.providers`).
-`tests/support/fourth_format.py` is an example of both.
+`tests/support/fourth_format.py` is an example of both. A stream consists of server-sent events. If a format
+streams in another way, `transports/llm/exchange.py` has to change too.
 
 The body of a request is a head (model, sampling), the messages, and a tail. Fields that change from request
 to request are in the tail, so that the endpoint can use its prompt cache.
