@@ -48,7 +48,7 @@ class HostPort(Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`. Without a port: 80 and 443.
+        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`. Default ports: 80 and 443.
 
         Raises:
             ValueError: The text is none of these.
@@ -90,14 +90,16 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         preset: `pure`: the program's own files and a scratch folder, no network. `files`: also the workspace,
             which is the program's working directory, to read and write. `web`: `pure` with the network.
         read: Files and folders that the program may read.
-        write: Files and folders that the program may read, write and delete. They have to exist.
+        write: Files that the program may read and write, and folders in which it may also make, rename and
+            delete files. All have to exist.
         hide: Files and folders that the program may not access, although they are in a folder that the box
             opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and nothing
             can be made, deleted or renamed in it.
         execute: The other programs that the program may start; `None`: any program of the system and of the
             folders that the box opens. All programs that it starts are in the same box.
-        network: `True`: any connection. `False`: none. A list of `host:port`: only these, through a proxy
-            that grue runs. `None`: the preset decides.
+        network: `True`: any connection. `False`: none. A list of hosts, such as `api.github.com:443`: only
+            these; names other than `localhost` are reached through a proxy that grue runs. `None`: the preset
+            decides.
         unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
             for example.
         memory_mb: Memory that each process of the program may allocate, in MiB; `None`: no limit.
@@ -153,10 +155,11 @@ def sandbox_of(value: object) -> Sandbox | None:
 
     VS Code's table is the value of `sandbox` in its MCP configuration, such as
     `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`. The values
-    `None`, `False` and `"none"` mean no box; `True` means the preset `files`.
+    `None`, `False` and `"none"` mean no box; `True` means the preset `files`. A `Sandbox` is returned itself.
 
     Raises:
-        ValueError: The value is none of these, or a key of the table is wrong. The error's text says which.
+        ValueError: The value is none of these, or the table has a wrong key or value. The error's text says
+            which.
     """
     match value:
         case None | False | "none":
@@ -214,7 +217,7 @@ def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def in_words(box: Sandbox) -> str:
-    """Return in one line what a program in this box can reach."""
+    """Return in one line what a program in this box can reach, and its resource limits."""
     files = {"pure": "its own program and a scratch folder", "web": "its own program and a scratch folder"}
     said = [f"files: {files.get(box.preset, 'its own program, a scratch folder and the workspace')}"]
     if box.read:

@@ -108,7 +108,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to decide about the program's system calls that the seccomp filter reports on `listener`.
+        """Start the thread that runs the proxy and decides about the system calls that `listener` reports.
 
         Raises:
             RuntimeError: No further thread can be started.
@@ -119,7 +119,7 @@ class Gate:
         self._thread = thread
 
     def end(self) -> None:
-        """Close the proxy and all its connections. A second call has no effect."""
+        """Close the proxy and its connections, and wait for the gate's thread. A second call does nothing."""
         with self._changed:
             if self._ended:
                 return
@@ -330,7 +330,7 @@ class Gate:
                     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._proxy(client)
         except (OSError, ValueError):
-            pass  # the client or the host has closed its connection, or has sent nothing for too long
+            pass  # a connection has failed, or the client has not sent a valid request in time
         finally:
             self._leave(client)
 
@@ -558,7 +558,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Pass on what each socket sends, until both have ended or a limit is reached.
+    """Pass on what each socket sends, until both have ended, 1 GiB has passed, or nothing passes for 600 s.
 
     A side that does not read can still write: many programs read the reply only after they have written all.
     """

@@ -91,7 +91,7 @@ class Boxed:
         """Call `start` in a boxed thread (in this thread if boxes are unsupported), and return the result.
 
         Raises:
-            SandboxError: The kernel refused the box.
+            SandboxError: The kernel refused the box, or no thread can be started for it.
             Exception: Any exception that `start` raises.
         """
         if not coverage().supported:
@@ -131,7 +131,7 @@ class Boxed:
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
     def released(self) -> None:
-        """Let the thread that started this program prepare the rules for the next start.
+        """Let the thread that started this program prepare the rules for the next start, and end.
 
         Call `released` only after the program has started: preparing the rules would delay the start.
         """
@@ -266,7 +266,7 @@ def boxed(
     box can only be enforced in part, and `required` is not set.
 
     Raises:
-        SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
+        SandboxError: This machine cannot enforce the box and `required` is set, or `places_of` raises it.
     """
     folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
     if isinstance(box, Watching):
@@ -295,7 +295,7 @@ def missing_for(box: Sandbox) -> tuple[str, ...]:
 
 
 def is_enforced(box: Sandbox | None) -> bool:
-    """Return whether there is a box, and this machine enforces all of it."""
+    """Return whether there is a box, other than a `Watching`, and this machine enforces all of it."""
     return box is not None and not isinstance(box, Watching) and not missing_for(box)
 
 

@@ -99,7 +99,7 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace six or more files of a folder, or any files of packages, by their folder."""
+        """Replace six or more files of a folder, or any of packages, by the folder, unless it is too wide."""
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120

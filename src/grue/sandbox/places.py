@@ -1,8 +1,9 @@
 """The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
-The rules are made anew at each start, since links and folders change. If a path is in a folder that the
-program may write, the target of the path must be in that folder, too. Otherwise the program could make a link
-there, and at its next start the box would open the target of the link.
+The rules are made anew at each start, since links and folders change (those for the system's files only if
+these change). If a path is in a folder that the program may write, the target of the path must be in that
+folder, too, or be an interpreter such as `python`. Otherwise the program could make a link there, and at its
+next start the box would open the target of the link.
 """
 
 import contextlib

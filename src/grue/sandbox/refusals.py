@@ -92,7 +92,7 @@ def refusals(
             word = "" if verb is None else verb[0].lower()
             without |= network == "none" and not named and _CONNECTS.search(rest) is not None
             for path in named:
-                # Skip other paths: Python raises `ValueError` for a NUL or a lone surrogate.
+                # Skip unprintable paths: with a NUL or a lone surrogate, `os.stat` raises `ValueError`.
                 if path.isprintable():
                     paths.setdefault(path.rstrip("."), _CONNECT if path in sockets else word)
     for path, word in itertools.islice(paths.items(), _MOST_PATHS):

@@ -50,7 +50,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
         requests: How many requests may be sent to the model.
         tokens: How many tokens may be used, sent and received together.
-        cost_usd: Highest cost in US dollars, as the endpoint reports it.
+        cost_usd: Highest cost in US dollars, as the endpoint reports it, or else by the prices set in `llm`.
         result_chars: How many characters of a step's result the model is shown. The whole result is in a file
             if the run has a folder.
     """

@@ -134,8 +134,8 @@ class McpManager:
         """Connect the servers concurrently, and return their tools.
 
         Args:
-            servers: By name: a `StdioServer` or `HttpServer`, or a mapping with `command`, `args`, `env` and
-                `timeout_seconds`, or `url`, as under `servers` in `agent.yaml`.
+            servers: By name: a tool server such as a `StdioServer`, or a mapping with `command`, `args`,
+                `env` and `timeout_seconds`, or `url`, as under `servers` in `agent.yaml`.
 
         Raises:
             ImportError: The package `mcp` is absent; the text has the command that installs it.

@@ -113,7 +113,7 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
 
 
 def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> str:
-    """Read one file of a skill, check its digest and size, and return its text.
+    """Read one file of a skill, check its digest and size, and return its text (without front matter).
 
     Raises:
         ValueError: The skill has no such file, or the file cannot be used. The error's text is for the model.

@@ -72,7 +72,7 @@ class ClientActor(Actor[m.LlmCommand]):
         self._call_ids: set[str] = set() if lent is None else {*lent.encoded.history.call_ids}
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Ask the client, and send its answer or failure; `RewriteHistory` only changes a conversation."""
+        """Ask the client, and answer the asking actor; `RewriteHistory` only changes a conversation."""
         outcome: m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed
         match envelope.body:
             case m.CheckToolSupport():

@@ -114,7 +114,7 @@ class Memories:
         self._notes: dict[str, list[str]] = {}
 
     def learn(self, move: Move, after: Observation) -> str | None:
-        """Keep a note about a move, and return it; `None`: there is nothing new to note."""
+        """Add a note about a move, and return the note; `None`: there is nothing new to note."""
         if move.location is None:
             return None
         note = self._note(move, after)

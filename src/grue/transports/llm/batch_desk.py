@@ -217,7 +217,7 @@ class BatchDesk:
         items = self._folder.items_in(record.number)
         if state.state == "refused":
             if says(_QUEUE_FULL, state.why) and len(self._under_way()) > 1:
-                # `send` sends the file again. By then another of these batches has ended, and left the queue.
+                # `send` sends the file again. By then another batch of the folder has ended and made room.
                 self._folder.forget(record)
                 return []
             why = state.why or "the provider has refused the batch and does not say why"
@@ -352,7 +352,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits after each fault; raises `BatchRefused` for a fault over `patience_s` after the first request."""
+    """Waits after each fault. Later than `patience_s` after this object was made, raises `BatchRefused`."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]

@@ -412,7 +412,7 @@ class LlmEndpoint:
 
         `body` is in the profile's format. `streamed` gets a streamed reply; `None`: no stream is expected.
         `on_sent` is called when the request is written, and again when the exchange has ended. `request`: the
-        request's number in the turn.
+        request's number in the turn. If the reply comes from a batch, `streamed` and `on_sent` are not used.
 
         Raises:
             RuntimeError: The endpoint was not entered.

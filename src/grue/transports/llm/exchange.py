@@ -373,7 +373,7 @@ class HttpReply:
             await stream.aclose()
 
     async def _silent(self, stream: Any) -> bool:
-        """Return whether no bytes have been read from the socket after the end of the reply.
+        """Return whether it is certain that no bytes have been read from the socket after the reply's end.
 
         Such bytes would be in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at
         once. httpx itself looks for bytes that are still in the socket.

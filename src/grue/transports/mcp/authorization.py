@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
 
 _MOST_RENEWALS = 2
-"""How many times a token is renewed for one request: the first renewal may take an expired stored token."""
+"""How many times at most a token is renewed for one request. The first renewal may only take a stored token,
+which may have expired too."""
 
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 

@@ -219,6 +219,7 @@ class McpClient:
             ToolRefusedError: The arguments do not match the schema, or the server sent an error, an answer
                 that is not usable, or (over HTTP) no complete answer.
             ServerFailed: The server died, or the connection cannot be used. No further call can succeed.
+            HostCodeFailed: The person has pressed Ctrl-C in the host's `elicit`.
 
         Source: R11
         """
@@ -401,7 +402,10 @@ class McpClient:
         return replace(said, tools=self._select(await self._list(link, self._options.on_listed)))
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the listed tools that the server's options and the tool lock allow. Report changed tools."""
+        """Return the listed tools that the server's options and the tool lock allow.
+
+        Later calls are checked by these tools' schemas. `on_drift` gets each new difference from the lock.
+        """
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:

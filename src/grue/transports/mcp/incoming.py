@@ -208,7 +208,10 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode a tool result, whose large parts stay JSON text; refuse other answers. `None`: not an answer."""
+    """Decode a tool result, whose large parts stay JSON text, or the code and message of an error.
+
+    Any other answer is replaced by an error. `None`: the line is not an answer.
+    """
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

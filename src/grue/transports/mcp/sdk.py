@@ -206,6 +206,7 @@ class Link:
 
         The SDK may call this in a task of its own. A `KeyboardInterrupt` that left this task would stop the
         event loop before the session is closed. So `_send` raises it (`HostCodeFailed`) where the call waits.
+        If `elicit` raises `SystemExit` or a `CancelledError` of its own, the server's request is declined.
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:

@@ -168,7 +168,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
-        """Keep a large answer, and return a small event for it. If `answer` is `None`, return a comment."""
+        """Put a large answer into `answers`, and return a small event. For `None`, return a comment."""
         if answer is None:
             self._notify("noise", "a large event that is not a message")
             return b": left out\n\n"
@@ -225,7 +225,7 @@ class HttpStream(MessageStream):
         sessionless: Whether requests leave out the session's id, although the server has given one.
         cancelled: The ids of cancelled requests. If a stream with the answer to such a request breaks off,
             the stream is not resumed.
-        declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
+        declined: Why the address refused Streamable HTTP, if SSE is tried after that; otherwise `None`.
     """
 
     over_http = True
@@ -511,7 +511,10 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response for the SDK, or the fault. Deliver any answer except that to `initialize`."""
+        """Return a response for the SDK, or the fault. Queue the answer for the session.
+
+        A successful answer to `initialize` is not queued, but stays in the response.
+        """
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return faults.too_long_fault(self._max_message_bytes)

@@ -94,7 +94,8 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
         expires_at: When the access token expires, in seconds since the epoch by this machine's clock; `None`:
             the server did not say.
         obtained_at: When the access token was issued, by the same clock.
-        client: The client's registration, configured or made by grue; `None` except after a person's login.
+        client: The client's registration, if a person logged in and the settings have no `client_id`; else
+            `None`.
         metadata: The metadata document of the authorization server, which names its endpoints.
         resource: The metadata document of the MCP server, which names its authorization server.
     """
