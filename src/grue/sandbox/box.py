@@ -80,7 +80,7 @@ class HostPort(Struct, frozen=True):
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """What a program that grue starts may do. The kernel refuses everything else.
+    """What a program that grue starts may do. The kernel and grue's proxy refuse everything else.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` becomes
     its text. A folder stands for everything in it. Each program also gets what its preset says, and the
@@ -97,9 +97,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             can be made, deleted or renamed in it.
         execute: The other programs that the program may start; `None`: any program of the system and of the
             folders that the box opens. All programs that it starts are in the same box.
-        network: `True`: any connection. `False`: none. A list of hosts, such as `api.github.com:443`: only
-            these; names other than `localhost` are reached through a proxy that grue runs. `None`: the preset
-            decides.
+        network: `True`: any connection. `False`: none. A list of hosts such as `example.com:443`: only these,
+            and those with a name through a proxy that grue runs. `None`: the preset decides.
         unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
             for example.
         memory_mb: Memory that each process of the program may allocate, in MiB; `None`: no limit.
@@ -158,8 +157,7 @@ def sandbox_of(value: object) -> Sandbox | None:
     `None`, `False` and `"none"` mean no box; `True` means the preset `files`. A `Sandbox` is returned itself.
 
     Raises:
-        ValueError: The value is none of these, or the table has a wrong key or value. The error's text says
-            which.
+        ValueError: The value is none of these, or has a wrong key or value. The error's text says which.
     """
     match value:
         case None | False | "none":

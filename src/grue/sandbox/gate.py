@@ -10,7 +10,8 @@ The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves 
 the address that it has checked. It serves only connections that the gate has made, so that no other program
 of this machine can use it.
 
-Each program has its own gate, which runs in threads: one that waits for events, and one for each connection.
+Each program has its own gate, which runs in threads: one that waits for system calls and new connections, and
+one for each connection.
 """
 
 import contextlib

@@ -42,7 +42,7 @@ class SandboxWarning(RuntimeWarning):
 
 
 class Boxed:
-    """One start of a program in its box, made by `boxed`, and what has to be removed after its end.
+    """One start of a program in its box, made by `boxed`, and what has to be removed after the program's end.
 
     Attributes:
         env: The program's environment. Where grue can make boxes, `TMPDIR` is the scratch folder, and so is
@@ -245,7 +245,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does. `boxed` returns the result of `start`."""
+    """A box that limits nothing and records what the program does. For it, `boxed` calls its `start`."""
 
     start: Callable[..., Boxed]
 

@@ -1,8 +1,7 @@
 """The system calls that a boxed program may not make, and the BPF program that refuses them.
 
-Landlock limits files, TCP and a few other things; this filter refuses system calls for which Landlock has no
-rules. The filter sees the numbers in a call's registers but no memory, so it can compare flags and protocols,
-but not paths and addresses.
+Landlock limits files, TCP and a few other things; this filter limits what Landlock cannot. It sees the
+numbers in a call's registers but no memory, so it can compare flags and protocols, not paths or addresses.
 """
 
 import functools

@@ -65,7 +65,7 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 class EventFeed:
     """Makes the events of a turn, in the thread of the turn, and passes them to `put`.
 
-    It is an observer of tool calls: add it to the recorder of the turns.
+    Add it to the turns' recorder, which calls it for tool calls, and pass its `words` as `on_delta`.
 
     Args:
         put: Called with each event. It must not block, raise, or add entries to the trace, because the

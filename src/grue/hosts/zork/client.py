@@ -1,7 +1,7 @@
 """`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
 
-By default, a turn uses only the client's endpoint. If a program has overridden `chat_completions_create` or
-`_supports_tool_calling`, the turn calls that method.
+By default, a turn uses only the client's endpoint. If a program has overridden `chat_completions_create`,
+`chat.completions.create` or `_supports_tool_calling`, the turn calls that method.
 
 Source: R4
 """

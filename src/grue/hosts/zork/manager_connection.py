@@ -60,8 +60,8 @@ class ManagerConnection:
     an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
-    `connect_session` raised. A cancellation of the turn does not cancel `disconnect_session`, but its time
-    limit does.
+    `connect_session` raised. A cancellation of the turn does not cancel `disconnect_session`, but the limit
+    `DISCONNECT_TIMEOUT_S` does.
 
     Args:
         server: The server's name in the session. It is removed from tool names of the form `SERVER.TOOL`;

@@ -364,7 +364,7 @@ class LlmEndpoint:
 
     @property
     def url(self) -> str:
-        """The URL that requests are posted to."""
+        """The URL that unstreamed requests are posted to."""
         return str(self._url_for(None))
 
     def _url_for(self, streamed: Streamed | None) -> httpx.URL:
@@ -512,7 +512,7 @@ class LlmEndpoint:
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
         """Return the first endpoint of the chain whose `breaker` is not open, or else the first of the chain.
 
-        With `tools`, only endpoints that take tools count; without any, return `self`. `now_s` is on the
+        With `tools`, only endpoints that take tools count; if none does, return `self`. `now_s` is on the
         event loop's clock.
         """
         if len(self.chain) == 1:

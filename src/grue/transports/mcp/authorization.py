@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
 
 _MOST_RENEWALS = 2
-"""How many times at most a token is renewed for one request. The first renewal may only take a stored token,
-which may have expired too."""
+"""The most renewals of a token for a request: the first may only take a stored token that has expired too."""
 
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 

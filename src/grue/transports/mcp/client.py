@@ -402,10 +402,7 @@ class McpClient:
         return replace(said, tools=self._select(await self._list(link, self._options.on_listed)))
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the listed tools that the server's options and the tool lock allow.
-
-        Later calls are checked by these tools' schemas. `on_drift` gets each new difference from the lock.
-        """
+        """Return the tools that options and tool lock allow, and check calls by their schemas from now on."""
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:

@@ -1,4 +1,4 @@
-"""Decode a server's bytes to a message of the SDK. Never raises, whatever the bytes are.
+"""Decode a server's bytes to a message of the SDK. Decoding never raises, whatever the bytes are.
 
 - An unusable or cut answer becomes an error for its request, which would otherwise wait for its timeout.
 - A tool result with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would
@@ -208,10 +208,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode a tool result, whose large parts stay JSON text, or the code and message of an error.
-
-    Any other answer is replaced by an error. `None`: the line is not an answer.
-    """
+    """Decode a tool result (large parts stay JSON text) or an error; refuse others. `None`: not an answer."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

@@ -216,10 +216,7 @@ def _read_npx(args: Sequence[str]) -> _Npx | None:
 
 
 def _npm_folders(server: StdioServer, asked: _Npx) -> Iterator[Path]:
-    """Yield the `node_modules` folders in which npx looks for the package, in the order of the search.
-
-    A package with a version (`name@1.2`) is looked for in npx's cache only.
-    """
+    """Yield the `node_modules` folders in which npx looks, in order; for `NAME@VERSION`, only npx's cache."""
     if asked.package == _without_version(asked.package):
         yield from _project_folders(server)
     yield npx_folder(server, (asked.package,)) / "node_modules"

@@ -28,8 +28,7 @@ class MessageStream(ABC):
         tools_changed: Whether the server has announced changed tools since the client last set this to
             `False`. Set as soon as the announcement is read: the SDK handles announcements in another task,
             possibly after the next call was sent.
-        last_request_id: The id of the last `tools/call` that was sent; empty: the client's current call was
-            not sent yet, or no call was made.
+        last_request_id: The id of the last `tools/call`; empty: the current call was not sent, or none made.
     """
 
     broken: str | None

@@ -595,10 +595,7 @@ class _Storage:
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return the configured client, or the registered one if it fits the login's redirect address.
-
-        `None`: there is no such client, so the SDK registers one.
-        """
+        """Return the configured client, or the registered one if it fits the redirect address, or `None`."""
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
         if auth.client_id is not None:

@@ -72,7 +72,7 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return advice, on what the sandbox refused, a broken npx cache or an old Node.js, or in general.
+        """Return advice: on refusals of the sandbox, a broken npx cache, an old Node.js, or general advice.
 
         Source: R14
         """

@@ -291,7 +291,7 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver a message that came in the response to a request. An answer gets the id of the request."""
+        """Queue for the session a message from a request's response. An answer gets the request's id."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
@@ -320,7 +320,7 @@ class HttpStream(MessageStream):
         self._arrived.close()
 
     def logged(self, record: logging.LogRecord) -> None:
-        """Receive a log record that a library wrote for this stream."""
+        """Report by a notice what a library logged for this stream. One warning also breaks the stream."""
         if record.exc_info:
             return  # the transport also delivers the logged exception to `_receive_all`, which reports it
         text = record.getMessage()
@@ -409,7 +409,7 @@ breaks off, the task resumes the stream."""
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client. Its timeout is only for connecting and for notifications, and not for requests."""
+    """An HTTP client. Its timeout is only for connecting and for notifications, and not for MCP requests."""
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s
@@ -511,10 +511,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response for the SDK, or the fault. Queue the answer for the session.
-
-        A successful answer to `initialize` is not queued, but stays in the response.
-        """
+        """Return a response for the SDK, or the fault. Queue any answer except a success of `initialize`."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return faults.too_long_fault(self._max_message_bytes)

@@ -12,7 +12,7 @@ A task is a tool call that the server has accepted and answers later. Its states
 |-------------------|------------------------------------------|-------------------------------------------|
 | being created     | the call is answered at once             | this answer is the result                 |
 |                   | time limit, cancellation                 | `notifications/cancelled`: no task id yet |
-| working           | `tasks/get` every `poll_s`: a new state  | a `progress` notice                       |
+| working           | `tasks/get` every `poll_s`: new message  | a `progress` notice                       |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
 |                   | this, `MAX_POLL_ERRORS` times in a row   | `tasks/cancel`; the call is refused       |
 | input_required    | the host answers, or declines            | working                                   |

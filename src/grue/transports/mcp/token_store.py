@@ -94,8 +94,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
         expires_at: When the access token expires, in seconds since the epoch by this machine's clock; `None`:
             the server did not say.
         obtained_at: When the access token was issued, by the same clock.
-        client: The client's registration, if a person logged in and the settings have no `client_id`; else
-            `None`.
+        client: The registration made for a person's login; `None` for a configured client or another grant.
         metadata: The metadata document of the authorization server, which names its endpoints.
         resource: The metadata document of the MCP server, which names its authorization server.
     """
@@ -171,7 +170,7 @@ class TokenStore:
         return True
 
     def may_have(self) -> bool:
-        """Return whether a file with tokens exists, without reading the file."""
+        """Return whether the file exists, which may have tokens. The file is not read."""
         return os.path.exists(self.file)  # noqa: PTH110 - `Path.exists` raises if the folder may not be read
 
     @property

@@ -67,7 +67,7 @@ class Interpreter(Struct, frozen=True, kw_only=True):
 class InterpreterProcess:
     """A running interpreter with one story, in a process group of its own.
 
-    The process may read and write files only in a temporary folder. `close` ends the process and removes the
+    The story may read and write files only in a temporary folder. `close` ends the process and removes the
     folder. The same happens when this object is garbage-collected, or when the program ends.
 
     Attributes:

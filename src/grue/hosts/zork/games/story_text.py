@@ -75,7 +75,7 @@ def take_status_line(text: str) -> tuple[str, StatusLine | None]:
 
 
 def told_score(text: str) -> ScoreLine | None:
-    """Find the score in the game's text, such as its answer to SCORE."""
+    """Return the score that a text of the game names, such as its answer to SCORE; `None`: it names none."""
     found = _SCORE.search(text)
     if found is None:
         return None
