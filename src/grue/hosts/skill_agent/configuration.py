@@ -48,7 +48,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         max_turns: How many replies the model may give, including unusable ones.
         max_steps: How many steps the run may have: actions, including denied ones, and unusable replies.
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
-        requests: How many requests may be sent to the model.
+        requests: How many completions may be requested from the model. Retries are not counted.
         tokens: How many tokens may be used, sent and received together.
         cost_usd: Highest cost in US dollars, as the endpoint reports it, or else by the prices set in `llm`.
         result_chars: How many characters of a step's result the model is shown. The whole result is in a file

@@ -532,7 +532,8 @@ class LlmEndpoint:
     def after(self, tried: Sequence[LlmEndpoint], now_s: float, *, tools: bool) -> LlmEndpoint | None:
         """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
 
-        With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
+        With `tools`, the endpoint must take tools. One with an open `breaker` comes last. `now_s` is on the
+        event loop's clock.
         """
         done = {at for at, each in enumerate(self.chain) if each in tried}
         usable = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
