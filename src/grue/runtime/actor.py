@@ -1,7 +1,7 @@
 """Actors, their mailboxes, and the task group that runs and ends them.
 
 An actor shares nothing with other actors except messages. It does not log. It catches only exceptions that it
-can recover from; the supervisor handles all others.
+can recover from; after any other exception, the supervisor cancels all actors of its group.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Mailbox(Generic[M]):
     ) -> Any:
         """Send a message and return the body of the reply.
 
-        `timeout_s` limits sending and waiting together; `None`: no limit. `cause`: see `Envelope`.
+        `timeout_s` limits sending and waiting together; `None`: no limit. `cause`: as in `Envelope.cause`.
 
         Raises:
             AskTimedOut: No reply within `timeout_s`.
@@ -170,7 +170,7 @@ class Mailbox(Generic[M]):
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Accept no further message; waiting senders fail. Messages in the mailbox can still be received."""
+        """Accept no further message: waiting sends raise `MailboxClosed`. Those in it can be received."""
         self._closed = True
         self._entrance.close()
         self._wake_senders()
@@ -355,7 +355,10 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Record `error`; cancel all actors. `__aexit__` usually calls `raise_crash` for the first error."""
+        """Record `error` and cancel all actors.
+
+        `__aexit__` raises the first recorded error, unless grue's own code in the block has failed as well.
+        """
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

@@ -50,7 +50,7 @@ def as_path(given: object, what: str) -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Return a path with `~` expanded. For a user without a home folder, `~` is `/nonexistent`."""
+    """Return a path with `~` or `~USER` expanded. If no home folder is known, `~` is `/nonexistent`."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -23,7 +23,7 @@ JOINED_AT_ONCE = 2**20
 """Parts with fewer bytes than this together are joined in the event loop: starting a thread takes as long."""
 
 LONG = 131_072
-"""A message whose JSON has at least this many bytes is handled in a thread."""
+"""Work on a message whose JSON has at least this many bytes is done in a thread."""
 
 _ASIDE_S = 20e-6
 

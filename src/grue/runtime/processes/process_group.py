@@ -80,7 +80,10 @@ class ExitWatch:
                 await anyio.wait_readable(self._source.fileno())
 
     def exited_within(self, limit_s: float) -> bool:
-        """Block for at most `limit_s` seconds; return whether the process has exited."""
+        """Block for at most `limit_s` seconds; return whether the process has exited.
+
+        After `close`, return at once whether an exit was seen before.
+        """
         if self._seen:
             return True
         if self._source is None:
@@ -142,7 +145,8 @@ _DEATH_S = 5.0
 """How long to wait for a killed process to end. That takes milliseconds unless it is stuck in the kernel."""
 
 _DESCENDANTS_S = 1.0
-"""How long to search for processes that left the group. A process that keeps forking could go on for ever."""
+"""How long to search for processes that left the group, and kill them. Without a limit, the search would
+never end if a process keeps forking."""
 
 
 class SpawnError(MCPError):
@@ -325,7 +329,7 @@ class ProcessRegistry:
     def kill_now(self) -> None:
         """Send SIGKILL to every group, and return without waiting for the processes to exit.
 
-        The signal handler calls this at a second Ctrl-C. A handler that raised an exception instead could
+        A signal handler may call this, at a second Ctrl-C. A handler that raised an exception instead could
         interrupt the event loop's own code, and a task's wake-up could be lost.
         """
         for group in list(self._groups.values()):

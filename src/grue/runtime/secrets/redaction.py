@@ -199,7 +199,8 @@ _FULL_LINE = b"a" * SHORTEST_LINE + b"b"
 encoded line of full length becomes a text that ends in these bytes."""
 
 _SHORT_TEXT = 4096
-"""Length in bytes of the longest text in which probes of forms with line breaks are searched for at once."""
+"""In a text of at most this many bytes, the probes of forms with line breaks are searched for. A longer text
+may match if it has an encoded line of full length."""
 
 _LONG_PROBE = 16
 """Least length of a long probe. A run of so many letters and digits is rare in ordinary text."""
@@ -591,7 +592,7 @@ class TextPieces:
         return text[:shown]
 
     def end(self) -> str:
-        """Return the held-back text after the last piece, with a long enough incomplete secret redacted."""
+        """Return the text that is held back. If 6 or more characters of it may begin a secret, hide these."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         shown = max(0, len(text) - self._secrets.longest)

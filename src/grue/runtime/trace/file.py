@@ -202,9 +202,10 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
         fsync: Call `fsync` at each flush. Otherwise a crash of the machine can lose flushed lines.
         max_payload_bytes: Longest JSON text of a message that stays in its line. A longer one goes into a
             separate file, named by its hash, in `payloads` next to the trace.
-        outside: The host's name. An envelope from or to the host is flushed before `record` returns.
-        flush_within_s: How long `record` waits for a flush at most. If a flush takes longer, `record` waits
-            only 50 ms for each later flush, until a flush is done within 50 ms. Late lines are still written.
+        outside: The host's name. The writer flushes the file after each envelope from or to the host.
+        flush_within_s: How long the writer waits for such a flush at most. If a flush takes longer, the
+            writer waits only 50 ms for later ones, until one is done within 50 ms. Late lines are still
+            written.
         version: Version of the program that writes the file, for the header.
     """
 
@@ -237,7 +238,7 @@ class TraceWriter(Closing):
 
     Args:
         episode: Id of the episode, for the file's first line.
-        started_at: Seconds since the epoch; `None`: now.
+        started_at: Seconds since the epoch; `None`: now. Ignored with `resume`.
         resume: Continue an existing file. An incomplete last line is removed.
 
     Raises:
@@ -405,7 +406,7 @@ class TraceWriter(Closing):
         return msgspec.json.encode(replace(line, body=msgspec.Raw(msgspec.json.encode(reference))))
 
     def _kept(self, content: memoryview) -> str:
-        """Write a payload file, unless it exists, and return the hash that names it."""
+        """Write a payload file, unless it exists with the same size, and return the hash that names it."""
         sha256 = hashlib.sha256(content).hexdigest()
         path = payload_path(self.place, sha256)
         try:

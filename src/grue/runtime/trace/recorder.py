@@ -3,8 +3,8 @@
 Each observer gets each envelope once, in order, with placeholders for secrets. Actors get the original.
 
 If a message is long, a thread searches it for secrets, so that the event loop is not blocked. Until the
-thread is done, it also handles all later messages, to keep their order. Call `shown` before a result is given
-to the host: it waits until the observers have seen everything.
+thread is done, it also passes on all later messages, to keep their order. Call `shown` before a result is
+given to the host: `shown` waits until the observers have seen everything.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
         redacted: Whether a secret in the body was replaced by a placeholder.
         copied: Whether a fork repeats this message of a recorded turn. Nothing was sent or paid again.
-        is_long: Whether the body's JSON is so long that work on it belongs in a thread. Not part of a trace.
+        is_long: Whether the body's JSON is so long that work on it belongs in a thread. Without observers
+            `False`, as the body is not encoded then. Not part of a trace.
         reply_to: The `ReplyChannel` for the answer to an ask (`Mailbox.ask`); never part of a trace.
     """
 
@@ -140,7 +141,7 @@ class Recorder:
     """Number, time and redact envelopes, and pass them to the observers. Thread-safe.
 
     Args:
-        secrets: Values to hide, by name. In envelopes, `[redacted:NAME]` takes the place of a value.
+        secrets: Values to hide, by name. Observers get `[redacted:NAME]` in the place of a value.
         clock: Returns a monotonic time in seconds.
         wall_clock: Returns the seconds since the epoch.
 
@@ -182,7 +183,7 @@ class Recorder:
         self._late = self._backlog.calls
 
     def for_another_trace(self) -> Recorder:
-        """Return a new recorder with the same secrets, but without observers. It begins with number 1."""
+        """Return a recorder without observers that begins with number 1. Both hide the secrets of either."""
         other = Recorder(clock=self._clock, wall_clock=self._wall_clock)
         other._redaction = self._redaction
         return other
@@ -272,7 +273,10 @@ class Recorder:
             added_to(self)
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """From now on, call only the functions in `watched`, with all messages of their types, unredacted."""
+        """Call a function in `watched` with each further message of its type, unredacted.
+
+        These functions replace those of an earlier call of this method.
+        """
         self._watched = watched
 
     def record(
