@@ -61,9 +61,9 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replayed `command` with the limits and policies of `recorded`, if of the same kind.
+        """Return the replayed `command` with the limits and policies of `recorded`, if both are of one kind.
 
-        Otherwise each message that repeats a changed limit or policy would be reported as a difference.
+        Without this, each message that repeats a changed limit or policy would be reported as a difference.
         """
         if not self or type(command) is not type(recorded):
             return command
@@ -95,8 +95,8 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
     A field of the budget is named `budget.requests`, for example.
 
     Raises:
-        ValueError: Neither class has the field; the error's text lists the fields. The part of a name after
-            a dot is not checked.
+        ValueError: Neither class has the field (the error's text lists the fields), or a part is set of a
+            field with a value that is no mapping. The part of a name after a dot is not checked.
     """
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}

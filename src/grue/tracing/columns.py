@@ -9,7 +9,7 @@ __all__ = ["cells", "cut", "pad"]
 
 
 def cut(text: str, width: int) -> str:
-    """Return the beginning of printable `text` that fits into `width` columns; `…` may mark a cut."""
+    """Return the beginning of printable `text` that fits into `width` columns, with `…` at its end if cut."""
     if cells(text) <= width:
         return text
     return set_cell_size(text, width - 1).rstrip() + ELLIPSIS if width > 0 else ""

@@ -70,7 +70,7 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start the clock of a turn that begins; drop it if the turn is cut off. Return a recorded end."""
+        """Start a turn's clock, or drop that of a turn that is cut off. Return a turn's reported end."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":

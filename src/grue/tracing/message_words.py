@@ -88,7 +88,7 @@ class _Row(Struct, frozen=True):
         mark: A word for the problem that every message of the kind reports; empty if there is none.
         judge: Returns a message's severity and mark; `None`: every message has `severity` and `mark`.
         subject: Returns what `words` is about, such as a call's id; shown before `words`.
-        live: Returns whether the live view shows the `words` of a message as a problem.
+        live: Returns whether the live view shows the `words` of a message as a problem; `None`: never.
     """
 
     words: _Words
@@ -544,7 +544,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # says that a pattern of the user's tool policy matches no tool
+            message = body.text  # a pattern of the tool policy, or of the request's `tools=`, matches no tool
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":
@@ -619,7 +619,7 @@ _FACT = _Row(
 """The row of all facts, grue's own and those of hosts. The methods of a fact return its words."""
 
 _NAMES = {str(kind.__struct_config__.tag): kind.__name__ for kind in (*get_args(m.AnyMessage), ActorFailed)}
-"""The names of grue's own messages by tag. The name of a host's fact is its tag."""
+"""The names of grue's own messages by tag. The name of a fact is its tag."""
 
 _TABLE: dict[type, _Row] = {
     # The turn

@@ -46,8 +46,8 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
         place: For a `call`: its position, counted from 0, among the calls of the reply that asked for it;
             -1: no reply asked for it.
         also: Numbers of the passage's further messages; 0: there is no message. A `reply` has one: the
-            model's reply. A `call` has four: the call was sent, it was settled, a person was asked, the
-            person decided. An `end` has one: the reply that contains the answer.
+            model's reply, or the request's failure. A `call` has four: the call was sent, it was settled, a
+            person was asked, the person decided. An `end` has one: the reply that contains the answer.
         depth: 1 for a request of a server to the model, otherwise 0.
         text: For a `fact`: its headline, printable. For a `prompt`: the word `resumed` if the turn was
             resumed; otherwise `shown` if the prompt contains the text of a fact that the page shows above

@@ -117,7 +117,7 @@ REFERENCE = "grue-image:"
 MAX_IMAGE_CHARS = 24_000_000
 """The most base64 characters of one image. A larger image becomes a text with the image's size."""
 MAX_IMAGES_CHARS = 96_000_000
-"""The most base64 characters of a page's images together. Each further image becomes a text with its size."""
+"""The most base64 characters of a page's images together. An image that would exceed this becomes a text."""
 
 # With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(

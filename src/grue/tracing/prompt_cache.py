@@ -39,7 +39,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         at_byte: The first byte that differs, counted from 0 in tools, system text and messages, as they are
             written in the wire format, without cache markers.
         place: What contains that byte, in words, such as `message 3 (user)`; untrusted.
-        before: The earlier prompt around that byte; `now` is this prompt around it. Both are untrusted.
+        before: The earlier prompt around that byte; `now` is this prompt around it. Both are untrusted;
+            for the part `model` both are empty.
         cause: Number of the message in the trace that caused the difference; `cause_kind` is its kind.
         why: What has changed, in words; names in it are untrusted.
         tokens: About how many tokens have to be paid again: those from that byte to the end of the shorter
@@ -187,7 +188,7 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Take the next message. If it ends a request, return that request, compared with earlier ones.
+        """Read the next message. If it ends a request, return that request, compared with earlier ones.
 
         Return `None` for a request that failed, because no endpoint has read its prompt. Also return `None`
         for a request that a fork has copied; later requests are still compared with it.

@@ -277,7 +277,7 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Replay a turn with its events in each possible order, until a replay agrees; return the furthest."""
+    """Replay a turn in up to 1000 orders of its events. Return the first replay that agrees, else the furthest."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)

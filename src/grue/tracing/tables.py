@@ -60,13 +60,13 @@ class CallRow(Struct, kw_only=True):
     Attributes:
         iteration: Number of the reply that asked for the call.
         call_id: The call's id, unique in the turn.
-        tool: Name of the tool with its server, such as `files.read`.
+        tool: Name of the tool with its server, such as `files.read`, or a name that the model has invented.
         arguments: As the model wrote them; they need not be JSON.
         changed_arguments: The arguments that were sent instead, if a person changed them.
         settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.
         is_error: Whether the call failed, or the tool reported an error.
         result: What the tool returned, as JSON.
-        duration_s: How long the call took; empty: it was not sent.
+        duration_s: How long the call took; empty: it was not sent, or is `interrupted`.
     """
 
     episode: str
@@ -94,7 +94,7 @@ class RequestRow(Struct, kw_only=True):
         outcome: `received`, `failed` or `dropped`; empty: the request has not ended.
         model: The model that replied; if the request failed, the model that was asked.
         error: Why there is no reply.
-        elapsed_s: How long the request took, with retries.
+        elapsed_s: How long the request took, with retries; empty: no reply was received.
     """
 
     episode: str

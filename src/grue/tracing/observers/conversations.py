@@ -61,7 +61,7 @@ class Conversations:
         self._of_request: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Envelope[Any]) -> AsSent | None:
-        """Take the next envelope. If it is a request to the model, return what was sent; otherwise `None`."""
+        """Read the next envelope. If it is a request to the model, return what was sent; otherwise `None`."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():

@@ -305,7 +305,7 @@ class LoggerObserver:
 
     Args:
         logger: A logger, or any object with a logger's methods `info`, `warning` and `error`.
-        episode_id: The episode's id in each record, until an `EpisodeStarted` gives another id.
+        episode_id: The episode's id in each record, until `EpisodeStarted` or `EpisodeResumed` replaces it.
     """
 
     def __init__(self, logger: logging.Logger, *, episode_id: str = "") -> None:

@@ -44,9 +44,10 @@ RESULT_FILE = "result.json"
 class RunFolder(Closing):
     """The files of one episode, written while it runs.
 
-    Messages from and to `host` are flushed before `record` returns, so that a host can record a decision and
-    then act on it. On a slow disk, `record` waits for the trace at most `TraceOptions.flush_within_s`, but
-    for the logs without a limit. The files never contain secrets from the environment.
+    Messages from and to `host` are flushed before a host's call of `record`, or its turn, returns, so that a
+    host can record a decision and then act on it. On a slow disk, `record` waits for the trace at most
+    `TraceOptions.flush_within_s`, but for the logs without a limit. In all files, placeholders replace the
+    environment's secrets (`secrets_in`).
 
     Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner. An
     older `result.json` is removed when the episode starts or is resumed, because the episode has not ended.
@@ -281,7 +282,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return one line for all skipped calls of a batch, at the first of them."""
+        """Return one line at the first skipped call of a batch, and none at the others."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

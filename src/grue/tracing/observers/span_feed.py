@@ -129,7 +129,7 @@ class SpanFeed:
         self._events: list[SpanEvent] = []
 
     def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
-        """Take the next envelope. Return the events that it causes, such as `SpanOpened`, in order."""
+        """Read the next envelope. Return the events that it causes, such as `SpanOpened`, in order."""
         self._events = []
         if self._epoch is None:
             self._epoch = envelope.at - envelope.t
