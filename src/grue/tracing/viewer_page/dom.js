@@ -1,5 +1,5 @@
-// The page's script is one module, joined from the files of this folder in the order of viewer.py.
-// Only these functions put text into the page, and they put it there as text, never as HTML.
+// The script of a page is one module, joined from files of this folder in the order of viewer.py or page_file.py.
+// These functions and `textContent` put text into the page as text. No file puts it there as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -3,7 +3,7 @@
 const BEFORE = 28;
 const AFTER = 60;
 
-/** Return where and how a message matches; null if the row shows the matching text anyway. */
+/** Return where and how a message matches; null if it does not, or if its row shows the matching text anyway. */
 function matchIn(message, words) {
   if (!words.length) return null;
   const shown = `#${message.seq} ${message.kind} ${message.mark} ${message.summary}`.toLowerCase();

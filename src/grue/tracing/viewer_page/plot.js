@@ -11,7 +11,7 @@ const OF_TURNS = [
   ["cost", "cost in USD", (turn) => turn.usage.cost_usd],
 ];
 
-/** Return every series by name: the numbers in the host's facts first, each with its turn and its message. */
+/** Return the series (60 at most) with at least two points, not all 0, by name; the numbers in facts first. */
 function seriesOf(trace) {
   const series = new Map();
   const add = (name, what, point) => {
@@ -110,7 +110,7 @@ class Plot {
     event.stopPropagation();
   }
 
-  /** Say what a point's value is. */
+  /** Move the cursor to a point, and write its turn and value below the plot. */
   read(index) {
     this.at = Math.min(index, this.points.length - 1);
     const { turn, value } = this.points[this.at];

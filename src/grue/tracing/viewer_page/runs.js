@@ -107,7 +107,7 @@ class Runs {
     return row;
   }
 
-  /** Choose an episode, or no longer. With two chosen ones, offer the command that compares them. */
+  /** Choose an episode, or undo that (`chosen`: false). While two are chosen, offer the command that compares them. */
   choose(run, chosen) {
     if (chosen) this.chosen.add(run);
     else this.chosen.delete(run);

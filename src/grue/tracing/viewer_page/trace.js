@@ -22,7 +22,7 @@ class Trace {
     return this.episode.live || this.messageOf.size >= this.overview.messages;
   }
 
-  /** Take the turns, the actors and the overview; return the turns that are new or have changed. */
+  /** Store turns, and replace the actors and the overview. Return the turns that were given, as stored. */
   describe({ turns, actors, overview }) {
     this.overview = overview;
     this.actors = actors;

@@ -67,7 +67,7 @@ class VirtualList {
     return row;
   }
 
-  /** Make a row the active one and scroll to it: to the top, or no further than needed (`near`, `mid`). */
+  /** Make a row the active one (below 0: none). Scroll it to the `top`; `near`, `mid`: only if it is out of view. */
   activate(index, where = "near") {
     this.drawn.get(this.active)?.setAttribute("aria-selected", "false");
     this.active = index;
