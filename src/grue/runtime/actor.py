@@ -144,7 +144,7 @@ class Mailbox(Generic[M]):
         self._entrance.send_nowait(envelope)
 
     def expect_reply(self, sender: str) -> ReplyChannel:
-        """Return a channel for a reply. The caller then sends its question with the channel as `reply_to`."""
+        """Return a channel for a reply. The caller passes it to the actor as an envelope's `reply_to`."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply

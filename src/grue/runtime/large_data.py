@@ -58,11 +58,11 @@ ENDS_BYTES = 4096
 
 
 class LineTooLongError(Exception):
-    """A line is longer than `max_line_bytes`, so nothing more can be read."""
+    """A line, or event, is longer than `max_line_bytes`, so nothing more can be read."""
 
 
 class CutLineError(Exception):
-    """A line of `size` bytes is longer than `max_message_bytes`. Reading continues after this line."""
+    """A line, or event, of `size` bytes is longer than `max_message_bytes`. Reading continues after it."""
 
     def __init__(self, head: bytes, tail: bytes, size: int) -> None:
         super().__init__(f"a message of {size} bytes")

@@ -85,7 +85,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return ""
 
     def headline(self) -> str:
-        """Return a few words to add to the heading of the fact's turn in the viewer, or an empty text."""
+        """Return a few words that the viewer shows at the fact and at its turn, or an empty text."""
         return ""
 
     def log_lines(self) -> tuple[LogLine, ...]:

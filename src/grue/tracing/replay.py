@@ -277,7 +277,7 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Replay a turn in up to 1000 orders of its events. Return the first replay that agrees, else the furthest."""
+    """Replay a turn in up to 1000 orders of its events. Return the first that agrees, else the furthest."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)
@@ -395,7 +395,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. After a resumption, keep only states that the resumed host knew from the trace."""
+        """If a resumed host begins with this turn, drop the states that it cannot know from the trace."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 

@@ -161,7 +161,8 @@ def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
 class BackgroundTasks:
     """An async context manager that runs tasks beside its block, and cancels them when the block ends.
 
-    Unlike a task group, it does not wrap the block's own exception.
+    Unlike a task group, it does not wrap the block's own exception. If the coroutine is closed
+    (`GeneratorExit`), it cancels no task, because it cannot await their ends.
     """
 
     def __init__(self) -> None:

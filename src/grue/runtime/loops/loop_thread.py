@@ -1,4 +1,4 @@
-"""One event loop for a whole episode, in a background thread, used from synchronous code.
+"""One event loop for a whole episode or `ToolClient`, in a background thread, used from synchronous code.
 
 Connections stay open in the loop between calls, and background work goes on while the host does something
 else. `interrupts.py` opens with a table of what each Ctrl-C does.
@@ -145,10 +145,10 @@ class Call(Future[T]):
         self._work.interrupt()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the call is done or the time has passed. Return whether it is done. Cancels nothing.
+        """Wait until the call is done, or for `timeout_s` (`None`: no limit). Return whether it is done.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The call goes on.
+            KeyboardInterrupt: Ctrl-C was pressed. The call goes on, as it does after `timeout_s`.
             MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
         """
         if not self.done() and timeout_s != 0:
@@ -187,7 +187,7 @@ class Call(Future[T]):
             cancel_and_wait([self])
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> None:
-        """Run `function` in the loop and keep its result or exception."""
+        """Run `function` in the loop. Its result or exception becomes that of this future."""
         _current_loop_thread.set(self.loop_thread.thread)  # each call has its own context
         try:
             result = await self._work.run(function)

@@ -16,8 +16,8 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         term_grace_s: Time from SIGTERM until SIGKILL.
         cancelled_grace_s: Upper limit of `exit_grace_s` and `term_grace_s` when a cancellation closes the
             server, since a user who has pressed Ctrl-C may be waiting.
-        max_line_bytes: Longest line in either direction, and most bytes queued for a server that does not
-            read. Exceeding this limit breaks the connection.
+        max_line_bytes: Longest line in either direction (HTTP: longest event), and most bytes queued for a
+            server that does not read. Exceeding this limit breaks the connection.
         max_message_bytes: Longest message that is read. If an answer is longer, only its request fails.
         stderr_tail_bytes: How much of the end of the server's standard error is kept.
     """

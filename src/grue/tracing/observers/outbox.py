@@ -55,14 +55,14 @@ def warn_once(warn: Warn | None = None) -> Warn:
 
 
 class Consumer(Protocol):
-    """Handles envelopes in the outbox's thread. The methods may block. The outbox counts their exceptions."""
+    """Sends what it makes from envelopes. The outbox calls it in its thread, and counts its exceptions."""
 
     def consume(self, envelope: Envelope[Any]) -> None:
-        """Handle the next envelope."""
+        """Send, or store until `finish`, what the next envelope yields. May block."""
         ...
 
     def finish(self) -> None:
-        """Send the remaining data; no envelope follows."""
+        """Send the remaining data; no envelope follows. May block."""
         ...
 
 

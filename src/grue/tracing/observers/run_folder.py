@@ -130,7 +130,10 @@ class RunFolder(Closing):
         return self._trace.flush()
 
     def write_result(self, result: object) -> None:
-        """Write `result.json` atomically and without secrets."""
+        """Write `result.json` atomically, with placeholders for secrets. Raises `TraceError` if that fails.
+
+        If the type of `result` requires a number that contains a secret, the numbers stay as they are.
+        """
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)
         shown = self._recorder.redacted(encoded, numbers=True)
@@ -185,7 +188,7 @@ class RunFolder(Closing):
 
 
 def new_run_path(parent: Path, suffix: str = "") -> Path:
-    """Create a new run folder, named by the time (UTC) and the process, and return its path.
+    """Create a run folder, named by the time (UTC), the process and `suffix`, and return its path.
 
     Raises:
         TraceError: The folder cannot be created.
