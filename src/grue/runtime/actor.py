@@ -170,7 +170,7 @@ class Mailbox(Generic[M]):
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Accept no further message: waiting sends raise `MailboxClosed`. Those in it can be received."""
+        """Accept no further message: waiting sends raise `MailboxClosed`. Earlier ones can be received."""
         self._closed = True
         self._entrance.close()
         self._wake_senders()
@@ -355,10 +355,7 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Record `error` and cancel all actors.
-
-        `__aexit__` raises the first recorded error, unless grue's own code in the block has failed as well.
-        """
+        """Record `error`; cancel all actors. `__aexit__` raises the first, unless grue's block failed."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

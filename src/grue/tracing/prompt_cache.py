@@ -39,8 +39,7 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         at_byte: The first byte that differs, counted from 0 in tools, system text and messages, as they are
             written in the wire format, without cache markers.
         place: What contains that byte, in words, such as `message 3 (user)`; untrusted.
-        before: The earlier prompt around that byte; `now` is this prompt around it. Both are untrusted;
-            for the part `model` both are empty.
+        before: The earlier prompt around that byte; `now` is this one. Both are untrusted; empty for `model`.
         cause: Number of the message in the trace that caused the difference; `cause_kind` is its kind.
         why: What has changed, in words; names in it are untrusted.
         tokens: About how many tokens have to be paid again: those from that byte to the end of the shorter

@@ -148,8 +148,7 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         outcomes: How often a turn ended in each way: a kind of `TurnCompleted` (such as `answered`),
-            `failed`, `parked`, or `unfinished` (killed, crashed or under way). A turn counts again each time
-            that it is resumed.
+            `failed`, `parked`, or `unfinished` (killed, crashed or under way). A resumed turn counts again.
         iterations: Number of replies with tool calls in turns that have ended.
         duration: How long turns took, from `RunTurn` to `TurnCompleted`, `TurnFailed` or `TurnParked`.
     """

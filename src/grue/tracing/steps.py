@@ -19,8 +19,7 @@ When a request or a server's start is tried again, the attempt ends, and a new a
 
 No message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
 between turns, with a `RunTurn` of the same number or, if it crashed, with any `RunTurn`. When a turn ends,
-all its steps that are still under way are abandoned, except those of the kind `host`. `EpisodeResumed`
-abandons all steps.
+all its steps that are still under way are abandoned, except `host` steps. `EpisodeResumed` abandons all.
 """
 
 from collections.abc import Hashable

@@ -162,7 +162,7 @@ class BackgroundTasks:
     """An async context manager that runs tasks beside its block, and cancels them when the block ends.
 
     Unlike a task group, it does not wrap the block's own exception. If the coroutine is closed
-    (`GeneratorExit`), it cancels no task, because it cannot await their ends.
+    (`GeneratorExit`), it cancels no task, because it cannot await anything then.
     """
 
     def __init__(self) -> None:

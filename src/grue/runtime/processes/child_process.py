@@ -200,7 +200,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close standard input, so that the process exits. On leaving, that exit does not count as `died`."""
+        """Close standard input, so that the process exits. When the block is left, that is not `died`."""
         self._note_death()
         self.end_input()
 

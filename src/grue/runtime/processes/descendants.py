@@ -2,9 +2,8 @@
 
 A process that calls `setsid` leaves the group. If its parent has exited, it cannot be found by walking the
 process tree. But every child inherits the resource limits, and `exec` keeps them. So each server gets a
-unique number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and a limit of
-more than 10^18 microseconds never takes effect. The search reads the hard limit, because a process may change
-its soft limit.
+unique number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and above 10^18
+microseconds it has no effect. The search reads the hard limit, because a process may change its soft limit.
 
 This works only on Linux, and only where `prlimit` and pidfds work; elsewhere nothing is marked or found. A
 process loses the mark if it lowers its hard limit, or raises it as root. A process that another program

@@ -592,7 +592,7 @@ class TextPieces:
         return text[:shown]
 
     def end(self) -> str:
-        """Return the text that is held back. If 6 or more characters of it may begin a secret, hide these."""
+        """Return the held-back text. 6 or more characters at its end that may begin a secret are replaced."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         shown = max(0, len(text) - self._secrets.longest)

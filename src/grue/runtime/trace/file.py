@@ -203,9 +203,8 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
         max_payload_bytes: Longest JSON text of a message that stays in its line. A longer one goes into a
             separate file, named by its hash, in `payloads` next to the trace.
         outside: The host's name. The writer flushes the file after each envelope from or to the host.
-        flush_within_s: How long the writer waits for such a flush at most. If a flush takes longer, the
-            writer waits only 50 ms for later ones, until one is done within 50 ms. Late lines are still
-            written.
+        flush_within_s: How long the writer waits for such a flush at most. After a flush that took
+            longer, it waits only 50 ms, until a flush is done within 50 ms. Late lines are still written.
         version: Version of the program that writes the file, for the header.
     """
 

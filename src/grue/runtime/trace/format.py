@@ -80,8 +80,7 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
     Attributes:
         sha256: SHA-256 of the body's JSON, in hexadecimal. The file's name is this hash and `.json`.
         bytes: Length of the JSON.
-        type: The body's tag, so that a reader knows the kind of message without opening the file. `UNSET`:
-            the body does not begin with a tag.
+        type: The body's tag (`UNSET`: it has none), which tells the kind of message without opening the file.
     """
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]

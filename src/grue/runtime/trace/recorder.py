@@ -114,8 +114,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
         redacted: Whether a secret in the body was replaced by a placeholder.
         copied: Whether a fork repeats this message of a recorded turn. Nothing was sent or paid again.
-        is_long: Whether the body's JSON is so long that work on it belongs in a thread. Without observers
-            `False`, as the body is not encoded then. Not part of a trace.
+        is_long: Whether work on the body's JSON belongs in a thread; without observers `False`. Not traced.
         reply_to: The `ReplyChannel` for the answer to an ask (`Mailbox.ask`); never part of a trace.
     """
 
@@ -183,7 +182,7 @@ class Recorder:
         self._late = self._backlog.calls
 
     def for_another_trace(self) -> Recorder:
-        """Return a recorder without observers that begins with number 1. Both hide the secrets of either."""
+        """Return a recorder without observers that begins with number 1. Both hide all secrets of either."""
         other = Recorder(clock=self._clock, wall_clock=self._wall_clock)
         other._redaction = self._redaction
         return other
@@ -273,10 +272,7 @@ class Recorder:
             added_to(self)
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call a function in `watched` with each further message of its type, unredacted.
-
-        These functions replace those of an earlier call of this method.
-        """
+        """Call these functions, and no earlier ones, with each further message of their type, unredacted."""
         self._watched = watched
 
     def record(

@@ -80,8 +80,7 @@ class LangfuseObserver(Outbox):
             from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). This
             client does not touch the global tracer provider and, like all Langfuse clients, lives until the
             process ends.
-        session_id: The Langfuse session's id, until an `EpisodeStarted` or `EpisodeResumed` gives another id;
-            `None`: a new id.
+        session_id: The Langfuse session's id, until a fact of the host gives another; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, sizes, usage
             and kinds of errors. With `"reference"`, a generation has only the new messages of its
             conversation, and the number of its request in grue's trace, which has the earlier messages.

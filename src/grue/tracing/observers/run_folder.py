@@ -130,10 +130,7 @@ class RunFolder(Closing):
         return self._trace.flush()
 
     def write_result(self, result: object) -> None:
-        """Write `result.json` atomically, with placeholders for secrets. Raises `TraceError` if that fails.
-
-        If the type of `result` requires a number that contains a secret, the numbers stay as they are.
-        """
+        """Write `result.json` atomically. Placeholders replace secrets, except in required numbers."""
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)
         shown = self._recorder.redacted(encoded, numbers=True)

@@ -72,8 +72,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
         description: The server's text about the tool; untrusted.
         address: The URL of a server over HTTP; empty for others.
         request_id: The id of the JSON-RPC request, known when the span is closed; empty: there was none.
-        error_code: The code of the JSON-RPC error that answered the call, known when the span is closed;
-            `None`: there was no such error.
+        error_code: The code of the JSON-RPC error that answered the call, known likewise; `None`: no error.
         message: The number of the call's `ToolCalled` in the trace.
     """
 
