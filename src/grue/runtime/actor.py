@@ -355,7 +355,10 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Record `error`; cancel all actors. `__aexit__` raises the first, unless grue's block failed."""
+        """Record `error` and cancel all actors.
+
+        `__aexit__` then raises the first recorded error, unless the block has raised an error of grue's own.
+        """
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

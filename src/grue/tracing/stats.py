@@ -164,7 +164,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         requests: Completions that were requested, including servers' samplings.
-        retries: Requests that were sent again after a failure.
+        retries: How often a request was sent again after a failure.
         cut_replies: Replies that ended at their length limit.
         cut_results: Tool results that were cut before the model read them.
         dropped_replies: Replies that were dropped, because a server's tools were not as presumed.

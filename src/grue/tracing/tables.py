@@ -58,7 +58,7 @@ class CallRow(Struct, kw_only=True):
     """A tool call that the model asked for; table `calls`. Calls of a turn without an end are left out.
 
     Attributes:
-        iteration: Number of the reply that asked for the call.
+        iteration: Number of the reply that asked for the call, among the turn's replies with tool calls.
         call_id: The call's id, unique in the turn.
         tool: Name of the tool with its server, such as `files.read`, or a name that the model has invented.
         arguments: As the model wrote them; they need not be JSON.
