@@ -95,8 +95,9 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
     A field of the budget is named `budget.requests`, for example.
 
     Raises:
-        ValueError: Neither class has the field (the error's text lists the fields), or a part is set of a
-            field with a value that is no mapping. The part of a name after a dot is not checked.
+        ValueError: Neither class has the field (the error's text lists the fields), a part is set of a field
+            with a value that is no mapping, or a whole field after its parts. The part of a name after a dot
+            is not checked.
     """
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
@@ -110,12 +111,12 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
                 for kind in (FailurePolicy, TurnLimits)
             )
             raise ValueError(f"there is no field {name}; the fields are, of {known}")
-        elif not inner:
+        elif not inner and outer not in limits:
             limits[outer] = value
-        elif isinstance(whole := limits.get(outer, {}), dict):
+        elif inner and isinstance(whole := limits.get(outer, {}), dict):
             limits[outer] = {**whole, inner: value}
         else:
-            raise ValueError(f"{outer} is {whole!r}, so {name} cannot be set too")
+            raise ValueError(f"{outer} is {limits[outer]!r}, so {name} cannot be set too")
     return policy, limits
 
 

@@ -175,3 +175,5 @@ def test_a_field_of_a_budget_that_is_taken_away_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"budget is None, so budget\.requests cannot be set too"):
         parted({"budget": None, "budget.requests": 3})
+    with pytest.raises(ValueError, match=r"budget is \{'requests': 3\}, so budget cannot be set too"):
+        parted({"budget.requests": 3, "budget": 5})
