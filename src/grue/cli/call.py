@@ -24,8 +24,8 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
     """Return the arguments of a call: the members of the JSON object `text`, changed and extended by `pairs`.
 
-    Each pair is `NAME=VALUE`. VALUE is JSON, or text if the schema asks for a string. If the schema gives no
-    type, VALUE is JSON where possible, else text.
+    Each pair is `NAME=VALUE`. If the schema allows only a string, VALUE is text. Otherwise VALUE is read as
+    JSON. If it is no JSON of an allowed type, it is text, if the schema allows a string or gives no type.
 
     Raises:
         MCPConfigError: An argument cannot be read; the text says what is expected.

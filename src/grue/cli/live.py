@@ -61,7 +61,7 @@ class JsonLines(JsonPrinter):
     """Prints the episode as JSON, one object a line.
 
     The `type` of the first object is `episode`, or `resumed` in a resumed episode. An object of type `turn`
-    follows for each turn with a command, and an object of type `end` at the end.
+    follows for each turn that has chosen a command of the game, and an object of type `end` at the end.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -69,7 +69,7 @@ class JsonLines(JsonPrinter):
         self._turn: dict[str, object] = {}
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Take the next message of the trace."""
+        """Read the next message of the trace, and print the object that it completes, if any."""
         del line
         match envelope.body:
             case EpisodeStarted() | EpisodeResumed() as begun:

@@ -42,7 +42,7 @@ class ListingNotices:
         self.of: defaultdict[str, list[str]] = defaultdict(list)
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
-        """Take the next message of the trace."""
+        """Keep the text of the message, if it reports a malformed tool or schema."""
         match envelope.body:
             case m.ServerNoted(kind="bad_tool" | "bad_schema" as kind, server=server, text=text):
                 effect = "" if kind == "bad_tool" else " (its results are not checked)"
@@ -68,7 +68,7 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 
 
 def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterator[str]:
-    """Write the tools in `listings` into the tool lock, and yield a line for each change, then their counts.
+    """Write the tools in `listings` into the tool lock. Yield a line for each change, then one with counts.
 
     The lock keeps the tools of the configuration file's other servers. `shown` has the same tools without
     secrets. A server whose tool definitions contain a secret is left out of `mcp_tools.listing.json`.

@@ -51,7 +51,7 @@ def _width() -> int:
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
-    """Print the first difference of two traces, or all if `every`; return whether they are equal."""
+    """Print the first difference of two traces in full, or all if `every`; return whether there is none."""
     readers = open_episode(left), open_episode(right)
     divergences = diff_traces(*readers)
     first = [*itertools.islice(divergences, 1)]

@@ -187,7 +187,7 @@ class ToolsConfig(BaseModel):
 
 
 def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Replace another host's `oauth` or `auth` by grue's `auth`; return also the keys that grue ignores."""
+    """Replace another host's `oauth` or `auth` beside a `url` by grue's `auth`; also return ignored keys."""
     key = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
     if key not in entry or "url" not in entry:
         return entry, ()
@@ -230,8 +230,9 @@ class MCPServerConfig(BaseModel):
             address refuses Streamable HTTP.
         transport: Another name for `type`, which some hosts use.
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
-        timeout_seconds: The same limit as `timeout`, always in seconds.
-        startup_timeout_seconds: Longest time for the spawn, the handshake and the listing of tools together.
+        timeout_seconds: The same limit as `timeout`, always in seconds. Without both, the turn's limit holds.
+        startup_timeout_seconds: Longest time for the spawn, the handshake and the listing of tools together;
+            `None`: the turn's limit.
         exit_grace_seconds: Time to exit after stdin was closed; `None`: the runner's limit.
         tools: Which tools are offered. The keys in `INCLUDING` and `EXCLUDING` are accepted instead.
         auth: How grue authenticates to the server at `url` (OAuth); `False`: grue sends only `headers`. The
@@ -665,7 +666,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return the keys of `ROOT_KEYS` that the file has."""
+    """Return the key of `ROOT_KEYS` that the file has, or ""; raises if it has two, or one is misspelt."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")

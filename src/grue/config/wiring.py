@@ -237,7 +237,7 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
 
 
 def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> TurnLimits:
-    """Return the configured limits of a turn; `turn_timeout_s` replaces the limit of the whole turn.
+    """Return the configured limits of a turn; `turn_timeout_s`, if given, replaces that of the whole turn.
 
     Source: R13
     """

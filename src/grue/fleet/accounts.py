@@ -195,7 +195,7 @@ class Claims:
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw a question; if it was granted already, charge the request or free the server's place."""
+        """Charge the granted request or free the granted place; if nothing was granted yet, end the wait."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()
@@ -216,7 +216,10 @@ class Claims:
 
 
 def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
-    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests."""
+    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests.
+
+    If the ledger cannot be written, nothing is raised, and the cost is missing in it.
+    """
     line = _Line("settled", attempt, spent.requests, spent.tokens, round(spent.money_usd, 9))
     with (
         contextlib.suppress(TraceError),

@@ -118,7 +118,8 @@ def run_attempt(job: Job) -> Attempted:
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
-    # With `batch`, a work that resumed an attempt would not ask for the replies that this one has read.
+    # With `batch`, do not resume an attempt: the work would not repeat the requests that were answered
+    # before, and the episode would fail as `NotRepeatable`.
     attempts = () if job.batch else reversed(folder.attempts())
     interrupted = [path for _, path in attempts if _was_cut_off(folder, path)]
     case = CaseFile(
@@ -271,7 +272,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
 
 
 def _answering_model(trace: Path) -> str:
-    """Return the model that answered last; empty if the last MiB of the trace does not name it."""
+    """Return the model that answered last; empty if there is no trace, or its last MiB does not name it."""
     try:
         if not trace.is_file():  # a named pipe, which the work may have made, would block `open`
             return ""

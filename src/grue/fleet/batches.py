@@ -103,7 +103,10 @@ class EpisodeRoom:
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the stored reply or a refusal; else raise `RequestPostponed`, with the request stored."""
+        """Return the stored reply, or a refusal if the fleet's limits do not allow a new request.
+
+        Otherwise store the request, if it is not stored yet, and raise `RequestPostponed`.
+        """
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
         with self._lock:
@@ -157,7 +160,7 @@ def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
 
 
 def ask_failed_again(episode: Path) -> None:
-    """Mark the requests of an episode that another try may help, so that they are sent again."""
+    """Mark an episode's failed requests that may succeed in another try, so that they are sent again."""
     last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
     failed = [
         _Replied(key=each.key) for each in last.values() if each.result is not None and _failed(each.result)
@@ -192,7 +195,10 @@ class FleetBatches:
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Store an episode's unanswered requests; raises `FleetError`, `TraceError` or `BatchFolderError`."""
+        """Copy an episode's unanswered requests into the folders of the batches, to be sent by `step`.
+
+        Raises `FleetError`, `TraceError` or `BatchFolderError`.
+        """
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
         )
@@ -249,7 +255,7 @@ class FleetBatches:
             each.files.close()
 
     def drop(self) -> None:
-        """Delete each folder `DIR/batches/MODEL` whose episodes all have results; call this after `close`."""
+        """Delete this run's folders `DIR/batches/MODEL` whose episodes all have results, after `close`."""
         fleet = FleetFolder(self._folder)
         for each in self._models.values():
             if all(_has_result(fleet.episode(id_)) for id_ in each.files.turns()):
@@ -371,7 +377,7 @@ def _has_result(episode: EpisodeFolder) -> bool:
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """Return the lines of a file, without a last line that a kill has cut short; raises `FleetError`."""
+    """Return a file's lines, without a last one that a kill cut short; `[]`: no file. Raises `FleetError`."""
     try:
         written = read_regular(path)
         whole = written[: written.rfind(b"\n") + 1]

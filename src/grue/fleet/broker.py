@@ -14,7 +14,7 @@ The rules:
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
   a full window of requests has succeeded (slow start). A status 429, 503 or 529 halves the window. From then
   on the window grows by one whenever a full window of requests has succeeded. After such a status, no request
-  starts for at least 1 s, and for as long as `Retry-After` says, up to 10 minutes. (Some ask for a year.)
+  starts for at least 1 s, and for as long as `Retry-After` says, up to 10 minutes. (Some headers say a year.)
 - If a worker is lost, its reservations count as spent, since its requests may have been sent and charged.
 """
 
@@ -41,7 +41,7 @@ _CATCH_UP = 4.0
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
 _MOST_PAUSE_S = RetryPolicy().max_asked_delay_s
-"""A request for which the endpoint asks for a longer wait fails. The others are tried after this pause."""
+"""If the endpoint asks for a longer wait, that request fails. Other requests start after this pause."""
 
 
 class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,7 +217,7 @@ class Broker(Struct):
         return Granted(amount)
 
     def settle(self, reserved: Amount, outcome: RequestOutcome, model: str, now: float) -> Amount:
-        """Replace an ended request's reservation by its cost, adapt `window`, and return the cost."""
+        """Replace an ended request's reservation by its cost, which is returned; adapt window and pause."""
         cost = self._cost(reserved, outcome, model)
         self.spent += cost
         self.under_way -= 1

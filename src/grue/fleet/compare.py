@@ -15,7 +15,8 @@ A failed episode counts with the score `failed_as`, by default 0: leaving failed
 side that fails more often. If lower scores are better, there is no default. Episodes without a result or a
 score are not compared: only their number is reported, as missing.
 
-With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
+With fewer than 15 cases (or groups; see `Options.cluster`), or without numpy and scipy, there is no interval,
+and the sign test decides.
 """
 
 import contextlib
@@ -240,7 +241,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         compared: The settings in which the two sets differ, each with its value in A and in B.
         cases: Number of cases that both sides have played.
         groups: Number of groups of cases; see `Options.cluster`.
-        verdict: Which of the two is better, if any: by the interval, or if there is none, by the sign test.
+        verdict: Whether B is better or worse than A: by the interval, or if there is none, by the sign test.
         better: Number of groups in which B is better than A.
         chance: The p-value of the sign test: how often a fair coin falls at least as unevenly as `better` and
             `worse`.

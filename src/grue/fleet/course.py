@@ -139,7 +139,10 @@ def _add(found: dict[str, Any], **counts: int) -> None:
 
 
 def last_failure(trace: Path) -> m.TurnFailed | None:
-    """Return the failure of the last turn that ended before any damage of the trace; `None`: no failure."""
+    """Return the failure of the last turn that ended or was parked; `None`: none did, or it did not fail.
+
+    A damaged trace is read up to the damage.
+    """
     end: object = None
     try:
         for line in open_episode(trace).lines():

@@ -65,14 +65,14 @@ class Tally(Struct):
         before: Number of episodes that had a commit before this run.
         failed: Number of episodes with a commit that have failed.
         given_up: Number of episodes that failed three times because of the machine, the network or a server,
-            or whose files cannot be read or written.
+            whose files cannot be read or written, or whose requests cannot go into a batch.
         unpaid: Number of episodes that ended early because the budget refused a request.
         running: Number of episodes that a worker plays now.
         waiting: Number of episodes that wait for the replies of a batch.
         others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
             run with the reason `finished`; otherwise 0.
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
-        spent: The cost of the requests of the episodes with a commit.
+        spent: The cost of the requests of the committed attempts; other attempts are not counted.
         kinds: Number of attempts of this run that were not scored, by `AttemptEnd.kind`.
         troubles: The first few different reasons for which episodes were given up in this run, each with the
             id of the first of these episodes.
@@ -388,7 +388,11 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Record and return how an attempt without a commit ended; `None`: cancelled. Commit if timed out."""
+        """Return how an attempt without a commit ended; `None`: it was cancelled.
+
+        If its worker was lost, record the end; if its time was over, commit it as failed. Raises `FleetError`
+        if no worker can be started.
+        """
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt, which is made as soon as a slot is free, unless the engine has failed."""
+        """Queue an attempt for the next free slot. If the engine has failed, report `Lost("unable")`."""
 
     def withdraw(self) -> None:
         """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""

@@ -633,7 +633,7 @@ def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str =
 
 
 def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write each episode with a readable trace as `ID.json` in ATIF; otherwise like `export_samples`."""
+    """Write each episode with a readable trace as `ID.json` in ATIF; arguments as for `export_samples`."""
     done = Exported(rows={"trajectories": 0})
     _folder(target)
     for trace, origin in _played(episodes, score, done):

@@ -1,7 +1,8 @@
 """The folder of a fleet, which holds its whole state.
 
-    DIR/fleet.json                 what the fleet does, for people and for `grue fleet status`
+    DIR/fleet.json                 the last run's work, limits and start; a folder without it is no fleet's
     DIR/driver.lock                locked while a driver works on the fleet
+    DIR/stop                       a line for each `grue fleet stop` since the last run began
     DIR/ledger.jsonl               what requests have cost
     DIR/latest.txt                 the ids of the latest sweep's episodes, which reports and comparisons show
     DIR/named.txt                  the ids of all episodes; those of the latest run come last

@@ -41,8 +41,8 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
     `files` has the SHA-256 of each file that a setting names, by the setting's name.
 
     Raises:
-        FleetError: A setting is not JSON, or its name or a key in it suggests a secret, such as `api_key`, or
-            the settings are longer than 8 MiB.
+        FleetError: A setting is not JSON, or its name or a key in it, such as `api_key`, suggests a secret
+            and has a text as its value, or the settings are longer than 8 MiB.
     """
     for name, value in case.settings.items():
         secret = _secret_name(name, value)

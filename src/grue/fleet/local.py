@@ -51,7 +51,7 @@ _PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk
 import takes most of a second."""
 
 _START_S = 120.0
-"""Time limit for a worker to import the program and to connect, and for attempts to start a first worker."""
+"""Time limit for a worker to import the program and to connect, and for starting one while none runs."""
 
 _START_AGAIN_S = 0.2
 
@@ -102,7 +102,7 @@ class LocalEngine:
         return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt, which is made as soon as a worker is free, unless the engine has failed."""
+        """Queue an attempt for the next free worker. If the engine has failed, report `Lost("unable")`."""
         if self._failed is not None:
             self.ended.put((job, self._failed))
             return
@@ -194,7 +194,10 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait for a worker's report, death or time limit, a start or a wake-up; then check all workers."""
+        """Wait for a worker's report, death or time limit, the next try of a start, or a wake-up.
+
+        Then check all workers.
+        """
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)
@@ -226,7 +229,10 @@ class LocalEngine:
             self._drop(worker, Lost("timed_out", f"{what} within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
-        """Handle a worker's report, if all of it is there; raises `ValueError` or `RecursionError`."""
+        """Read a worker's line, if all of it has arrived: mark the worker as ready, or report its job's end.
+
+        Raises `ValueError` or `RecursionError` for an invalid line.
+        """
         line = worker.line()
         if line is None:
             return

@@ -63,7 +63,7 @@ def _is_left_out(main: Any) -> bool:
 def _is_guarded(path: Path, line: int) -> bool:
     """Return whether an `if` may keep `line`, which starts the fleet, from running in a worker.
 
-    Any earlier `if` that tests a name in `_TELLING_APART` may do that. `True` if the file cannot be read.
+    Any earlier `if` that tests a name in `_TELLING_APART` may do that. `True` if the file cannot be parsed.
     """
     try:
         tree = ast.parse(path.read_bytes())

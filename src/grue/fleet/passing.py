@@ -38,7 +38,10 @@ class Passing(Struct, frozen=True):
 
 
 def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
-    """Return `failed_as`, or else 0; raises `FleetError` if 0 would be a good score for a failure."""
+    """Return `failed_as`, or 0 if it is `None`.
+
+    Raises `FleetError` if it is `None`, an episode has failed, and lower scores are better.
+    """
     if failed_as is not None:
         return failed_as
     failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0

@@ -126,7 +126,7 @@ class RayEngine:
         return self._costs
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt, which is made when a slot and a core are free, unless the engine has failed."""
+        """Queue an attempt for the next free slot and core. If the engine failed, report `Lost("unable")`."""
         with self._lock:
             if self._failed is None:
                 self._queued.append(job)
@@ -188,7 +188,7 @@ class RayEngine:
                 self.ended.put((job, self._failed))
 
     def _look(self) -> None:
-        """Wait up to `_LOOK_S` for an attempt to end, and take its outcome. Cancel attempts that are late."""
+        """Wait up to `_LOOK_S` for an attempt to end, and report its outcome. End attempts that are late."""
         with self._lock:
             references = list(self._tasks)
         if references:

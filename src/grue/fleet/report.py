@@ -57,7 +57,11 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True, kw_only=True):
-    """The data of the page. The lists in `episodes` have an entry per episode; `folder` is a relative URL."""
+    """The data of the page. The lists in `episodes` have an entry per episode.
+
+    `folder` is the URL of the fleet's folder, relative to the page. `earlier` is the number of episodes that
+    are not in the latest sweep and so not on the page.
+    """
 
     title: str
     fleet: str

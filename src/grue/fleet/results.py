@@ -52,7 +52,8 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         repetition: Number of the episode among those with equal settings, from 0.
         attempt: Number of the committed attempt; if none is committed, of the last one; 0: none was begun, or
             the files cannot be read.
-        end: How attempt number `attempt` ended; `None`: it has not ended, or its files cannot be read.
+        end: How the committed attempt, or else the last one, ended; `None`: it has not ended, or its files
+            cannot be read.
         trouble: Why the episode's files cannot be read; empty if they can be read.
         trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
         grue: The version of grue that played the episode; empty if no attempt is committed.
@@ -85,7 +86,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def error(self) -> str:
-        """A text that says what failed; empty: the episode did not fail."""
+        """A text that says what failed; empty: nothing failed, or the last attempt has not ended."""
         return self.trouble or ("" if self.end is None else self.end.error)
 
     @property

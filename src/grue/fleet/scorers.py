@@ -93,7 +93,7 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
     Attributes:
         settings: The settings of the episode's case.
         scores: The scores that the work returned.
-        question: The user's text of the last turn.
+        question: The user's text of the last turn. Like `answer`, it is cut to 2**20 characters.
         answer: The answer to the question; empty: no answer. A structured answer is JSON. Untrusted.
     """
 
