@@ -34,7 +34,7 @@ class Terminal:
         self.spinner = SPINNER if self._can_show(SPINNER) else ASCII_SPINNER
 
     def size(self) -> os.terminal_size:
-        """Return the size of the terminal; if not known, as `shutil.get_terminal_size`, by default 80 x 24."""
+        """Return the size of the terminal; if unknown, as `shutil.get_terminal_size`, by default 80 x 24."""
         if self.redraws and self._fd is not None:
             try:
                 size = os.get_terminal_size(self._fd)

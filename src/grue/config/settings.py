@@ -150,9 +150,9 @@ class RetrySettings(_Table):
     """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
 
     The delay starts at `initial_delay`, and is multiplied by `exponential_base` after each attempt, up to
-    `max_delay`. A delay that the endpoint asks for replaces this delay; after 5 failures, the longer of both
-    is used. If the endpoint asks for more than `max_asked_delay`, the request is not sent again. Each delay
-    is lengthened at random by up to the fraction `jitter_factor`.
+    `max_delay`. A delay that the endpoint asks for replaces this delay; after 5 failures, it is at least a
+    delay that grows anew from `initial_delay`. If the endpoint asks for more than `max_asked_delay`, the
+    request is not sent again. Each delay is lengthened at random by up to the fraction `jitter_factor`.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5

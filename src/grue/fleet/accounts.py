@@ -216,10 +216,8 @@ class Claims:
 
 
 def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
-    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests.
-
-    If the ledger cannot be written, nothing is raised, and the cost is missing in it.
-    """
+    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests."""
+    # The run goes on if the ledger cannot be written. Then this cost is missing in it.
     line = _Line("settled", attempt, spent.requests, spent.tokens, round(spent.money_usd, 9))
     with (
         contextlib.suppress(TraceError),

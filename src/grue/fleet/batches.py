@@ -103,9 +103,9 @@ class EpisodeRoom:
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the stored reply, or a refusal if the fleet's limits do not allow a new request.
+        """Return the stored reply; without one, a refusal if the fleet's limits forbid the request.
 
-        Otherwise store the request, if it is not stored yet, and raise `RequestPostponed`.
+        Otherwise store the request, unless it is stored already, and raise `RequestPostponed`.
         """
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
@@ -195,7 +195,7 @@ class FleetBatches:
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Copy an episode's unanswered requests into the folders of the batches, to be sent by `step`.
+        """Put an episode's unanswered requests into the folders from which `step` sends them.
 
         Raises `FleetError`, `TraceError` or `BatchFolderError`.
         """

@@ -40,7 +40,7 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
         host_reason: Why the host ended the episode, in a word; empty if the host gave no reason.
         error: The last thing that went wrong, in a line; empty if nothing went wrong.
         error_kind: The kind of the message that reports `error`.
-        turn: Number of the turn of that message; 0: nothing went wrong.
+        turn: Number of the turn of that message; 0: nothing went wrong, or the message is outside of turns.
         message: Number of that message in the trace; 0: nothing went wrong.
     """
 
@@ -139,10 +139,7 @@ def _add(found: dict[str, Any], **counts: int) -> None:
 
 
 def last_failure(trace: Path) -> m.TurnFailed | None:
-    """Return the failure of the last turn that ended or was parked; `None`: none did, or it did not fail.
-
-    A damaged trace is read up to the damage.
-    """
+    """Return the failure of the last turn that ended or was parked; `None`: none did, or it did not fail."""
     end: object = None
     try:
         for line in open_episode(trace).lines():

@@ -390,8 +390,7 @@ class Driver:
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
         """Return how an attempt without a commit ended; `None`: it was cancelled.
 
-        If its worker was lost, record the end; if its time was over, commit it as failed. Raises `FleetError`
-        if no worker can be started.
+        If the worker was lost, record this end. If the time limit was exceeded, commit the attempt as failed.
         """
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):

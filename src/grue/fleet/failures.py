@@ -87,7 +87,7 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
     """An episode of a `FailureGroup`, with the text of its failure.
 
     `message` is the number of the trace message that reports the last problem in the episode, which need not
-    be the failure (a scorer's reason, for example, is in no message); 0: the trace reports no problem.
+    be the failure (a scorer's reason, for example, is in no message); 0: no such message is known.
     """
 
     id: str
@@ -96,7 +96,7 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Episodes with the same failure, in the order of the results. Where texts differ, `text` has `a|b|…`."""
+    """Episodes with the same failure, in the results' order. If texts differ, `text` has `'a'|'b'|…`."""
 
     kind: FailureKind
     text: str
@@ -191,10 +191,7 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return a command that shows the trace around the last problem (all of it if there was no problem).
-
-    Without a trace, the command shows the result.
-    """
+    """Return a command that shows the trace, near the last problem if any; without a trace, the result."""
     if not has_trace(result, fleet):
         return ["grue", "fleet", "show", str(fleet), result.id[:10]]
     message = (result.course or Course()).message

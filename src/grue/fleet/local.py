@@ -194,10 +194,7 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait for a worker's report, death or time limit, the next try of a start, or a wake-up.
-
-        Then check all workers.
-        """
+        """Wait for a worker's report, death or time limit, a time to start one, or a wake-up; check all."""
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)
@@ -229,9 +226,9 @@ class LocalEngine:
             self._drop(worker, Lost("timed_out", f"{what} within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
-        """Read a worker's line, if all of it has arrived: mark the worker as ready, or report its job's end.
+        """If a worker's line has arrived, mark the worker as ready, or report its job's end.
 
-        Raises `ValueError` or `RecursionError` for an invalid line.
+        Raises `ValueError` or `RecursionError` if the line is invalid.
         """
         line = worker.line()
         if line is None:

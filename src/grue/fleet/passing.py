@@ -38,10 +38,7 @@ class Passing(Struct, frozen=True):
 
 
 def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
-    """Return `failed_as`, or 0 if it is `None`.
-
-    Raises `FleetError` if it is `None`, an episode has failed, and lower scores are better.
-    """
+    """Return `failed_as`. If `None`, return 0, or raise `FleetError` if lower is better and one failed."""
     if failed_as is not None:
         return failed_as
     failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0

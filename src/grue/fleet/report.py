@@ -59,8 +59,7 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 class _Report(Struct, frozen=True, kw_only=True):
     """The data of the page. The lists in `episodes` have an entry per episode.
 
-    `folder` is the URL of the fleet's folder, relative to the page. `earlier` is the number of episodes that
-    are not in the latest sweep and so not on the page.
+    `folder` is the fleet's folder as a URL relative to the page; `earlier` counts the episodes left out.
     """
 
     title: str

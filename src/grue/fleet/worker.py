@@ -140,10 +140,7 @@ def _holds(before: _Marks, now: _Marks) -> bool:
 
 
 def _begin(place: Place) -> None:
-    """Set the driver's `sys.path`, environment and working directory, and connect to the broker.
-
-    If the connection to the broker is lost, this process ends.
-    """
+    """Set the driver's environment and folder, and connect to the broker, whose loss ends this process."""
     from grue.fleet.broker_link import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
     from grue.transports.llm.exchange import set_request_gate

@@ -283,7 +283,7 @@ class ActorHarness:
         return asked
 
     async def idle(self) -> list[Any]:
-        """Let the actor run until it waits. Return what it has sent and noted since the last method call."""
+        """Let the actor run until it waits; return what it has sent and noted since it was last let run."""
         await self._loop.idle()
         self._raise_crash()
         return self._new()

@@ -409,7 +409,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET, such as a batch of requests, a results file or the list of models."""
+        """Return the reply to a GET: a batch's state, a file of results, the list of models, or an error."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:

@@ -236,7 +236,7 @@ class MockServer(MCPServer[Any]):
         return await super().call_tool(name, arguments, context)
 
     def completion(self) -> Callable[[F], F]:
-        """Return a decorator for the function that completes arguments."""
+        """Return a decorator for the function that completes arguments (unused if the feature is off)."""
         if "completions" in self._without:
             return lambda function: function
         decorator: Callable[[F], F] = super().completion()  # type: ignore[no-untyped-call]
@@ -320,7 +320,7 @@ class MockServer(MCPServer[Any]):
     async def _check_request(
         self, ctx: "ServerRequestContext[Any, Any]", call_next: "CallNext"
     ) -> "HandlerResult":
-        """Handle a request, or refuse it for its feature, its revision, or a missing or unknown name."""
+        """Pass a request on. Refuse a feature or revision that is off, unknown names, missing arguments."""
         if any(ctx.method in _METHODS[feature] for feature in self._without):
             raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
