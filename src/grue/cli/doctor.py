@@ -106,10 +106,10 @@ def boot_lines(
 ) -> Iterator[str]:
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
-    Other servers have no lines. `opened` is the report of the first start. `installed`: this start downloaded
-    nothing. `alone`: no other server started at the same time. Unless both are true, the server is started
-    again for comparison. If `direct_command` finds a command that may be faster, the server is also started
-    with that command.
+    There are no lines if the server is not started by npx or uvx. `opened` is the report of the first start.
+    `installed`: this start downloaded nothing. `alone`: no other server started at the same time. Unless both
+    are true, the server is started again for comparison. If `direct_command` finds a command that may be
+    faster, the server is also started with that command.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return

@@ -290,7 +290,7 @@ They are used if fewer than `SAMPLE` finished episodes have a trace, or `keep` i
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """The number of a sweep's missing episodes, their estimated size on disk, and the cost of the others."""
+    """The number and estimated size on disk of a sweep's missing episodes, and the cost of finished ones."""
 
     work: str
     total: int
@@ -300,7 +300,7 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return how many episodes of a sweep are missing in `place`, their size, and the cost of the others.
+    """Return how many episodes of a sweep are missing in `place`, their size, and the finished ones' cost.
 
     The folder `place` need not exist. Raises `FleetError` if the work or a case cannot be used.
     """
