@@ -118,8 +118,7 @@ def run_attempt(job: Job) -> Attempted:
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
-    # With `batch`, do not resume an attempt: the work would not repeat the requests that were answered
-    # before, and the episode could fail as `NotRepeatable`.
+    # With `batch`, do not resume: the work would not repeat the requests that the stored replies answer.
     attempts = () if job.batch else reversed(folder.attempts())
     interrupted = [path for _, path in attempts if _was_cut_off(folder, path)]
     case = CaseFile(

@@ -195,10 +195,7 @@ class FleetBatches:
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Put an episode's unanswered requests into the folders from which `step` sends them.
-
-        Raises `FleetError`, `TraceError` or `BatchFolderError`.
-        """
+        """Put an episode's unanswered requests into the folders that `step` sends; may raise `MCPError`."""
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
         )

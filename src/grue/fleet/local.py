@@ -226,10 +226,7 @@ class LocalEngine:
             self._drop(worker, Lost("timed_out", f"{what} within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
-        """If a worker's line has arrived, mark the worker as ready, or report its job's end.
-
-        Raises `ValueError` or `RecursionError` if the line is invalid.
-        """
+        """Read a worker's line, if it is complete: mark the worker as ready, or report its job's end."""
         line = worker.line()
         if line is None:
             return

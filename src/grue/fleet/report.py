@@ -57,10 +57,7 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True, kw_only=True):
-    """The data of the page. The lists in `episodes` have an entry per episode.
-
-    `folder` is the fleet's folder as a URL relative to the page; `earlier` counts the episodes left out.
-    """
+    """The page's data. `episodes` has lists with an entry per episode; `folder` is the fleet's relative URL."""
 
     title: str
     fleet: str
