@@ -57,7 +57,10 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True, kw_only=True):
-    """The page's data. `episodes` has lists with an entry per episode; `folder` is the fleet's relative URL."""
+    """The data of the page. The lists in `episodes` have an entry per episode.
+
+    `folder` is the URL of the fleet's folder relative to the page; `earlier` counts the episodes left out.
+    """
 
     title: str
     fleet: str
