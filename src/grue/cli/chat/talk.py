@@ -258,7 +258,8 @@ class Talk:
     def finish(self, reason: str) -> ChatResult:
         """Record the end of the chat, write `result.json`, and return its content."""
         spent = self.spent
-        detail = {"ended": "The user left.", "failed": "A turn had no answer."}.get(reason, "Interrupted.")
+        failed = "The start, a turn or a command failed."
+        detail = {"ended": "The user left.", "failed": failed}.get(reason, "Interrupted.")
         self._record(EpisodeEnded(reason=reason, detail=detail, turns=self.turn), turn=0)
         result = ChatResult(
             episode_id=self._id,
