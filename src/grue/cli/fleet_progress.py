@@ -1,6 +1,7 @@
 """The progress of `grue fleet run`, `retry` and `fork`: status rows at a terminal, JSON Lines elsewhere."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -76,7 +77,8 @@ class FleetProgress:
         now = time.monotonic()
         if now - self._shown_at >= _SHOWN_EVERY_S[self._terminal.redraws]:
             self._shown_at = now
-            self._draw(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
+            with suppress(OSError):  # nobody reads the output any more, and the episodes go on
+                self._draw(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
 
     def end(self, tally: Tally) -> None:
         """Show the final counts, which stay on the screen."""

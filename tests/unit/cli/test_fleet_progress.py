@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import time
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
         "the second picture goes back over both rows"
     )
     assert screen.getvalue().endswith("left\n")
+
+
+def test_a_fleet_goes_on_if_nobody_reads_its_progress(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        progress = FleetProgress(pipe, tmp_path, FleetBudget())
+        progress.show(TALLY, {}, COSTS)
+        with pytest.raises(BrokenPipeError):
+            progress.end(TALLY)
 
 
 def test_a_pipe_gets_json_lines(tmp_path: Path) -> None:
