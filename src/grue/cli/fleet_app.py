@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import Changes, Json, OpenPage, OtherModel, OtherSystem, OtherUrl, out
+from grue.cli.options import Changes, Json, OpenPage, OtherModel, OtherSystem, OtherUrl, finite, out
 from grue.cli.plain_errors import FAILED, USAGE, Commands
 
 _ABOUT = """Run thousands of episodes and compare their results.
@@ -310,6 +310,7 @@ def table(
 def _pass(otherwise: str) -> Any:
     return typer.Option(
         "--pass",
+        callback=finite,
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
         show_default=f"1, with --lower-is-better 0. If any score is below 0 or above 1: {otherwise}",
@@ -320,6 +321,7 @@ _Pass = Annotated[float | None, _pass("all scores pass")]
 _FailedAs = Annotated[
     float | None,
     typer.Option(
+        callback=finite,
         metavar="SCORE",
         help="The score to use for an episode in which the sweep's function has failed.",
         show_default="0; with --lower-is-better there is no default, and the command fails if an episode has "
@@ -359,6 +361,7 @@ def compare(
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
+            callback=finite,
             metavar="LOSS",
             help="For CI jobs. LOSS is a number such as 0.05. Exit status 1: B's mean score is worse than "
             "A's by LOSS or more, and the interval does not contain 0. Exit status 0: the interval rules out "

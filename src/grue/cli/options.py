@@ -29,11 +29,11 @@ McpConfigFile = Annotated[
 """For commands that change the file, or need a server of the user's own."""
 
 
-def finite(seconds: float | None) -> float | None:
-    """Return the value of an option; refuse a number that cannot be a time limit."""
-    if seconds is not None and not is_usable(seconds, above_0=True):
-        raise typer.BadParameter(f"{seconds:g} is not a usable number of seconds")
-    return seconds
+def finite(number: float | None) -> float | None:
+    """Return the value of an option; refuse a number that is too large, infinite or `nan`."""
+    if number is not None and not is_usable(abs(number), above_0=False):
+        raise typer.BadParameter(f"{number:g} is not a usable number: give a finite one below 9e18")
+    return number
 
 
 def turn_timeout(then: str) -> Any:

@@ -305,6 +305,20 @@ def test_failures_of_a_score_of_which_less_is_better_are_those_above_the_passing
     assert said()[-1] == asked.format("below")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "failures . --pass nan",
+        "report . --pass inf",
+        "report . --failed-as nan",
+        "compare . . --fail-if-worse inf",
+    ],
+)
+def test_a_score_that_is_no_number_is_refused(words: str) -> None:
+    done = CliRunner().invoke(app, ["fleet", *words.split()])
+    assert (done.exit_code, "is not a usable number" in done.output) == (2, True)
+
+
 def test_failures_that_differ_in_a_value_are_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
