@@ -166,10 +166,12 @@ def replace_file(path: Path, text: str) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one.
 
     The new file has the permissions of the old one. If there was none, a usual umask lets others read it.
+    If `path` is a symbolic link, the file that it points to is replaced, and the link stays.
 
     Raises:
         MCPConfigError: The file cannot be written.
     """
+    path = Path(os.path.realpath(path))  # unlike `Path.resolve`, it does not raise for a loop of links
     with (
         os_errors_as(MCPConfigError, f"write {path}", path=str(path)),
         replacing(path, mode=0o666) as file,

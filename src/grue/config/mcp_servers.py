@@ -540,7 +540,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     Raises:
         MCPConfigError: The file is no JSON object of servers, or cannot be read or written.
     """
-    path = path.resolve()  # change the file that a symbolic link points to
+    path = Path(os.path.realpath(path))  # change the file that a symbolic link points to
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), one_at_a_time(path.parent):
         there = path.exists()
         text = read_config_text(path, if_missing=f"{path} has just been removed.") if there else "{}"

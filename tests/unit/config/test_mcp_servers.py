@@ -370,3 +370,10 @@ def test_an_edited_file_keeps_its_permissions(tmp_path: Path, mode: int) -> None
         os.umask(before)
     assert path.stat().st_mode & 0o777 == mode
     assert json.loads(path.read_text()) == {"mcpServers": {"x": {"command": "x"}}}
+
+
+def test_a_link_to_itself_is_replaced_by_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mcp_config.json"
+    path.symlink_to(path.name)
+    edit_servers(path, lambda servers: servers.update(x={"command": "x"}))
+    assert json.loads(path.read_text()) == {"mcpServers": {"x": {"command": "x"}}}

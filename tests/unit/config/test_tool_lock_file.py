@@ -173,6 +173,17 @@ def test_a_folder_or_an_endless_file_in_its_place_is_a_sentence(tmp_path: Path) 
         read_tool_lock(path)
 
 
+def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    target = tmp_path / "dotfiles" / "lock"
+    target.write_text('{"version": 1, "servers": {}}')
+    link = tmp_path / "mcp_tools.lock"
+    link.symlink_to("dotfiles/lock")
+    write(link, {"a": [tool("t")]})
+    assert link.is_symlink()
+    assert "a" in json.loads(target.read_text())["servers"]
+
+
 def test_a_note_about_a_name_that_is_no_text_can_be_recorded() -> None:
     pins = lock_of([tool("odd \ud800")])
     tools, (note,) = screen(pins, ServerName("a"), (), "refuse")

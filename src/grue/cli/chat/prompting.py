@@ -203,4 +203,4 @@ def _history(redaction: Redaction) -> History:
 def _shorten(path: Path) -> None:
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
     # Keep whole inputs only: each begins with an empty line and a comment.
-    write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])
+    write_whole(path.resolve(), kept[max(0, kept.find(b"\n\n#")) :])
