@@ -470,7 +470,9 @@ class LlmEndpoint:
                     with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                         await reply.close()
             except (TimeoutError, ExchangeError) as error:
-                yield fault_of(error, limit_s)
+                # The first answer, and each piece of the body, has the shorter time limit of a request.
+                late = anyio.current_time() >= until
+                yield fault_of(error, limit_s if late else retry.timeout_s)
 
     def _request(
         self,

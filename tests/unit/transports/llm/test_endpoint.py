@@ -331,6 +331,21 @@ def test_a_file_without_an_end_is_a_fault(
     assert body.sent < 2_000_000
 
 
+def test_a_file_that_does_not_begin_in_time_names_the_time_that_was_waited() -> None:
+    async def never(_: httpx.Request) -> httpx.Response:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def pieces() -> list[bytes | Fault]:
+        settings = LlmSettings(model="m", retry=RetryPolicy(timeout_s=0.2))
+        async with LlmEndpoint(settings, transport=httpx.MockTransport(never)) as endpoint:
+            return [piece async for piece in endpoint.download("/files/1/content", 10)]
+
+    (fault,) = anyio.run(pieces)
+    assert isinstance(fault, Fault)
+    assert fault.message == "no complete reply within 0.2 s"
+
+
 def test_connections_live_as_long_as_someone_holds_the_endpoint() -> None:
     async def two_turns(endpoint: LlmEndpoint, *, held: bool) -> None:
         async with contextlib.AsyncExitStack() as stack:
