@@ -9,9 +9,16 @@ import pytest
 from commands import grue
 from promises import within
 
+from grue.cli.doctor import _interpreters
 from grue.errors import GameError, MissingDependencyError
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.games.interpreters import find_interpreter, prints_styled_words, styled_story
+from grue.hosts.zork.games.interpreters import (
+    Choice,
+    fernz,
+    find_interpreter,
+    prints_styled_words,
+    styled_story,
+)
 from grue.hosts.zork.games.zmachine import ZMachineGame
 
 pytest.importorskip("fernz", reason="story files without dfrotz need the extra: pip install 'grue[fernz]'")
@@ -238,6 +245,12 @@ def test_a_story_that_dfrotz_would_cut_goes_to_fernz_and_play_says_so(tmp_path: 
     found = grue("doctor", "--no-network", cwd=tmp_path)
     assert "dfrotz for story files of versions 1 to 3: " in found.stdout
     assert "fernz for story files from version 4 on:" in found.stdout
+
+
+def test_the_doctor_names_the_only_versions_that_fernz_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grue.cli.doctor.choose_interpreter", lambda _: Choice(fernz()))
+    (found,) = _interpreters()
+    assert found.text.startswith("fernz for story files of versions 3, 4, 5, 8: ")
 
 
 def dfrotz_loses_words() -> bool:

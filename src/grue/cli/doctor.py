@@ -514,10 +514,11 @@ def _interpreters() -> Iterator[Finding]:
     except MissingDependencyError as error:
         yield Finding("note", f"{error}\nThe game 'house' does not need it.")
         return
+    found, path = plain.interpreter, plain.interpreter.command[0]
     if styled == plain:
-        yield Finding("ok", f"{plain.interpreter.name} for story files: {plain.interpreter.command[0]}")
+        only = f" of versions {', '.join(map(str, found.versions))}" if 1 not in found.versions else ""
+        yield Finding("ok", f"{found.name} for story files{only}: {path}")
         return
-    path = plain.interpreter.command[0]
-    yield Finding("ok", f"{plain.interpreter.name} for story files of versions 1 to 3: {path}")
+    yield Finding("ok", f"{found.name} for story files of versions 1 to 3: {path}")
     verdict: Verdict = "note" if styled.loses_words else "ok"
     yield Finding(verdict, f"{styled.interpreter.name} for story files from version 4 on:\n{styled.reason}")
