@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.chat_wire import wire_format as w
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.server_events import (
     DamagedStream,
     OversizedStream,
@@ -345,7 +345,7 @@ _THOUGHTS = ("thinking", "redacted_thinking")
 def _head(request: w.WireRequest) -> m.JsonObject:
     settings, profile = request.settings, request.profile
     fields: m.JsonObject = {"model": settings.model}
-    thinking = _thinking(settings, profile)
+    thinking = _thinking(request)
     for name, value in profile.sampled(settings).items():
         if name in ("max_tokens", "stop"):
             fields["stop_sequences" if name == "stop" else name] = value
@@ -356,11 +356,14 @@ def _head(request: w.WireRequest) -> m.JsonObject:
     return fields
 
 
-def _thinking(settings: ModelSettings, profile: WireProfile) -> m.JsonObject | None:
+def _thinking(request: w.WireRequest) -> m.JsonObject | None:
+    settings, profile = request.settings, request.profile
     if profile.reasoning not in _THINKS:
         return None
     if settings.reasoning_effort == "none":
         return {"type": "disabled"}
+    if request.choice.mode in ("required", "named"):
+        return None  # the endpoint refuses thinking in a request that forces a call
     if settings.reasoning_tokens and profile.reasoning == "thinking":
         return {"type": "enabled", "budget_tokens": settings.reasoning_tokens}
     return {"type": "adaptive"} if settings.reasoning_effort or settings.reasoning_tokens else None

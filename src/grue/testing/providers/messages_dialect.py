@@ -356,8 +356,8 @@ def _settings(body: Json) -> Iterator[str]:
             yield "`max_tokens` must be greater than `thinking.budget_tokens`."
         if temperature != 1:
             yield "`temperature` may only be set to 1 when thinking is enabled."
-        if choice["type"] in {"any", "tool"}:
-            yield "Thinking may not be enabled when tool_choice forces tool use."
+    if thinking.get("type") in {"enabled", "adaptive"} and choice["type"] in {"any", "tool"}:
+        yield "Thinking may not be enabled when tool_choice forces tool use."
 
 
 def _message(where: str, message: Json) -> Iterator[str]:

@@ -152,6 +152,14 @@ def test_how_much_to_think(thinking: dict[str, Any], fields: dict[str, object]) 
     assert body_of(unasked, settings).keys() == {"model", "max_tokens", "messages", "temperature"}
 
 
+@pytest.mark.parametrize("asked", [{"reasoning_tokens": 2000}, {"reasoning_effort": "high"}])
+def test_a_request_that_forces_a_call_does_not_ask_for_thinking(asked: dict[str, Any]) -> None:
+    settings = ModelSettings(model="m", **asked)
+    for choice in (Choice("required"), Choice("named", "think__think")):
+        assert "thinking" not in body_of(GENERIC_MESSAGES, settings, tools=b"[{}]", choice=choice)
+    assert "thinking" in body_of(GENERIC_MESSAGES, settings, tools=b"[{}]")
+
+
 def test_where_a_schema_is_refused_none_is_sent() -> None:
     for shape in ("none", "json_object"):
         assert "output_config" not in body_of(replace(ANTHROPIC, response_format=shape), answer=ANSWER)

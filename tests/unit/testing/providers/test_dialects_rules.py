@@ -111,7 +111,8 @@ def test_what_anthropic_refuses(path: str, value: object, said: str) -> None:
 def test_anthropics_rules_of_several_fields() -> None:
     thinking = {**ANTHROPIC, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     assert "only be set to 1" in refused(MESSAGES, {**thinking, "temperature": 0.5})
-    assert "forces tool use" in refused(MESSAGES, {**thinking, "tool_choice": {"type": "any"}})
+    for asked in (thinking, {**ANTHROPIC, "thinking": {"type": "adaptive"}}):
+        assert "forces tool use" in refused(MESSAGES, {**asked, "tool_choice": {"type": "any"}})
     marked = changed(ANTHROPIC, "tools/0/cache_control", MARK)
     marked["system"] = [{**TEXT, "cache_control": MARK}] * 3
     assert refused(MESSAGES, marked) == ""
