@@ -635,8 +635,8 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
         provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
         sampling: The sampling settings that are sent, by grue's own names.
         streams: Whether the endpoint can stream a reply.
-        form: What grue has learned about the form of requests: the fields of `WireProfile` that have changed
-            since the process began. A fork sends its requests in this form.
+        form: The form of requests: the fields of `WireProfile` that the user has set, or grue has learned,
+            and that differ from the usual profile of this endpoint. A fork sends its requests in this form.
     """
 
     model: str

@@ -497,7 +497,9 @@ class LlmEndpoint:
 
     def asked(self) -> m.ModelAsked:
         """Describe the model, its endpoint and its settings, for the trace."""
-        settings, profile = self.settings, self.profile
+        settings, profile, first = self.settings, self.profile, self.first_profile
+        if settings.profile is not None:  # a fork does not have it
+            first = profile_for(settings.base_url, settings.model, profile.wire)
         extra = settings.extra_body
         named = {name: extra.get(name) for name in _FURTHER_SAMPLING}
         further = {name: value for name, value in named.items() if isinstance(value, str | int | float)}
@@ -508,7 +510,7 @@ class LlmEndpoint:
             wire=profile.wire,
             sampling={**profile.sampled(settings), **further},
             streams=profile.streams,
-            form={} if profile is self.first_profile else changed_fields(self.first_profile, profile),
+            form={} if profile is first else changed_fields(first, profile),
         )
 
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:

@@ -331,6 +331,17 @@ def test_a_file_without_an_end_is_a_fault(
     assert body.sent < 2_000_000
 
 
+def test_a_fork_takes_the_form_of_a_profile_that_the_user_has_set() -> None:
+    settings = LlmSettings(base_url="http://127.0.0.1/v1", model="m")
+    usual = LlmEndpoint(settings)
+    mine = msgspec.structs.replace(usual.profile, names="encoded", system_role="user")
+    recorded = LlmEndpoint(msgspec.structs.replace(settings, profile=mine)).asked()
+    assert recorded.form == {"names": "encoded", "system_role": "user"}
+    assert usual.asked().form == {}
+    usual.recall_form(recorded)
+    assert usual.profile == mine
+
+
 def test_a_file_that_does_not_begin_in_time_names_the_time_that_was_waited() -> None:
     async def never(_: httpx.Request) -> httpx.Response:
         await anyio.sleep_forever()
