@@ -7,7 +7,6 @@ settings. `include` adds cases; `exclude` removes the cases that have all settin
 
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.config.documents import nearest, read_config_text
+from grue.config.documents import Document, KeyPath, nearest, parse_toml, problem_of, read_config_text
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.folder import FleetFolder
@@ -131,18 +130,19 @@ def read_sweep(path: Path) -> Sweep:
         FleetError: The file is not TOML, or a key or a value is wrong; the text usually names line and key.
     """
     path = as_path(path, "read_sweep()")
-    file = _File(path, read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file."))
+    text = read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file.")
     try:
-        document = tomllib.loads(file.text)
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
-        raise FleetError(f"{path} is not valid TOML: {error}.") from error
+        file = _File(parse_toml(text, path), text)
+    except MCPConfigError as error:
+        raise FleetError(str(error)) from error
     try:
-        sweep = msgspec.convert(document, Sweep)
+        sweep = msgspec.convert(file.document.value, Sweep)
     except msgspec.ValidationError as error:
-        raise _of_msgspec(file, str(error), document) from error
+        raise _of_msgspec(file, error) from error
     except (FleetError, MCPConfigError) as error:  # raised by the check of a limit or a price
-        key = re.match(r"(?:Price\()?(\w+)", str(error))
-        raise file.error(key[1] if key else "", str(error)) from error
+        key = str(re.split(r"\W", str(error).removeprefix("Price("))[0])
+        table = ("rate",) if key in Rate.__struct_fields__ else ("budget",)
+        raise file.error((*table, key), str(error)) from error
     _check(sweep, file)
     _check_work(sweep, file)
     _check_excluded(sweep, file)
@@ -150,65 +150,76 @@ def read_sweep(path: Path) -> Sweep:
 
 
 class _File(NamedTuple):
-    path: Path
+    document: Document
     text: str
 
-    def error(self, key: str, said: str) -> FleetError:
+    def error(self, keys: KeyPath, said: str) -> FleetError:
         """Return an error that names the file and the line of a key; no line if the key cannot be found."""
-        return FleetError(f"{self.path}{self._line(key)}: {said}")
+        line = self._line(keys)
+        return FleetError(f"{self.document.path}{f', line {line}' if line else ''}: {said}")
 
-    def _line(self, key: str) -> str:
-        quoted = rf"""["']?{re.escape(key)}["']?\s*"""
-        at_beginning = rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])"
-        inline = rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="
-        for place in (at_beginning, inline) if key else ():
-            for number, line in enumerate(self.text.splitlines(), 1):
-                if re.match(place, line):
-                    return f", line {number}"
-        return ""
+    def _line(self, keys: KeyPath) -> int | None:
+        first = self.document.line(keys)
+        if first is None or keys in self.document.lines:
+            return first
+        # The key is in an inline table: take its first line from there on.
+        key = re.compile(rf"""(\s*|[^#]*[{{,]\s*)(\w+\s*\.\s*)*["']?{re.escape(str(keys[-1]))}["']?\s*=""")
+        lines = enumerate(self.text.split("\n")[first - 1 :], first)
+        return next((number for number, line in lines if key.match(line)), first)
+
+
+def _groups(sweep: Sweep) -> Iterator[tuple[KeyPath, m.JsonObject]]:
+    yield ("settings",), sweep.settings
+    for name in ("cases", "include", "exclude"):
+        yield from (((name, number), each) for number, each in enumerate(getattr(sweep, name)))
 
 
 def _check(sweep: Sweep, file: _File) -> None:
     for name, least in (("repetitions", 1), ("workers", 0)):
         if getattr(sweep, name) < least:
-            raise file.error(name, f"{name} must be at least {least}.")
+            raise file.error((name,), f"{name} must be at least {least}.")
     if sweep.episode_timeout_s is not None and not 0 < sweep.episode_timeout_s < float("inf"):
-        raise file.error("episode_timeout_s", "episode_timeout_s must be above 0.")
+        raise file.error(("episode_timeout_s",), "episode_timeout_s must be above 0.")
     try:
         sweep.cap  # noqa: B018 - `ServerCap` checks its values when it is made
     except FleetError as error:
-        raise file.error("servers", str(error)) from error
-    lists = ((name, value) for name, axis in sweep.grid.items() if isinstance(axis, list) for value in axis)
-    groups = (sweep.settings, *sweep.cases, *sweep.include, *sweep.exclude)
-    for name, value in (*lists, *(each for group in groups for each in group.items())):
-        fault = fault_of({name: value})
-        if fault:
-            raise file.error(name, f"{fault.removeprefix('its ')}.")
+        raise file.error(("servers",), str(error)) from error
+    lists = {name: axis for name, axis in sweep.grid.items() if isinstance(axis, list)}
+    axes = ((("grid",), {name: value}) for name, axis in lists.items() for value in axis)
+    for place, group in itertools.chain(axes, _groups(sweep)):
+        for name, value in group.items():
+            fault = fault_of({name: value})
+            if fault:
+                raise file.error((*place, name), f"{fault.removeprefix('its ')}.")
     for name, axis in sweep.grid.items():
         if not _values(axis):
-            raise file.error(name, f"the axis {name!r} has no values.")
-        _refuse_repeated(file, name, [] if isinstance(axis, Span) else axis)
-    _refuse_repeated(file, "cases", sweep.cases)
-    _refuse_repeated(file, "include", sweep.include)
-    for case in sweep.cases:
+            raise file.error(("grid", name), f"the axis {name!r} has no values.")
+        _refuse_repeated(file, ("grid", name), lists.get(name, []))
+    _refuse_repeated(file, ("cases",), sweep.cases)
+    _refuse_repeated(file, ("include",), sweep.include)
+    for number, case in enumerate(sweep.cases):
         both = next((name for name in case if name in sweep.grid), None)
         if both is not None:
-            raise file.error(both, f"{both!r} is an axis of the grid and a setting of a case.")
+            raise file.error(
+                ("cases", number, both), f"{both!r} is an axis of the grid and a setting of a case."
+            )
     size = len(sweep.cases) or int(bool(sweep.grid) or not sweep.include)
     for axis in sweep.grid.values():
         size *= axis.last - axis.first + 1 if isinstance(axis, Span) else len(axis)
     size = sweep.repetitions * (size + len(sweep.include))
     if size > MOST_CASES:
-        raise FleetError(f"{file.path}: the sweep has {size:,} episodes; the most are {MOST_CASES:,}.")
+        raise FleetError(
+            f"{file.document.path}: the sweep has {size:,} episodes; the most are {MOST_CASES:,}."
+        )
 
 
-def _refuse_repeated(file: _File, name: str, values: Sequence[Any]) -> None:
+def _refuse_repeated(file: _File, keys: KeyPath, values: Sequence[Any]) -> None:
     seen: set[bytes] = set()
     for value in values:
         written = msgspec.json.encode(value, order="deterministic")
         if written in seen:
-            said = f"{name!r} has {written.decode():.60} twice. For more episodes, raise repetitions."
-            raise file.error(name, said)
+            said = f"{keys[-1]!r} has {written.decode():.60} twice. For more episodes, raise repetitions."
+            raise file.error(keys, said)
         seen.add(written)
 
 
@@ -216,24 +227,30 @@ def _check_work(sweep: Sweep, file: _File) -> None:
     try:
         declared = find_work(sweep.work).settings
     except FleetError as error:
-        raise file.error("work", str(error)) from error
+        raise file.error(("work",), str(error)) from error
     if declared is None:
         return
-    axes = ({name: value} for name, axis in sweep.grid.items() for value in _values(axis))
-    for settings in (sweep.settings, *axes, *sweep.cases, *sweep.include, *sweep.exclude):
+    axes = ((("grid",), {name: value}) for name, axis in sweep.grid.items() for value in _values(axis))
+    for place, settings in itertools.chain(axes, _groups(sweep)):
         wrong = wrong_setting(declared, settings)
         if wrong is not None:
-            raise file.error(wrong.name, wrong.text)
+            raise file.error((*place, wrong.name), wrong.text)
 
 
 def _check_excluded(sweep: Sweep, file: _File) -> None:
     if {} in sweep.exclude:
-        raise file.error("exclude", "an entry of exclude has no settings, so it would exclude all cases.")
+        raise file.error(
+            ("exclude", sweep.exclude.index({})),
+            "an entry of exclude has no settings, so it would exclude all cases.",
+        )
     there = dict.fromkeys([*sweep.settings, *sweep.grid])
     there |= dict.fromkeys(name for case in (*sweep.cases, *sweep.include) for name in case)
-    for name in (name for group in sweep.exclude for name in group if name not in there):
+    named = (
+        (("exclude", number, name), name) for number, group in enumerate(sweep.exclude) for name in group
+    )
+    for keys, name in (each for each in named if each[1] not in there):
         had = f" The cases have {', '.join(there)}." if there else ""
-        raise file.error(name, f"exclude names {name!r}, a setting that no case has.{had}")
+        raise file.error(keys, f"exclude names {name!r}, a setting that no case has.{had}")
 
 
 def _has(case: m.JsonObject, settings: m.JsonObject) -> bool:
@@ -257,23 +274,21 @@ def _wrong_axis(document: dict[str, Any]) -> str:
     return ""
 
 
-def _of_msgspec(file: _File, error: str, document: dict[str, Any]) -> FleetError:
+def _of_msgspec(file: _File, error: msgspec.ValidationError) -> FleetError:
     """Return msgspec's `error` about a wrong key or value as an error that names the file and the line."""
-    place = re.search(r" - at `\$\.?([^`]*)`", error)
-    where = place[1] if place else ""
-    unknown = re.search(r"contains unknown field `([^`]*)`", error)
+    keys, said = problem_of(error)
+    where = str(error).partition(" - at `$")[2].strip(".`")
+    unknown = re.search(r"contains unknown field `([^`]*)`", said)
     if unknown:
         key, known = unknown[1], _TABLES[where].__struct_fields__
         likely = nearest(key, known, similarity=_MISSPELT_FROM)
         meant = f" Did you mean {likely!r}?" if likely else ""
-        return file.error(key, f"unknown key {key!r}.{meant} Known keys: {', '.join(known)}.")
-    said = error[: place.start()] if place else error
+        return file.error((*keys, key), f"unknown key {key!r}.{meant} Known keys: {', '.join(known)}.")
     if where == "grid[...]":
-        name = _wrong_axis(document)
+        name = _wrong_axis(file.document.value)
         example = "give a list of values, or { first = 0, last = 9 }"
-        return file.error(name, f"grid.{name}: {said[0].lower()}{said[1:]}: {example}.")
-    key = re.split(r"[.\[]", where)[-1].rstrip("]")
-    return file.error(key or where, f"{f'{where}: ' if where else ''}{said[0].lower()}{said[1:]}.")
+        return file.error(("grid", name), f"grid.{name}: {said[0].lower()}{said[1:]}: {example}.")
+    return file.error(keys, f"{f'{where}: ' if where else ''}{said[0].lower()}{said[1:]}.")
 
 
 # --- An estimate of a sweep's size and cost; no episode is played for it ---

@@ -155,6 +155,10 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         ('work = "zork"\n[settings]\nheat = nan\n', "line 3: setting 'heat' is nan, which JSON does not"),
         ('work = "zork"\nservers = 0\n', "line 2: servers = 0"),
         ("work = \n", "not valid TOML: Invalid value .at line 1, column 8."),
+        ('work = "zork"\nsettings.repetitions = 3\nrepetitions = 0\n', "line 3: repetitions must be"),
+        ('work = "m:f"\n[grid]\nrequests = [1]\n[budget]\nrequests = -3\n', "line 5: requests is -3"),
+        ('work = "m:f"\n[[cases]]\na = 1\n[[cases]]\na = nan\n', "line 5: setting 'a' is nan"),
+        ('work = "m:f"\ncases = [\n{ a = 1 },\n{ a = 2, b = nan },\n]\n', "line 4: setting 'b' is nan"),
     ],
 )
 def test_an_error_names_line_and_key(tmp_path: Path, text: str, words: str) -> None:
