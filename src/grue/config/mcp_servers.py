@@ -761,6 +761,8 @@ def _json_kind(value: object) -> str:
 
 def missing_servers(path: Path, *, named: bool) -> str:
     """Return the error text for a missing file of servers. `named`: the user has given the file's name."""
+    if path.is_symlink():
+        return f"{path} is a link to a file that does not exist: {path.readlink()}."
     if named:
         return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."
     return (

@@ -57,10 +57,13 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
     """
     path = as_path(path, "read_tool_lock()")
     try:
-        if not path.exists():
+        if not path.exists() and not path.is_symlink():
             return None
         if not path.is_file():
-            raise MCPConfigError(f"Cannot read {str(path)!r}: it is not a regular file.", path=str(path))
+            why = (
+                "it is not a regular file" if path.exists() else "it is a link to a file that does not exist"
+            )
+            raise MCPConfigError(f"Cannot read {str(path)!r}: {why}.", path=str(path))
     except OSError as error:
         raise MCPConfigError(f"Cannot read {str(path)!r}: {error.strerror}.", path=str(path)) from error
     document = _parsed(path)

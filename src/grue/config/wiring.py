@@ -91,7 +91,9 @@ def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> b
     not from a file.
     """
     declined = project is not None and project.tables["mcp"].get("enabled") is False
-    return config.mcp_enabled or (not declined and config.mcp_config_path.is_file())
+    path = config.mcp_config_path
+    # A broken link or a folder counts as a file, so that reading it ends with an error.
+    return config.mcp_enabled or (not declined and (path.exists() or path.is_symlink()))
 
 
 def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, McpServer]:

@@ -171,6 +171,10 @@ def test_a_folder_or_an_endless_file_in_its_place_is_a_sentence(tmp_path: Path) 
     path.symlink_to("/dev/zero")
     with pytest.raises(MCPConfigError, match="not a regular file"):
         read_tool_lock(path)
+    path.unlink()
+    path.symlink_to("gone")
+    with pytest.raises(MCPConfigError, match="a link to a file that does not exist"):
+        read_tool_lock(path)
 
 
 def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:

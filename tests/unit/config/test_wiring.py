@@ -100,6 +100,20 @@ def test_a_runner_and_the_commands_use_the_same_servers(
     assert ("todo" in known.servers) is used
 
 
+def test_a_broken_link_or_a_folder_in_place_of_the_file_of_servers_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mcp_config.json"
+    path.symlink_to("gone.json")
+    with pytest.raises(MCPConfigError, match=r"is a link to a file that does not exist: gone\.json"):
+        known_servers(GameConfiguration.of_project(), None)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(MCPConfigError, match="Is a directory"):
+        known_servers(GameConfiguration.of_project(), None)
+
+
 def test_another_model_in_place_of_the_projects_has_none_of_its_fallback_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
