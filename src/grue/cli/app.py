@@ -109,8 +109,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "In the first turn, the last two values mean `start` under tool.grue.mcp in pyproject.toml, else "
-        "`beside_if_locked`.",
+        "For the first turn, these last two are replaced by the value of start under tool.grue.mcp in "
+        "pyproject.toml, else by beside_if_locked.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -405,7 +405,7 @@ def add(
     - An environment variable that the server needs is not set. Then the server is
       not started either.
     - mcp_config.json has other servers, but there is no mcp_tools.lock. A new
-      mcp_tools.lock would lack the tools of these servers.
+      lock would leave the tools of these servers unapproved.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. If this machine can enforce
@@ -634,7 +634,7 @@ _OtherTools = Annotated[
         metavar="FILE",
         help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
         "--lock` writes beside mcp_tools.lock, or an edited copy of it. Or the word "
-        "lock: the mcp_tools.listing.json beside the mcp_config.json of this folder's project.",
+        "lock: the mcp_tools.listing.json of the servers that `grue chat` would use in this folder.",
         show_default="the recorded ones",
     ),
 ]

@@ -137,8 +137,8 @@ def retry(
 ) -> bool:
     """Run those episodes of a sweep that have no result, even if `grue fleet run` has given them up.
 
-    `grue fleet run` gives an episode up if its result is damaged, or after three
-    attempts without a result: its worker was killed, or a server or the model
+    `grue fleet run` gives an episode up if its result is damaged, or if three
+    attempts failed because a worker was killed, or because a server or the model
     could not be reached. If the sweep's own function raised an error, that is a
     result: the episode is not run again. The exit status is 1 if an episode is
     left without a result.
@@ -173,7 +173,7 @@ _Where = Annotated[
         "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
         "failed: the turn ended with an error.\n\n"
         "parked: the turn waits for an approval.\n\n"
-        "no value, as in `outcome =`: the trace does not have the end of the turn.\n\n"
+        "To choose turns whose end is not in the trace, write `outcome =` with nothing after it.\n\n"
         "`tool = X` is true if any call of the turn is to X, and `tool != X` if no call is to X. The same "
         "holds for error. In `tool = X and error ~ Y`, X and Y may come from two different calls.",
         show_default="all turns",
@@ -230,9 +230,10 @@ def fork(
     """Run many recorded turns again, each with the same change. After a stop, the same command continues.
 
     A fork runs a recorded turn again from its beginning, with another model,
-    prompt, limit or setting. A tool call that is in the trace gets its recorded
-    result. The forks and the recorded turns become episodes of a fleet. To
-    compare them, where DIR is the fleet's folder:
+    prompt, limit or setting. If the model makes a recorded tool call again, with
+    the same arguments, the call gets the recorded result. The forks and the
+    recorded turns become episodes of a fleet. To compare them, where DIR is the
+    fleet's folder:
     grue fleet compare DIR:fork=recorded :fork=changed
 
     Their scores are: score (1 if the model gave an answer, else 0), same_answer
@@ -391,11 +392,11 @@ def compare(
 
     A and B are compared case by case. The compared settings are those that
     differ between A and B, such as model: all episodes of A have one value, and
-    all of B another. Episodes that agree in all other settings except base_url,
-    for example in question and seed, are one case. A case that only A or only
-    B has is left out. The mean difference B - A of the cases is printed with
-    its 95 % confidence interval. The interval needs the packages numpy and scipy,
-    and at least 15 cases (if you give --cluster, 15 groups of cases). Without an
+    all of B another. Episodes with the same other settings, such as question and
+    seed, are one case; base_url is ignored. A case that only A or only B has is
+    left out. The mean difference B - A of the cases is printed with its 95 %
+    confidence interval. The interval needs the packages numpy and scipy, and at
+    least 15 cases (if you give --cluster, 15 groups of cases). Without an
     interval, a sign test decides whether B is better.
 
     If each case was run N times (repetitions in SWEEP.toml), its scores are
@@ -596,7 +597,7 @@ def show(
 def stop(directory: _Directory) -> None:
     """Stop a fleet: let its running episodes end, and start no others. To go on, run the sweep again.
 
-    If the fleet was stopped already, cancel its running episodes.
+    A second `grue fleet stop` cancels the running episodes.
     """
     from grue.cli.fleet import stop_fleet
 

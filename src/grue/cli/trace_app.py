@@ -160,9 +160,9 @@ def trace_cache(
     caused it. In the printed table, `repeats` is the percentage of a prompt that
     is the same as the beginning of an earlier prompt. `cached` is the percentage
     that the provider has read from its cache, according to its reply. `again`
-    estimates the tokens after the first difference, which no cache could serve
-    although much of the text is often the same. They are counted up to the end of
-    the shorter of the two prompts.
+    estimates the tokens from the first difference to the end of the shorter
+    prompt. No cache could serve these, though much of their text is often the
+    same.
     """
     from grue.cli.trace_cache import cache
 

@@ -93,7 +93,8 @@ def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> b
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     path = config.mcp_config_path
     # A broken link or a folder counts as a file, so that reading it ends with an error.
-    return config.mcp_enabled or (not declined and (path.exists() or path.is_symlink()))
+    there = path.is_file() or path.is_dir() or path.is_symlink()
+    return config.mcp_enabled or (not declined and there)
 
 
 def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, McpServer]:
