@@ -1089,7 +1089,10 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: a server's first connect in the episode or resumed turn failed; the turn must fail.
+    """session -> agent: a server could not be connected to, and the turn must fail.
+
+    Sent if it was the first try in this episode, or since the turn was resumed, and
+    `FailurePolicy.first_connect` is `raise`.
 
     Source: R6.1
     """

@@ -1,4 +1,7 @@
-"""Choose the event loop in which a runner's turns and calls run: a new one, the caller's or the episode's."""
+"""Choose the event loop for a runner's turns, and for its tool calls outside turns.
+
+It is a new loop, the caller's loop, or the loop of the current episode.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     def short(finished: FinishedEpisode) -> float | tuple[float, str]: ...
 
-A scorer is a function, a regular expression, a JSON Schema or a model that judges. It has a name and a
-version. Its score is stored in a file in the episode's folder, a `Mark` (`grue.tracing.marks`).
+A scorer is a function like this one, a regular expression, a JSON Schema or a model that judges. It has a
+name and a version. Each score is a `Mark` (`grue.tracing.marks`), stored in a file of its own in the
+episode's folder.
 
 The answer to be judged is a model's text and may try to instruct the judge. So the prompt has the answer
 between tags with a random word, which the answer cannot contain. The judge has no tools and can only return a

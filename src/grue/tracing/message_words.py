@@ -154,7 +154,7 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield pairs `(key, line)` about a message, for a program that does not log its events.
+    """Yield pairs `(key, line)`: what to print about a message in a program that has no `LoggerObserver`.
 
     Lines with the same key report the same problem: print only the first. The texts are untrusted.
     """

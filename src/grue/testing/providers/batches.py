@@ -1,8 +1,8 @@
 """The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
 
-When the client asks for a batch, the server at first shows it as running (`BatchFaults.looks` times). After
-that, the endpoint's script answers each request of the batch as if it had been posted alone, unless a fault
-is set. Batches are refused for many of the reasons for which providers refuse them.
+When the client asks for a batch's state, the server says that the batch is running, `BatchFaults.looks` times
+(0 by default). The next time, the endpoint's script answers each request of the batch as if it had been
+posted alone, unless a fault is set. The server refuses batches for many of the reasons that providers have.
 """
 
 import email.parser

@@ -106,11 +106,15 @@ class BatchDesk:
         return []
 
     async def look(self) -> list[str]:
-        """Send what is still `sending`, ask about each batch, store results, and return their requests' ids.
+        """Check each batch once, store the results of those that have ended, and return their requests' ids.
+
+        A batch in the state `sending` may have reached the provider or not: if the provider does not have it,
+        it is sent again.
 
         Raises:
-            BatchRefused: The provider refuses a request, sends an answer that cannot be read, keeps failing
-                for `Batching.patience_s`, or does not end a batch within `Batching.batch_timeout_s`.
+            BatchRefused: The provider refuses an HTTP call of this method, sends an answer that cannot be
+                read, keeps failing for `Batching.patience_s`, or does not end a batch within
+                `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
