@@ -6,6 +6,7 @@ Size limits apply to the unpacked bytes too, not only to the sizes that the zip 
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ MANIFEST = "manifest.json"
 MOST_PACKED = 512 << 20
 MOST_UNPACKED = 1 << 30
 MOST_FILES = 50_000
+_MOST_FOLDERS = 10 * MOST_FILES
 _MOST_LISTED = 16 << 20
 _MOST_MANIFEST = 1 << 20
 _MOST_NAME = 255
@@ -158,11 +160,12 @@ def _check_list(file: BufferedReader) -> None:
 
 
 def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    if len(listed) > MOST_FILES or sum(each.file_size for each in listed) > MOST_UNPACKED:
+    folders = sum(each.orig_filename.count("/") for each in listed)
+    too_many = len(listed) > MOST_FILES or folders > _MOST_FOLDERS
+    if too_many or sum(each.file_size for each in listed) > MOST_UNPACKED:
         raise MCPConfigError("It is too large when it is unpacked.")
     files: dict[str, zipfile.ZipInfo] = {}
-    seen: set[str] = set()
-    folders: set[str] = set()
+    keys: list[tuple[str, str]] = []
     for info in listed:
         # `info.filename` has only the part of the name before a NUL character.
         name = info.orig_filename
@@ -180,11 +183,10 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
         if name.endswith("/"):
             continue
         # On some file systems, names that differ only in upper and lower case stand for the same file.
-        key = name.casefold()
-        above = {"/".join(parts[:depth]).casefold() for depth in range(1, len(parts))}
-        if key in seen or key in folders or above & seen:
-            raise MCPConfigError(f"It has '{printable(name, 200)}' twice.")
-        seen.add(key)
-        folders |= above
+        # With NUL for the slash, a name that is also a folder stands just before the names in this folder.
+        keys.append((name.casefold().replace("/", "\0"), name))
         files[name] = info
+    for (key, _), (following, name) in itertools.pairwise(sorted(keys)):
+        if following == key or following.startswith(f"{key}\0"):
+            raise MCPConfigError(f"It has '{printable(name, 200)}' twice.")
     return files

@@ -103,8 +103,10 @@ def test_links_and_devices_are_refused(tmp_path: Path, kind: int) -> None:
     assert "a link or a device" in refusal(path)
 
 
-@pytest.mark.parametrize("names", [("a", "A"), ("a", "a/b"), ("a/b", "A"), ("a/x", "A/X")])
-def test_two_files_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "names", [("a", "A"), ("a", "a/b"), ("a/b", "A"), ("a/x", "A/X"), ("a/x/y", "a!", "A")]
+)
+def test_two_files_of_one_name_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     path = written(inner, ("manifest.json", MANIFEST), *((name, b"") for name in names))
@@ -134,6 +136,14 @@ def test_a_long_list_of_files_is_refused_before_it_is_read(
     monkeypatch.setattr(bundles, "MOST_FILES", 10)
     monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("the list was read"))
     assert "more than 10 files" in refusal(path)
+
+
+def test_names_with_too_many_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    path = written(inner, ("manifest.json", MANIFEST), ("/".join("a" * 30), b""), ("/".join("b" * 30), b""))
+    monkeypatch.setattr(bundles, "_MOST_FOLDERS", 57)
+    assert "too large" in refusal(path)
 
 
 def test_the_list_of_more_files_than_a_zip_file_counts_is_refused(tmp_path: Path) -> None:
