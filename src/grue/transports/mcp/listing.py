@@ -37,6 +37,9 @@ from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 MAX_TOOL_BYTES = 256 * 1024
 """Longest definition of a tool. Each request to the model carries all definitions."""
 
+_MOST_LISTED_BYTES = 8 * 2**20
+"""After a page that exceeds this length of a server's tools, no further page is read."""
+
 _NAME_CHARS = 1000
 
 _HINTS = {
@@ -68,7 +71,7 @@ async def read_pages(
     max_pages: int,
     notify: Notify,
 ) -> ListedTools:
-    """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
+    """Read all pages of a listing. After a repeated cursor, `max_pages` pages or 8 MiB, return what was read.
 
     Errors of `ask` are not caught. A `bad_tool` notice reports what is left out. No notice is given for
     a page that names its own cursor as the next one and adds no tools.
@@ -82,10 +85,12 @@ async def read_pages(
     cursor: str | None = None
     ttl_s: float | None = None
     private = False
+    left = _MOST_LISTED_BYTES
     for _ in range(max_pages):
         page = await ask({} if cursor is None else {"cursor": cursor})
         before = len(tools)
         for tool in read_tools(page, server, notify):
+            left -= len(msgspec.json.encode(tool))
             if tools.setdefault(tool.tool, tool) != tool:
                 notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
         as_tasks.update(_only_as_tasks(page))
@@ -99,6 +104,9 @@ async def read_pages(
         if following in cursors:
             if following != cursor or len(tools) > before:
                 notify("bad_tool", f"the listing repeats the cursor {following!r}")
+            break
+        if left < 0:
+            notify("bad_tool", f"the listing is longer than {_MOST_LISTED_BYTES} bytes, the rest is left")
             break
         cursors.add(following)
         cursor = following

@@ -139,3 +139,17 @@ def test_a_server_that_repeats_its_only_page_lists_its_tools_once_and_without_a_
     listed = asyncio.run(read_pages(ask, SERVER, 10, lambda _kind, text: faults.append(text)))
     assert [tool.tool for tool in listed.tools] == ["a.b"]
     assert faults == (["a.b: listed twice, the first one counts"] if other else [])
+
+
+def test_no_further_page_is_read_of_a_listing_that_is_too_long() -> None:
+    asked: list[JsonObject] = []
+    faults: list[str] = []
+
+    async def ask(params: JsonObject) -> JsonObject:
+        asked.append(params)
+        page = [{**GOOD, "name": f"{len(asked)}-{n}", "description": "d" * 200_000} for n in range(30)]
+        return {"tools": page, "nextCursor": str(len(asked))}
+
+    listed = asyncio.run(read_pages(ask, SERVER, 10, lambda _kind, text: faults.append(text)))
+    assert (len(asked), len(listed.tools)) == (2, 60)
+    assert faults == ["the listing is longer than 8388608 bytes, the rest is left"]
