@@ -111,6 +111,11 @@ class AgentActor(Actor[m.TurnEvent]):
             return s.progress_of(seen)
         return replace(s.progress_of(before), doing=s.progress_of(seen).doing)
 
+    @property
+    def sampled(self) -> int:
+        """How many requests of servers to the model (sampling) `progress` counts."""
+        return 0 if isinstance(self._state, s.Idle | s.Finished) else self._state.turn.sampled
+
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
         """Return the uncut result of a call; `None`: the call has no result so far, or the turn is over."""
         state = self._state

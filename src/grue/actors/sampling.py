@@ -59,7 +59,8 @@ class Sampler:
     """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost.
 
     Requests above `max_samplings` are declined. So are requests for which the budget has no room: `spent`
-    returns what the turn and its servers have spent, and one request is held back for the turn's answer.
+    returns what the turn and its servers have spent, `sampled` how many requests of servers are counted in
+    it. One request is held back for the turn's answer.
     """
 
     def __init__(
@@ -68,17 +69,20 @@ class Sampler:
         agent: Mailbox[m.TurnEvent],
         limits: TurnLimits,
         spent: Callable[[], Spent],
+        sampled: Callable[[], int],
     ) -> None:
         self._start_llm = start_llm
         self._agent = agent
         self._limits = limits
         self._spent = spent
-        self._asked = self._ended = 0
+        self._sampled = sampled
+        self._asked = self._ended = self._reported = 0
         self._alone: defaultdict[m.ServerName, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def sample(self, server: m.ServerName, request: SamplingRequest) -> Sampled | Declined:
         """Answer or decline a sampling request of a server. If cancelled, report what it has cost so far."""
         most, under_way = self._limits.max_samplings, self._asked - self._ended
+        under_way += max(0, self._reported - self._sampled())  # the agent may not have read a report yet
         if self._asked >= most:
             return Declined(f"this turn allows {most} sampling requests, and they are used up")
         if self._spent().plus(under_way + 1, m.Usage()).reached(self._limits.budget):
@@ -130,6 +134,7 @@ class Sampler:
         bound = anyio.current_time() + _REPORT_S
         with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
             await self._agent.send(m.ServerSampled(server=server, usage=usage), sender=llm.name)
+            self._reported = max(self._reported, self._sampled()) + 1
 
     def _command(self, request: SamplingRequest) -> m.RequestCompletion:
         said: list[m.ConversationItem] = [m.SystemText(request.system)]

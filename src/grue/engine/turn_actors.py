@@ -533,7 +533,7 @@ class TurnActors:
             progress = self.progress
             return Spent(requests=progress.requests, usage=progress.usage)
 
-        return Sampler(start_llm, agent, limits, spent)
+        return Sampler(start_llm, agent, limits, spent, lambda: self._agent.sampled if self._agent else 0)
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:

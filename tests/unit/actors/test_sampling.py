@@ -52,13 +52,14 @@ async def sampler(server: ScriptedLlmServer, most: int, budget: Budget = NO_LIMI
 
 @asynccontextmanager
 async def counted(
-    server: ScriptedLlmServer, most: int, budget: Budget
+    server: ScriptedLlmServer, most: int, budget: Budget, *, reads: bool = True
 ) -> AsyncIterator[tuple[Sampler, Agent]]:
     settings = LlmSettings(base_url=server.base_url, model="m", retry=RetryPolicy(max_retries=0))
     endpoint = LlmEndpoint(settings)
     async with Supervisor(Recorder(), turn=1) as group:
         agent = Agent(group.mailbox("agent"))
-        group.start(agent)
+        if reads:
+            group.start(agent)
 
         def start() -> tuple[LlmActor, anyio.CancelScope]:
             llm = LlmActor(group.mailbox("llm-sampling"), agent.mailbox, endpoint, group.note)
@@ -67,7 +68,7 @@ async def counted(
             return llm, agent.scopes[-1]
 
         limits = TurnLimits(max_samplings=most, budget=budget)
-        yield Sampler(start, agent.mailbox, limits, agent.spent), agent
+        yield Sampler(start, agent.mailbox, limits, agent.spent, lambda: len(agent.told)), agent
 
 
 async def test_each_request_is_a_conversation_of_its_own() -> None:
@@ -98,7 +99,7 @@ async def test_a_request_that_is_postponed_is_declined_and_costs_nothing() -> No
         agent, llm = Agent(group.mailbox("agent")), Postponer(group.mailbox("llm-sampling"))
         group.start(agent)
         limits = TurnLimits(max_samplings=1)
-        one = Sampler(lambda: (llm, group.start(llm)), agent.mailbox, limits, agent.spent)
+        one = Sampler(lambda: (llm, group.start(llm)), agent.mailbox, limits, agent.spent, lambda: 0)
         answer = await one.sample(ServerName("a"), QUESTION)
     assert answer == Declined("the model's reply comes later, in a batch of the provider")
     assert agent.told == []
@@ -135,6 +136,15 @@ async def test_requests_at_the_same_time_leave_one_for_the_answer() -> None:
             tasks.start_soon(ask)
             tasks.start_soon(ask)
     assert answers == [Declined("the budget of this turn is spent"), Sampled("Four.", "scripted")]
+
+
+async def test_a_report_that_the_agent_has_not_read_counts() -> None:
+    """A server may ask again before the agent has read what the first request has cost."""
+    with ScriptedLlmServer([text_reply("Four.")] * 2) as server:
+        async with counted(server, 5, Budget(requests=3), reads=False) as (one, _):
+            assert await one.sample(ServerName("a"), QUESTION) == Sampled("Four.", "scripted")
+            answer = await one.sample(ServerName("a"), QUESTION)
+    assert answer == Declined("the budget of this turn is spent")
 
 
 async def test_a_request_that_its_server_cancels_is_counted_and_ends() -> None:
