@@ -209,6 +209,9 @@ _MAX_UNSENT = 10_000
 
 _ROOM_POLL_S = 0.002
 
+_BETWEEN_GETS_S = 0.1
+"""A server can end its stream of events at once and ask to be reconnected after 0 s, again and again."""
+
 _MAY_SPEAK_SSE = frozenset((400, 404, 405))
 """Statuses with which a server of the older transport refuses the first request of Streamable HTTP."""
 
@@ -426,6 +429,7 @@ class _Client(httpx2.AsyncClient):
         self._server = server
         self._max_message_bytes = min(limits.max_message_bytes, limits.max_line_bytes)
         self._max_event_bytes = limits.max_line_bytes
+        self._next_get_at = -math.inf
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         head = await _head(request)
@@ -437,6 +441,10 @@ class _Client(httpx2.AsyncClient):
             return httpx2.Response(405, request=request)
         if self._stream.sessionless:
             request.headers.pop(_SESSION_ID, None)
+        if request.method == "GET":
+            begun_at = max(anyio.current_time(), self._next_get_at)
+            self._next_get_at = begun_at + _BETWEEN_GETS_S
+            await anyio.sleep_until(begun_at)
         limit_s = None if _is_awaited(request, head) else self._server.connect_timeout_s
         try:
             with anyio.fail_after(limit_s):

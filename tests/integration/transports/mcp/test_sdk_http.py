@@ -79,13 +79,15 @@ class BreakingServer(ThreadingHTTPServer):
     """Breaks off the stream of each call of `echo`, and answers the GET that resumes it.
 
     `answers`: whether it sends the result then, with the request's id as a text; else it breaks off again.
+    With `talks`, it also breaks off the stream of its own messages.
     """
 
     daemon_threads = True
 
-    def __init__(self, *, answers: bool) -> None:
+    def __init__(self, *, answers: bool, talks: bool) -> None:
         super().__init__(("127.0.0.1", 0), _Breaking)
         self.answers = answers
+        self.talks = talks
         self.seen: list[str] = []
         self.called: object = None
 
@@ -114,7 +116,7 @@ class _Breaking(BaseHTTPRequestHandler):
         self._say("application/json", _answer(asked["id"], result))
 
     def do_GET(self) -> None:
-        if "last-event-id" not in self.headers:
+        if "last-event-id" not in self.headers and not self.server.talks:
             self._say("text/plain", b"", 405)
             return
         self.server.seen.append("resume")
@@ -126,8 +128,13 @@ class _Breaking(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        if self.server.talks:
+            self.send_header("mcp-session-id", "1")
         self.end_headers()
         self.wfile.write(body)
+
+    def do_DELETE(self) -> None:
+        self._say("text/plain", b"")
 
     def log_message(self, *args: object) -> None: ...
 
@@ -140,8 +147,8 @@ def _answer(request_id: object, result: object) -> bytes:
 
 
 @contextlib.contextmanager
-def breaking_server(*, answers: bool) -> Iterator[tuple[str, list[str]]]:
-    with BreakingServer(answers=answers) as server:
+def breaking_server(*, answers: bool, talks: bool = False) -> Iterator[tuple[str, list[str]]]:
+    with BreakingServer(answers=answers, talks=talks) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -169,3 +176,14 @@ async def test_the_stream_of_a_call_that_has_timed_out_is_not_resumed() -> None:
                 await client.call("whole", {}, GUARD_S)
     after = seen[seen.index("notifications/cancelled") :]
     assert after.count("resume") <= 1, "one may have been on its way"
+
+
+async def test_a_stream_that_its_server_ends_at_once_is_not_opened_again_without_a_pause() -> None:
+    """The server asks to be reconnected after 0 ms."""
+    with breaking_server(answers=False, talks=True) as (url, seen), anyio.fail_after(GUARD_S):
+        begun_at = anyio.current_time()
+        async with McpClient(HttpServer(name="far", url=url), ProcessRegistry()) as client:
+            await client.open(GUARD_S)
+            while seen.count("resume") < 6:
+                await anyio.lowlevel.checkpoint()
+        assert anyio.current_time() - begun_at >= 0.5
