@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from msgspec import Struct, field
@@ -245,10 +245,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
     server, found, offer, others = _chosen(description, kind)
     if found != BUNDLE or not isinstance(offer, _Package):
         return None
-    try:
-        address = urlsplit(offer.identifier)
-    except ValueError:  # the host in the URL has an unbalanced bracket
-        address = urlsplit("")
+    address = _address(offer.identifier)
     if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
         raise MCPConfigError(f"The description has no address of its bundle: {_quoted(offer.identifier)}.")
     if not _SHA256.fullmatch(offer.file_sha256):
@@ -263,6 +260,13 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
         sha256=offer.file_sha256.lower(),
         others=others,
     )
+
+
+def _address(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # for example, the host in the URL has an unbalanced bracket
+        return urlsplit("")
 
 
 def package_description(kind: str, identifier: str, arguments: Iterable[str]) -> dict[str, Any]:
@@ -330,7 +334,7 @@ class _Entry:
         if remote.type not in ("streamable-http", "sse"):
             raise MCPConfigError(f"The address has the unknown type {_quoted(remote.type)}.")
         url = self._filled(remote.url, remote.variables)
-        parts = urlsplit(url)
+        parts = _address(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             raise MCPConfigError(f"The address {_quoted(url)} is not an http:// or https:// URL with a host.")
         self.entry = {"type": remote.type, "url": url}

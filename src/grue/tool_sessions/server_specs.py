@@ -429,6 +429,15 @@ def is_boxed(box: Sandbox | None) -> bool:
     return is_enforced(box)
 
 
+def _may_be_a_host(name: str) -> bool:
+    import httpx  # imported here, because it is slow to load and few names need it
+
+    try:
+        return bool(httpx.URL(f"http://{name}").host)
+    except (httpx.InvalidURL, ValueError):
+        return False
+
+
 def _url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
@@ -439,4 +448,6 @@ def _url_fault(url: str) -> str | None:
         return "should begin with http:// or https://"
     if not parts.hostname:
         return "names no host"
+    if not (parts.hostname.isascii() or _may_be_a_host(parts.hostname)):
+        return "has a character in its host that no host has"
     return "has a space or a control character in it" if not url.isprintable() or " " in url else None

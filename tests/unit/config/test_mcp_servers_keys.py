@@ -153,6 +153,7 @@ def test_keys_without_effect_on_a_kind_of_server_are_named(tmp_path: Path) -> No
         ({"url": "h/mcp"}, "its URL should begin with http:// or https://"),
         ({"url": "http://"}, "its URL names no host"),
         ({"url": "http://h:port/"}, "its URL cannot be read"),
+        ({"url": "http://exam\u2026com/"}, "its URL has a character in its host that no host has"),
         ({"url": "http://h/a b"}, "its URL has a space or a control character in it"),
         ({"url": "http://h", "headers": {"X Y": "hunter2"}}, "'X Y' cannot be the name of a header"),
         (

@@ -235,6 +235,7 @@ def test_control_characters_are_refused_in_what_is_written(value: str) -> None:
         ("https://me:pw@example.com/", "is not an http"),
         ("javascript:alert(1)", "is not an http"),
         ("", "is not an http"),
+        ("http://[x", "is not an http"),
     ],
 )
 def test_only_plain_addresses_are_written(url: str, problem: str) -> None:

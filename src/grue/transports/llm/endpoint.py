@@ -726,11 +726,12 @@ def _usable_url(base_url: str) -> httpx.URL:
     text = base_url.strip()
     try:
         url, in_range = httpx.URL(text), urlsplit(text).port != 0
+        host = url.host  # raises if it begins with `xn--` and no name has this form
     except (httpx.InvalidURL, ValueError):
         # `from None`, because the original error may quote part of a password.
         raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
     _refuse_credentials(bool(url.userinfo), [*url.params])
-    if not in_range or url.scheme not in ("http", "https") or not url.host:
+    if not in_range or url.scheme not in ("http", "https") or not host:
         raise MCPConfigError(_SCHEME_MISSING)
     path, mark, query = url.raw_path.decode("ascii").partition("?")
     path = path.rstrip("/")

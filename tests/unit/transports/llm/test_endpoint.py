@@ -71,6 +71,7 @@ def test_settings_show_no_secret() -> None:
         ("http://", "must start with http"),
         ("http://[::1", "cannot be read"),
         ("http://host:99999/v1", "cannot be read"),
+        ("http://xn--a/v1", "cannot be read"),
         ("http://host:0/v1", "must start with http"),
         ("https://me:pass-word@host/v1", "user or a password .* set api_key .*GRUE_API_KEY"),
         ("https://pass-word@host/v1", "user or a password"),
