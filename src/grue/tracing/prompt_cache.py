@@ -600,10 +600,10 @@ def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str,
         tool, how = new[at], "is offered, and was not before"
     elif at < len(old) and old[at].name not in now:
         tool, how = old[at], "is not offered any more"
-    elif old[at].name == new[at].name:
+    elif at < min(len(old), len(new)) and old[at].name == new[at].name:
         tool, how = new[at], _how_changed(old[at], new[at])
-    else:
-        tool, how = new[at], "is offered in another order"
+    else:  # in a damaged trace, a request may have a tool twice, and be longer or shorter only by that
+        tool, how = (new[at:] or old[at:])[0], "is offered in another order"
     return f"the tool {_name(tool)}", _listing(tool, pair, talk, asked, f"{_name(tool)} {how}")
 
 

@@ -530,6 +530,13 @@ def test_what_a_server_wrote_is_shown_without_control_characters(
     assert "\u202e" not in out
 
 
+def test_a_tool_that_a_damaged_trace_has_twice_is_a_break_like_others() -> None:
+    talk = begun()
+    talk.said(LOOK, TAKE, DIG, LOOK)
+    talk.said(LOOK, TAKE, DIG)
+    assert [bool(each.broken) for each in talk.prompts] == [False, False, True, True]
+
+
 def test_the_viewer_has_the_share_and_the_break_at_each_reply() -> None:
     talk = begun()
     another_order(talk)
