@@ -30,6 +30,7 @@ from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.context.history import History, Ledger
 from grue.runtime.files import LineFile, next_line, open_regular
 from grue.runtime.forks import here_and_in_children
+from grue.runtime.trace.format import error_text
 
 FORMAT = 1
 
@@ -296,7 +297,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
         try:
             saved.take(line)
         except ValueError as error:
-            raise _damaged(path, number, str(error)) from error
+            raise _damaged(path, number, error_text(error)) from error
     return saved
 
 
@@ -340,7 +341,7 @@ def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, i
             f"Cannot read the conversation file {path}: {why}.", path=str(path)
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _damaged(path, number, str(error)) from error
+        raise _damaged(path, number, error_text(error)) from error
 
 
 def _damaged(path: Path, line: int, why: str) -> ConversationError:

@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import as_path
 from grue.runtime.large_data import STEP, count_of
+from grue.runtime.safe_text import beginning, printable
 
 FORMAT = 2
 """Version of the format. Readers accept this version and all older ones. Format 1 had no payloads."""
@@ -37,6 +38,8 @@ def trace_in(path: str | os.PathLike[str]) -> Path:
     path = as_path(path, "A trace")
     return path / TRACE_FILE if os.path.isdir(path) else path  # noqa: PTH112 - never raises
 
+
+_ERROR_CHARS = 500
 
 PAYLOADS = "payloads"
 """Name of the folder for payload files, beside the trace file."""
@@ -215,8 +218,10 @@ def unknown(path: Path, number: int, error: Exception) -> TraceError:
 
 
 def error_text(error: Exception) -> str:
-    """Return the text of a decoding error, for the middle of a sentence."""
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).rstrip(".")
+    """Return the text of a decoding error, for the middle of a sentence. It may quote a value of the file."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return printable(beginning(str(error).rstrip("."), _ERROR_CHARS))
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:

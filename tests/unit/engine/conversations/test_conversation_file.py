@@ -162,6 +162,10 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: written(path, HEADER, end=b"\n\xff\n{}\n"),
         "line 2 is damaged .*The lines before it are whole",
     ),
+    "of a kind that no terminal should print": (
+        lambda path: path.write_bytes(b'{"type":"' + b"\x7f" * 100_000 + b'"}\n'),
+        r"line 1 is damaged \(Invalid value '(\\u007f){400,500}…\)\.$",
+    ),
     "answers no call": (
         lambda path: written(path, HEADER, LEARNED, Said((ToolMessage(CallId("x"), "1"),))),
         r"line 3 is damaged \(no call of the last reply has the id x\)",

@@ -361,6 +361,14 @@ def test_a_tag_that_no_grue_writes_there_is_found_by_decoding(path: Path, body: 
     assert (found.tag, found.envelope().body) == ("", Said("a"))
 
 
+def test_an_error_quotes_little_of_a_damaged_line(path: Path) -> None:
+    write(path, Said("a"))
+    path.write_bytes(path.read_bytes().replace(b'"type":"Said"', b'"type":"' + b"\x7f" * 100_000 + b'"'))
+    with pytest.raises(TraceError, match=r"line 2: .*\\u007f…") as caught:
+        read_trace(path, Body)
+    assert len(str(caught.value)) < 4_000
+
+
 def test_a_damaged_body_is_an_error_for_those_who_ask_for_it(path: Path) -> None:
     write(path, Said("a"), Said("b"), Counted(1))
     path.write_bytes(path.read_bytes().replace(b'"text":"b"', b'"text":true'))
