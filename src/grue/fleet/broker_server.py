@@ -136,7 +136,7 @@ class BrokerServer:
                             tasks.start_soon(answer, ask, claims.begin(ask.id))
                         case GiveBack(id_, outcome):
                             claims.give_back(id_, outcome)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
                 pass  # the connection is not from a worker, but from some other program
             finally:
                 tasks.cancel_scope.cancel()

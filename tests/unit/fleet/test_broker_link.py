@@ -73,6 +73,30 @@ async def test_a_lost_worker_is_charged_in_full(tmp_path: Path) -> None:
     assert read_ledger(FleetFolder(tmp_path)).tokens == 15
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"ask","id":1,"x":' + b"[" * 60_000,
+        b'{"type":"\xff","id":1}',
+        b'{"type":"ask","id":1,"wanted":{"model":"m","prompt_bytes":-100000}}',
+        b'{"type":"give_back","id":1,"outcome":{"cost_usd":-5.0}}',
+    ],
+    ids=["nested", "no text", "negative prompt", "negative cost"],
+)
+async def test_a_connection_that_sends_what_no_worker_sends_is_closed_and_no_other(
+    tmp_path: Path, line: bytes
+) -> None:
+    with BrokerServer(FleetFolder(tmp_path), Limits(FleetBudget(tokens=100))) as server:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.settimeout(HANG_S)
+            other.connect(server.address)
+            other.sendall(line + b"\n")
+            assert await anyio.to_thread.run_sync(other.recv, 1) == b""
+        link = BrokerLink(server.address, never)
+        assert not isinstance(await link.admit(WANTED), str)
+        link.close()
+
+
 async def test_without_a_broker_no_request_starts_and_the_worker_learns_of_it(tmp_path: Path) -> None:
     lost = threading.Event()
     with BrokerServer(FleetFolder(tmp_path), Limits()) as server:

@@ -25,13 +25,13 @@ import urllib.request
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import httpx
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -858,6 +858,9 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
             return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s", used_up=True)
 
 
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker reads what a worker sends
+
+
 class WantedRequest(Struct, frozen=True, kw_only=True):
     """A request that is about to be sent.
 
@@ -866,8 +869,8 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    prompt_bytes: int
-    max_tokens: int | None = None
+    prompt_bytes: _Count
+    max_tokens: _Count | None = None
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
@@ -879,10 +882,10 @@ class RequestOutcome(Struct, frozen=True, kw_only=True):
     sent: bool = True
     status: int | None = None
     retry_after_s: float | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int = 0
-    cost_usd: float | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    cached_tokens: _Count = 0
+    cost_usd: Annotated[float, Meta(ge=0)] | None = None
 
     def cost_by(self, price: Price | None) -> float | None:
         """Return the cost in US dollars: the reported one, or else by `price`; `None`: neither is known."""
