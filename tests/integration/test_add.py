@@ -1,6 +1,7 @@
 """`grue add` and `grue remove`: a bundle, a registry on loopback and a description, as a user runs them."""
 
 import functools
+import gzip
 import hashlib
 import io
 import json
@@ -22,7 +23,7 @@ import promises
 import pytest
 from commands import command, environment, grue
 
-from grue.cli.add import Adding, _downloaded, _fetch
+from grue.cli.add import Adding, _downloaded, _fetch, _fetched
 from grue.config.server_descriptions import OfferedBundle
 from grue.errors import MCPConfigError
 from grue.hosts.servers import think
@@ -561,6 +562,16 @@ def test_an_answer_that_does_not_end_is_an_error_however_fast_it_comes(
         _downloaded(offered, adding),
     ):
         raise AssertionError("it was downloaded")
+
+
+def test_a_compressed_answer_is_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred bytes that were compressed several times could expand to gigabytes."""
+    body = gzip.compress(gzip.compress(b"{}"))
+    answer = httpx.Response(200, headers={"content-encoding": "gzip, gzip"}, stream=httpx.ByteStream(body))
+    transport = httpx.MockTransport(lambda _: answer)
+    monkeypatch.setattr(httpx, "AsyncClient", functools.partial(httpx.AsyncClient, transport=transport))
+    with pytest.raises(MCPConfigError, match=r"a\.example has sent a compressed answer"):
+        _fetched("https://a.example/server.json")
 
 
 def test_nothing_is_downloaded_if_somebody_at_the_terminal_says_no(

@@ -416,6 +416,9 @@ async def _asked(
         async with client.stream("GET", url, headers=headers) as answer:
             status, further = answer.status_code, answer.next_request
             if status == httpx.codes.OK:
+                # A few bytes that were compressed several times expand to gigabytes before `most` is checked.
+                if answer.headers.get("content-encoding", "identity") != "identity":
+                    raise MCPConfigError(f"{where} has sent a compressed answer, and grue asked for none.")
                 await _write(answer.aiter_bytes(), into, most, where)
                 return None
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -87,6 +87,9 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
         request.headers["accept"] = "application/json"
     async with new_client(request.url, timeout=EXCHANGE_S) as client:
         response = await client.send(request, stream=True)
+        # A few bytes of another coding, or of several, may expand to gigabytes before the limit is checked.
+        if response.headers.get("content-encoding", "identity") not in ("identity", "gzip", "deflate"):
+            raise authorization_failed(f"an answer of {request.url.host} is compressed in an unusual way")
         body = bytearray()
         async for chunk in response.aiter_bytes():
             body += chunk

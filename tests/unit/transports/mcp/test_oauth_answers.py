@@ -92,6 +92,19 @@ async def test_an_answer_that_is_compressed_although_none_was_asked_for_is_read(
 
 
 @pytest.mark.anyio
+async def test_an_answer_that_was_compressed_twice_is_not_read() -> None:
+    """A few hundred bytes of it could expand to gigabytes."""
+
+    async def serve(stream: SocketStream) -> None:
+        head = raw_http.head("application/json").removesuffix(b"\r\n")
+        await stream.send(head + b"Content-Encoding: gzip\r\n" * 2 + b"\r\n" + b"x")
+
+    async with raw_http.raw_server(serve) as url:
+        with pytest.raises(AuthorizationRefused, match="is compressed in an unusual way"):
+            await sent(httpx2.Request("POST", url))
+
+
+@pytest.mark.anyio
 async def test_a_request_that_a_redirect_sends_elsewhere_is_sent_with_its_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
