@@ -158,8 +158,8 @@ class _Rows:
         self._turns: dict[int, tuple[float, TurnRow]] = {}
         # By number of the `RequestCompletion`; for a dropped reply, by number of the `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
-        # By turn number. The end of a resumed turn also counts what happened before it was parked. These earlier
-        # counts are subtracted, so that each row has only its own.
+        # By turn number. The end of a resumed turn also counts what happened before it was parked. These
+        # earlier counts are subtracted, so that each row has only its own.
         self._parked: dict[int, m.TurnParked] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
