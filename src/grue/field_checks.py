@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from inspect import signature
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct, StructMeta
 
 from grue.errors import MCPConfigError
 
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MOST = 2**63
 WHERE_TO_DEFINE = "Define that name at the top of the module, outside `if TYPE_CHECKING`."
@@ -61,17 +61,19 @@ class OwnKeywords(StructMeta):
                 raise
 
 
-def own_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Decorate an `__init__`: for an unknown keyword it raises the same `TypeError` as `OwnKeywords`."""
-    owner, names = init.__qualname__.partition(".")[0], tuple(signature(init).parameters)[1:]
-    _OWNERS[owner] = names
+def own_keywords(function: F) -> F:
+    """Decorate a method or an `__init__`: it raises the same `TypeError` as `OwnKeywords`."""
+    owner, _, kind = function.__qualname__.rpartition(".")
+    names = tuple(signature(function).parameters)[1:]
+    if kind == "__init__":
+        kind, _OWNERS[owner] = owner, names
 
-    @wraps(init)
-    def checked(*args: P.args, **keywords: P.kwargs) -> None:
-        _refuse_others(owner, keywords, names, init)
-        init(*args, **keywords)
+    @wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        _refuse_others(kind, keywords, names, function)
+        return function(*args, **keywords)
 
-    return checked
+    return checked  # type: ignore[return-value]  # it takes and returns what `function` does
 
 
 def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str], typed: object) -> None:

@@ -421,6 +421,9 @@ def test_no_error_shows_an_argument() -> None:
         (lambda: stdio(required=False), "options=ServerOptions(required=...)"),
         (lambda: TurnLimits(final_answer="a"), None),  # type: ignore[call-arg]
         (lambda: FailurePolicy(max_tokens=3), "LlmSettings(max_tokens=...)"),  # type: ignore[call-arg]
+        (lambda: Runner(llm=LLM).run_turn("x", answer=int), "TurnRequest(answer=...)"),  # type: ignore[call-arg]
+        (lambda: Runner(llm=LLM).start_turn("x", answer=int), "TurnRequest(answer=...)"),  # type: ignore[call-arg]
+        (lambda: Runner(llm=LLM).map(["x"], answer=int), "TurnRequest(answer=...)"),  # type: ignore[call-arg]
     ],
 )
 def test_a_keyword_of_another_class_is_refused_with_the_name_of_that_class(

@@ -308,6 +308,7 @@ class Runner(AsyncToolAccess, Closing):
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
         self._presumed.recall({m.ServerName(server): tuple(listing)})
 
+    @own_keywords
     def run_turn(self, request: TurnRequest[T] | str) -> TurnOutcome[T]:
         """Run a turn and return its outcome, blocking. A text is short for `TurnRequest(user=text)`.
 
@@ -345,6 +346,7 @@ class Runner(AsyncToolAccess, Closing):
         """
         return await self._episode.run_async(self._turn(request).run)
 
+    @own_keywords
     def start_turn(self, request: TurnRequest[T] | str) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for programs whose own loop must not block, such as a game.
 
@@ -510,6 +512,7 @@ class Runner(AsyncToolAccess, Closing):
         """
         return Conversation.start(self, system, path=path, name=name)
 
+    @own_keywords
     def map(
         self,
         requests: Iterable[TurnRequest[T] | str],
