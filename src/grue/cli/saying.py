@@ -12,7 +12,6 @@ import typer
 
 from grue.runtime.safe_text import printable, written_out
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 
 
 def from_here(path: Path, here: Path | None = None) -> Path:
@@ -51,7 +50,7 @@ def say_json(value: object) -> None:
 
 def shown(text: str) -> str:
     """Return text that is safe to print: unprintable characters are escaped and secrets replaced."""
-    return written_out(Redaction(secrets_in(os.environ)).redact_text(text))
+    return written_out(Redaction.of_environment().redact_text(text))
 
 
 def say_page(page: Path, open_browser: bool, content: str = "") -> None:

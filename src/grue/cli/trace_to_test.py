@@ -6,7 +6,6 @@ with `--tools` your own functions.
 
 import base64
 import importlib
-import os
 import re
 import runpy
 import sys
@@ -38,7 +37,6 @@ from grue.protocol.tools.built_in import CALL_TOOL, find_tools
 from grue.runtime.files import os_errors_as, write_whole
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 from grue.testing import decisions, llm_server
 from grue.testing.decisions import arguments_of
 from grue.tracing.message_words import failure_words
@@ -86,7 +84,7 @@ def to_test(
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
     # Redact again, because the trace was redacted only with the secrets known when it was recorded.
-    source = Redaction(secrets_in(os.environ)).redact_text(source)
+    source = Redaction.of_environment().redact_text(source)
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)):
         for number, image in enumerate(run.begun.images, start=1):
             _image(path, number).write_bytes(base64.b64decode(image.data))

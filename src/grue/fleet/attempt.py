@@ -34,7 +34,6 @@ from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work, plain_text
 from grue.protocol.turn.prices import Price
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
 _OUTPUT = "output.txt"
@@ -218,7 +217,7 @@ def text_of(error: BaseException) -> str:
     except BaseException:  # noqa: BLE001 - raised by methods of the exception
         return f"{kind}: its text cannot be made"
     said = text if isinstance(error, FleetError) else f"{kind}: {text}"
-    return Redaction(secrets_in(os.environ)).redact_text(said)
+    return Redaction.of_environment().redact_text(said)
 
 
 def _failure(error: BaseException) -> AttemptEnd:

@@ -22,7 +22,6 @@ and the sign test decides.
 import contextlib
 import json
 import math
-import os
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -59,7 +58,6 @@ from grue.fleet.statistics import (
 )
 from grue.runtime.safe_text import shortened, written_out
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 from grue.tracing.facts import counted
 
 Verdict: TypeAlias = Literal["better", "worse", "cannot be told"]
@@ -428,7 +426,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def short_words(value: object) -> str:
     """Return a value as one short line, without secrets. A long value is cut in the middle."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
+    line = " ".join(Redaction.of_environment().redact_text(text).split())
     return shortened(line, _WIDEST)
 
 

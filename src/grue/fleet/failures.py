@@ -17,7 +17,6 @@ numbers, ids and quoted parts. In place of these, the group's text shows the mos
 (`'a'|'b'|…`).
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,6 @@ from grue.fleet.passing import Passing
 from grue.fleet.results import Result, has_trace
 from grue.runtime.safe_text import shortened
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 
 FailureKind: TypeAlias = Literal[
     "damaged",
@@ -142,7 +140,7 @@ def group_failures(found: Iterable[Result], score: str, passing: Passing) -> lis
 
     Secrets are redacted before the texts are cut, because half of a secret would not be recognised.
     """
-    redact = Redaction(secrets_in(os.environ)).redact_text
+    redact = Redaction.of_environment().redact_text
     groups: dict[tuple[FailureKind, tuple[str, ...]], list[FailedEpisode]] = {}
     for result in found:
         failure = failure_of(result, score, passing)

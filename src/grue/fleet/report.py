@@ -31,7 +31,6 @@ from grue.fleet.results import Result, latest_results, require_score, require_se
 from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of, range_of, with_unseen
 from grue.runtime.safe_text import printable, shortened
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 from grue.tracing.facts import counted
 from grue.tracing.page_file import refuse_foreign, write_page
 
@@ -149,7 +148,7 @@ def _report(
         for number, group in enumerate(groups)
         for episode in group.episodes
     }
-    redact = Redaction(secrets_in(os.environ)).redact_text
+    redact = Redaction.of_environment().redact_text
     episodes, cases = _columns(found, axes, names, scale, group_of, redact)
     return _Report(
         title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",

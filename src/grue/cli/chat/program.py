@@ -22,7 +22,6 @@ from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
 from grue.hosts.agent_loop import LoopEvent
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 from grue.tracing.facts import counted
 from grue.tracing.message_words import DIM
 
@@ -45,7 +44,7 @@ def chat(options: ChatOptions) -> bool:
 
 
 def _chat(options: ChatOptions, here: Path) -> bool:
-    redaction = Redaction(secrets_in(os.environ))
+    redaction = Redaction.of_environment()
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if at_terminal:
         _require_prompt_toolkit()

@@ -7,7 +7,6 @@ Source: R12, P13
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_args
 
@@ -22,7 +21,6 @@ from grue.protocol.tools import results as tool_results
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.safe_text import beginning, printable
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import secrets_in
 
 
 def completion_body(response: object) -> m.JsonObject:
@@ -116,7 +114,7 @@ def _status(error: Exception) -> int | None:
 
 def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
     """Convert a client's fault to an `LlmFailure`; redact the client's key and the environment's secrets."""
-    redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
+    redaction, key = Redaction.of_environment(), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)
     message = redaction.redact_text(beginning(fault.message, 4 * MAX_WORDS))

@@ -11,6 +11,7 @@ only be replaced if the whole number becomes a string.
 from __future__ import annotations
 
 import heapq
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from grue.runtime.secrets.secret_forms import (
     SecretPattern,
     Spelling,
     forms_of,
+    secrets_in,
     spellings_of,
 )
 
@@ -262,6 +264,11 @@ class Redaction:
         here_and_in_children(self._make_lock)
         for name, value in (secrets or {}).items():
             self.hide(name, value)
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Return a `Redaction` that replaces the secrets in this process's environment variables."""
+        return cls(secrets_in(os.environ))
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
