@@ -150,6 +150,20 @@ def test_a_fork_of_a_turn_that_tried_a_disabled_server_again_replays(
     sound(forked)
 
 
+def test_a_fork_of_a_turn_in_which_a_server_did_not_start_again_replays(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    box, policy = FakeToolServer("box"), FailurePolicy(connect_retries=0)
+    trace, forked = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    with runner(server, WIRE, trace, servers={"box": box}, policy=policy) as each:
+        each.run_turn("Tidy up.")
+        box.fails_to_start(times=1)
+        assert each.run_turn("Tidy up.").kind == "degraded"
+    with runner(server, WIRE, forked, servers={"box": box}, policy=policy) as each:
+        assert each.fork(trace, turn=2, at=seqs_of(trace, "RequestCompletion")[-1]).kind == "degraded"
+    sound(forked)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("first", [None, 1, 2, 3])
 def test_the_runners_budget_holds_for_what_a_fork_asks(

@@ -27,6 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.policies import FailurePolicy
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools.calls import (
     CallSettled,
@@ -502,12 +503,8 @@ class _Session:
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The server was disabled before this turn. If the host disabled it, only `first` has the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
-        if isinstance(first, m.ConnectFailed) and first.then == "retry" and self._may_be_proven:
-            # A retry means that an earlier turn had connected to this server. A fork's trace lacks that turn,
-            # and in an old trace a resumed turn retried too.
-            self._connection = Proven()
-        elif isinstance(first, m.ConnectFailed) and self._turn.is_fork:
-            self._connection = self._before_fork()
+        if isinstance(first, m.ConnectFailed) and self._may_be_proven:
+            self._connection = self._before_failure(first, command.policy)
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)
@@ -524,14 +521,17 @@ class _Session:
             case ReportStartupFailure(failure):
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
 
-    def _before_fork(self) -> ConnectionState:
-        """Return the state before a fork's turn whose first attempt to connect failed.
+    def _before_failure(self, first: m.ConnectFailed, policy: FailurePolicy) -> ConnectionState:
+        """Return the state before a turn whose first attempt to connect failed, as far as the trace shows it.
 
-        The trace of a fork lacks the turn that had disabled the server.
+        A fork's trace lacks the turn that had connected to the server or disabled it. In an old trace a
+        resumed turn knew the server too.
         """
         disabled = next((each.body for each in self._sent if isinstance(each.body, m.McpDisabled)), None)
         if disabled is not None and not disabled.newly:
             return Disabled(disabled.reason, until_s=0.0)
+        if first.then == ("retry" if policy.connect_retries else "disable"):
+            return Proven()
         return self._connection
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
