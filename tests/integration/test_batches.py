@@ -217,6 +217,15 @@ def test_each_item_that_fails_is_a_typed_failure_of_its_turn(wire: str, tmp_path
     once(llm, 10)
 
 
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+def test_a_scripted_reply_that_hangs_up_fails_only_its_own_request(wire: str, tmp_path: Path) -> None:
+    with ScriptedLlmServer([hang_up(), "b"]) as llm:  # the last request of a batch is answered first
+        items = run(llm, tmp_path, asked=[TurnRequest("a"), TurnRequest("c")], wire=wire)
+    assert answers(items) == ["b", "LLMError"]
+    assert isinstance(items[1].error, LLMError)
+    assert (items[1].error.kind, items[1].error.reason) == FAILURES["errored"]
+
+
 @pytest.mark.parametrize(
     ("ends", "reason"), [("expired", "timeout"), ("cancelled", "request"), ("failed", "")]
 )

@@ -252,6 +252,9 @@ class ScriptedBatches:
                 continue
             self.asked[item] += 1
             reply = self._ask(url or "/v1/messages", headers, json.dumps(body).encode())
+            if reply.then != "keep":  # `hang_up()` or `silence()`: in a batch, only this request fails
+                bad.append(_unanswered(item, "errored", anthropic=anthropic))
+                continue
             line = (_anthropic_line if anthropic else _openai_line)(item, reply)
             (good if reply.status == 200 else bad).append(line)
         batch.good = b"".join(good) + (b"".join(bad) if anthropic else b"")
