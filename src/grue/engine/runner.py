@@ -249,7 +249,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def trace(self) -> Path | None:
-        """The trace file or the run folder that the runner writes; `None`: it writes no trace."""
+        """The absolute path of the trace file or run folder that the runner writes; `None`: no trace."""
         return None if self._trace is None else self._trace.path
 
     @property

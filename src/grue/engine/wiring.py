@@ -305,15 +305,14 @@ class OwnTrace:
         self._recorder = recorder
         self._close: Callable[[], None]
         if target.suffix == ".jsonl":
-            self.path = target
             self._close = _write_file(target, recorder)
         else:
             # imported here, because its imports take time
             from grue.tracing.observers.run_folder import RunFolder, new_run_path
 
-            self.path = new_run_path(target)
-
-            self._close = RunFolder(self.path, recorder, episode_id=self.path.name).close
+            target = new_run_path(target)
+            self._close = RunFolder(target, recorder, episode_id=target.name).close
+        self.path = target.absolute()
 
     def close(self) -> None:
         """Write what is queued, and close the files. Raises `TraceError` if the trace is incomplete."""

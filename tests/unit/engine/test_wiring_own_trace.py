@@ -39,6 +39,18 @@ def test_a_runner_writes_its_trace(tmp_path: Path, name: str, monkeypatch: pytes
         assert (where / "episode.log").exists()
 
 
+@pytest.mark.parametrize("name", ["bot.jsonl", "runs"])
+def test_the_trace_is_found_after_a_change_of_the_working_directory(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with Runner(llm=NOWHERE, trace=name) as runner:
+        monkeypatch.chdir("elsewhere")
+        assert runner.trace is not None
+        assert runner.trace.exists()
+
+
 def test_each_runner_has_a_folder_of_its_own(tmp_path: Path) -> None:
     with Runner(llm=NOWHERE, trace=tmp_path) as one, Runner(llm=NOWHERE, trace=tmp_path) as other:
         assert one.trace != other.trace
