@@ -191,6 +191,10 @@ class EpisodeTally:
         self.servers: defaultdict[str, ServerCounts] = defaultdict(ServerCounts)
         self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
+        self._sampled: list[m.Usage] = []  # of replies to servers, until their `ServerSampled` follows
+        # What was counted of each request to the model, and how much of that is still recorded again.
+        self._noted: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
+        self._again: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the next envelope."""
@@ -258,17 +262,39 @@ class EpisodeTally:
                 counts["requests"] += 1
                 counts["cut_results"] += len(cut_results(request))
             case m.CompletionReceived(usage=usage):
-                self.usage += usage
+                self._spend(usage, envelope)
                 ended = (change.step for change in changes if isinstance(change, StepEnded))
                 self.model.seconds.extend(envelope.t - step.began.t for step in ended)
                 self._name_calls(envelope)
+            case m.CompletionFailed(usage=usage) | m.ServerSampled(usage=usage):
+                self._spend(usage, envelope)
             case m.CompletionRetried():
-                counts["retries"] += 1
+                self._count_once(envelope.cause, "retries")
             case m.ReplyDropped(usage=usage):
                 self.usage += usage
                 counts["dropped_replies"] += 1
             case m.ReplyCut():
-                counts["cut_replies"] += 1
+                self._count_once(envelope.cause, "cut_replies")
+            case m.CompletionPostponed():
+                # When the turn goes on, what was noted of the request is recorded again.
+                self._again[envelope.cause] = self._noted[envelope.cause].copy()
+
+    def _spend(self, usage: m.Usage, envelope: Envelope[Any]) -> None:
+        """Count a reply's usage, or that of a server's request (sampling) that was cancelled."""
+        if isinstance(envelope.body, m.ServerSampled) and usage in self._sampled:
+            self._sampled.remove(usage)  # it repeats the usage of the reply that the server got
+            return
+        self.usage += usage
+        if envelope.sender == "llm-sampling" and not isinstance(envelope.body, m.ServerSampled):
+            self._sampled.append(usage)
+
+    def _count_once(self, request: int | None, what: str) -> None:
+        if self._again[request][what] > 0:
+            self._again[request][what] -= 1
+            return
+        self.model.numbers[what] += 1
+        if request is not None:
+            self._noted[request][what] += 1
 
     def _name_calls(self, envelope: Envelope[Any]) -> None:
         named = map(named_call, envelope.body.tool_calls)
@@ -345,7 +371,8 @@ class EpisodeTally:
 
     _counted: ClassVar[dict[Callable[..., None], tuple[type[Struct], ...]]] = {
         _count_model: (
-            m.RequestCompletion, m.CompletionReceived, m.CompletionRetried, m.ReplyDropped, m.ReplyCut,
+            m.RequestCompletion, m.CompletionReceived, m.CompletionFailed, m.CompletionRetried,
+            m.CompletionPostponed, m.ReplyDropped, m.ReplyCut, m.ServerSampled,
         ),
         _count_call: (
             m.CallTools, m.ToolCalled, m.ToolRejected, m.ToolDenied, m.ToolSkipped, m.ToolReturned,

@@ -168,7 +168,8 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         cut_replies: Replies that ended at their length limit.
         cut_results: Tool results that were cut before the model read them.
         dropped_replies: Replies that were dropped, because a server's tools were not as presumed.
-        usage: Tokens and cost of all replies; estimates for a reply that was dropped before it arrived.
+        usage: Tokens and cost of all replies; estimates for replies that broke off, or were dropped or
+            cancelled before they arrived.
         duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
 

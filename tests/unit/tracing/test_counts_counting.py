@@ -175,6 +175,34 @@ def test_requests_retries_tokens_and_cost_are_summed(file: TraceFile) -> None:
     assert model.duration == Durations(count=2, total_s=2.0, p50_s=0.5, p95_s=1.5, max_s=1.5)
 
 
+def test_what_is_recorded_again_of_a_request_that_waits_is_counted_once(file: TraceFile) -> None:
+    ask = messages.RequestCompletion(conversation="c", request=1, new=(), mode=messages.OfferTools())
+    tape = Tape(file)
+    tape.say(ask)
+    retried = messages.CompletionRetried(request=1, attempt=1, delay_s=1, failure=REFUSED)
+    cut = messages.ReplyCut(request=1, limit_tokens=1, retried_with=4)
+    waits = messages.CompletionPostponed(request=1, item="i")
+    for body in (waits, retried, waits, retried, cut, waits, retried, cut, retried):
+        tape.recorder.record(body, sender="llm", cause=1)
+    model = count_episode(file.read()).model
+    assert (model.requests, model.retries, model.cut_replies) == (1, 2, 1)
+
+
+def test_a_servers_request_is_counted_once_and_also_if_it_was_cancelled(file: TraceFile) -> None:
+    tape = Tape(file)
+    cost = [Usage(input_tokens=number) for number in (1, 10, 100, 1000)]
+    bodies = [
+        messages.CompletionReceived(request=1, usage=cost[0]),
+        messages.CompletionFailed(request=2, failure=REFUSED, usage=cost[1]),
+        *(messages.ServerSampled(server=ServerName("s"), usage=usage) for usage in cost[:3]),
+    ]
+    for body in bodies:
+        tape.recorder.record(body, sender="llm-sampling", receiver="agent")
+    failed = messages.CompletionFailed(request=3, failure=REFUSED, usage=cost[3])
+    tape.recorder.record(failed, sender="llm", receiver="agent")
+    assert count_episode(file.read()).model.usage == Usage(input_tokens=1111)
+
+
 def test_servers_are_counted_from_start_to_ending(file: TraceFile) -> None:
     tape = Tape(file)
     failed = messages.ConnectFailed(
