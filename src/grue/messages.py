@@ -1515,6 +1515,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
             made are recorded in the reply's order; thoughts do not count for the next prompt's size.
         plain_results: A tool's text is sent to the model as plain text, not in JSON.
         states_answer: A request with tools contains the schema of the answer.
+        restates_answer: It does so too if only requests without tools have asked for this schema before.
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own.
         sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
         references: When to offer `read_result`, which returns the rest of a tool result that was cut.
@@ -1561,6 +1562,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     tool_search: ToolSearch | None = None
     waits: bool = False
     binds_arguments: bool = False
+    restates_answer: bool = False
 
     @property
     def conversation(self) -> ConversationId:

@@ -150,6 +150,29 @@ def test_a_schema_that_was_told_beside_tools_is_loaded_too(tmp_path: Path) -> No
         assert changed_prefixes(server) == 0
 
 
+def test_a_schema_is_told_beside_tools_if_an_earlier_turn_asked_for_it_without(tmp_path: Path) -> None:
+    path, trace = tmp_path / "talk.jsonl", tmp_path / "trace.jsonl"
+    recorder, writer = traced(trace)
+    with ScriptedLlmServer(['{"value": 3}'] * 5) as server:
+        with runner_for(server, recorder=recorder).conversation("Be brief.", path=path, name="talk") as talk:
+            for number, tools in enumerate((False, True, True)):
+                talk.ask(f"Question {number}?", answer=int, tools=tools)
+            written = talk.history
+        writer.close()
+        assert ["JSON" in request.messages[-1]["content"] for request in server.requests] == [
+            False, True, False
+        ]  # fmt: skip
+        for resumed in (
+            Conversation.from_trace(trace, runner_for(server)),
+            Conversation.load(path, runner_for(server)),
+        ):
+            with resumed:
+                assert resumed.history == written
+                resumed.ask("And now?", answer=int)
+                assert "JSON" not in server.requests[-1].messages[-1]["content"]
+        assert changed_prefixes(server) == 0
+
+
 def test_an_image_that_the_endpoint_refused_is_dropped_for_good(tmp_path: Path) -> None:
     def blind(request: LlmRequest) -> LlmReply:
         return error_reply(400, "Bad request.") if b"image_url" in request.raw else chatty(request)

@@ -711,6 +711,7 @@ class HostTurn(Generic[T]):
             binds_calls=True,
             plain_results=not request.json_results,
             states_answer=not self.answer.told,
+            restates_answer=True,
             sorts_tools=True,
             references=self._references(),
             waits=self.waits,

@@ -18,7 +18,7 @@ from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile, with_fields
 from grue.protocol.chat_wire.profiles import GENERIC, profile_for
-from grue.protocol.context.history import History, Ledger
+from grue.protocol.context.history import History, Ledger, take_step
 from grue.runtime.safe_text import printable
 from grue.tracing.message_words import kind_of
 
@@ -248,7 +248,7 @@ class CachedPrompts:
             talk = self._found(name, past)
         elif not run.resumed.parked.calls and not run.resumed.new:
             talk.encoded.history.forget()
-        talk.encoded.history.plain = run.plain_results
+        take_step(talk.encoded.history, run)
         self._turns[place[0]] = name
         self._talks.pop(name, None)
         self._talks[name] = talk

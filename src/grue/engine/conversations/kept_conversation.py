@@ -371,7 +371,7 @@ class KeptConversation:
             llm = lender.lending(lent)
             self._append(self.results.begin(number, recorded, self.id))
             self._begin(number, trace, parked)
-            self.history.plain = plain
+            self.history.plain, self.history.restates = plain, True
             past = TurnPast(
                 history=self._reference(),
                 entries=self.history.entries,

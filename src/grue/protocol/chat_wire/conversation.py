@@ -11,8 +11,8 @@ older entry changes, the whole `history` is encoded again.
 - If the wire format allows only text in a tool's result, attachments are put into a user message, after the
   results of all calls of the same reply.
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
-  is sent as text. The text is added to the new messages of the first request that asks for this schema, so
-  that earlier messages do not change.
+  is sent as text. The text is added to the new messages of the first of these requests, so that earlier
+  messages do not change.
 - Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
   the model that it came from.
 - The id of a tool call, such as one of another endpoint, is replaced if `WireProfile.call_ids` rules it out.

@@ -103,8 +103,11 @@ class History:
         entries: The entries, without those that were replaced.
         unread: The last reply, while it may still be dropped. It is not an entry yet.
         asked: The last answer schema that a request asked for.
+        in_words: Whether a request with tools has asked for `asked`, so that its text states the schema.
         replies: How many replies there were, empty ones included.
         plain: Whether the turn under way gives tool results to the model as text (`RunTurn.plain_results`).
+        restates: Whether a request with tools states a schema that only requests without tools asked for
+            (`RunTurn.restates_answer`).
     """
 
     def __init__(self, ledger: Ledger | None = None, call_ids: set[m.CallId] | None = None) -> None:
@@ -112,9 +115,11 @@ class History:
         self.entries: list[m.Said | m.AssistantReply] = []
         self.unread: m.AssistantReply | None = None
         self.asked: m.AnswerSchema | None = None
+        self.in_words = False
         self.call_ids: set[m.CallId] = set() if call_ids is None else call_ids
         self.replies = 0
         self.plain = False
+        self.restates = True
 
     def say(
         self,
@@ -144,11 +149,11 @@ class History:
             added.append(reply if len(answered) == len(calls) else replace(reply, tool_calls=answered))
         # Leave out an empty system text, which some endpoints refuse.
         items = tuple(item for item in new if not isinstance(item, m.SystemText) or item.text)
-        if answer == self.asked:
+        if answer == self.asked and not (beside_tools and self.restates and not self.in_words):
             answer = None
         if items or answer is not None:
-            added.append(m.Said(items, answer, answer is not None and beside_tools))
-            self.asked = answer or self.asked
+            added.append(said := m.Said(items, answer, answer is not None and beside_tools))
+            self._note_schema(said)
         for entry in added:
             self._add(entry)
         return tuple(added)
@@ -193,8 +198,10 @@ class History:
                 f"entries {rewritten.start} to {rewritten.stop} of {len(self.entries)} cannot be replaced"
             )
         self.entries[rewritten.start : rewritten.stop] = rewritten.entries
-        answers = (entry.answer for entry in reversed(self.entries) if isinstance(entry, m.Said))
-        self.asked = next((answer for answer in answers if answer is not None), None)
+        self.asked, self.in_words = None, False
+        for entry in self.entries:
+            if isinstance(entry, m.Said):
+                self._note_schema(entry)
         if self.ledger is not None:
             self.ledger.add(rewritten)
 
@@ -202,7 +209,7 @@ class History:
         """Add an entry, but not to the ledger: the ledger includes it already, or there is no ledger."""
         self.entries.append(entry)
         if isinstance(entry, m.Said):
-            self.asked = entry.answer or self.asked
+            self._note_schema(entry)
         else:
             self.replies += 1
             self.call_ids.update(call.call_id for call in entry.tool_calls)
@@ -254,7 +261,12 @@ class History:
         other.entries = [*self.entries]
         other.unread, other.asked, other.replies = self.unread, self.asked, self.replies
         other.call_ids, other.plain = {*self.call_ids}, self.plain
+        other.in_words, other.restates = self.in_words, self.restates
         return other
+
+    def _note_schema(self, said: m.Said) -> None:
+        if said.answer is not None:
+            self.asked, self.in_words = said.answer, said.beside_tools
 
     def _add(self, entry: m.Said | m.AssistantReply) -> None:
         self.entries.append(entry)
@@ -336,8 +348,8 @@ def take_step(history: History, step: SaidStep) -> None:
         ValueError: The message does not fit the history before it.
     """
     match step:
-        case m.RunTurn(plain_results=plain):
-            history.plain = plain
+        case m.RunTurn():
+            history.plain, history.restates = step.plain_results, step.restates_answer
         case m.RequestCompletion(new=new, mode=mode):
             history.say(new, mode.answer, beside_tools=isinstance(mode, m.OfferTools))
         case m.CompletionReceived(content=content, tool_calls=calls, echo=echo):

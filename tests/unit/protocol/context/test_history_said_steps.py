@@ -14,6 +14,7 @@ from grue.messages import (
     RequireAnswer,
     RewriteHistory,
     Rewritten,
+    RunTurn,
     Said,
     ToolCall,
     ToolMessage,
@@ -49,6 +50,19 @@ def test_the_schema_that_a_request_states_beside_tools_was_said_too() -> None:
     history = History()
     take_step(history, asked(UserText("Hi."), mode=OfferTools(answer=SCHEMA)))
     assert history.entries == [Said((UserText("Hi."),), SCHEMA, beside_tools=True)]
+
+
+@pytest.mark.parametrize("restates", [True, False])
+def test_a_schema_that_was_asked_for_without_tools_is_stated_beside_tools_once(restates: bool) -> None:
+    """An old trace lacks the schema there, as the process that recorded the trace did."""
+    history = History()
+    take_step(history, RunTurn(turn=1, system="s", user="u", restates_answer=restates))
+    for mode in (RequireAnswer(SCHEMA), *[OfferTools(answer=SCHEMA)] * 2, RequireAnswer(SCHEMA)):
+        take_step(history, asked(UserText("Hi."), mode=mode))
+        history = history.branch()
+    told = Said((UserText("Hi."),), SCHEMA, beside_tools=True) if restates else Said((UserText("Hi."),))
+    plain = Said((UserText("Hi."),))
+    assert history.entries == [Said((UserText("Hi."),), SCHEMA), told, plain, plain]
 
 
 def test_a_history_is_changed_as_the_messages_say() -> None:
