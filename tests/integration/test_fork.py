@@ -164,6 +164,25 @@ def test_a_fork_of_a_turn_in_which_a_server_did_not_start_again_replays(
     sound(forked)
 
 
+def test_a_fork_of_a_resumed_turn_in_which_a_server_started_late_replays(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    """Its first part, before the turn was parked, is in the fork's trace without `TurnForked`."""
+    yard = FakeToolServer("yard")
+    how: dict[str, Any] = {"servers": {**Box().servers(), "yard": yard}, "tool_policy": PARKS}
+    trace, forked = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    with runner(server, WIRE, trace, **how) as each:
+        for turn in (1, 2):
+            with pytest.raises(ApprovalPending) as pending:
+                each.run_turn("Tidy up.")
+            each.resume(trace, [question.approve() for question in pending.value.questions], turn=turn)
+            yard.fails_to_start(times=1)
+    with runner(server, WIRE, forked, **how) as each:
+        each.fork(trace, turn=2, at=seqs_of(trace, "RequestCompletion")[-1])
+    assert [body.then for body in bodies(forked, ConnectFailed)] == ["retry"]
+    sound(forked)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("first", [None, 1, 2, 3])
 def test_the_runners_budget_holds_for_what_a_fork_asks(

@@ -473,10 +473,11 @@ class _Session:
         self._turn = turn
         resumed = turn.run.resumed is not None and not turn.is_fork  # if so, each connect is the first
         self._connection: ConnectionState = Untried() if resumed else connections.of(server)
-        self._may_be_proven = turn.is_fork or resumed or server in connections.unsure
         self._connected = False
         # Messages without a turn belong to a session of the host, such as that of `Runner.call`.
         own = [envelope for envelope in turn_slice.envelopes if envelope.turn]
+        copied = turn.is_fork or any(envelope.copied for envelope in own)
+        self._may_be_proven = copied or resumed or server in connections.unsure
         self._received = [envelope for envelope in own if envelope.receiver == server]
         self._sent = deque(
             envelope
@@ -527,12 +528,12 @@ class _Session:
         A fork's trace lacks the turn that had connected to the server or disabled it. In an old trace a
         resumed turn knew the server too.
         """
+        if first.then == "retry":
+            return Proven()
         disabled = next((each.body for each in self._sent if isinstance(each.body, m.McpDisabled)), None)
         if disabled is not None and not disabled.newly:
             return Disabled(disabled.reason, until_s=0.0)
-        if first.then == ("retry" if policy.connect_retries else "disable"):
-            return Proven()
-        return self._connection
+        return self._connection if first.then == "raise" or policy.connect_retries else Proven()
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
         """Replay an attempt to connect. Return the next command; `None`: no result is recorded."""
