@@ -42,7 +42,6 @@ from grue.engine.turn import (
     TurnOutcome,
     TurnRequest,
     TurnSettings,
-    as_request,
     one_fork_at_a_time,
     outcome_of,
 )
@@ -622,7 +621,7 @@ class Runner(AsyncToolAccess, Closing):
             await self._wiring.endpoint.prepare()
 
     def _turn(self, request: TurnRequest[T] | str) -> HostTurn[T]:
-        return HostTurn(as_request(request), self._settings(), self._memory)
+        return HostTurn(request, self._settings(), self._memory)
 
     def _settings(self) -> TurnSettings:
         return TurnSettings(

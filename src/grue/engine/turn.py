@@ -583,10 +583,10 @@ class HostTurn(Generic[T]):
     begun: History | None = None
     started_by: m.RunTurn | None = None
 
-    def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
-        self.answer: AnswerSpec[Any] = request.answer_spec
+    def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
+        self._request = as_request(request)
+        self.answer: AnswerSpec[Any] = self._request.answer_spec
         self.progress = ProgressSource()
-        self._request = request
         self._settings = settings
         self._memory = memory
 
