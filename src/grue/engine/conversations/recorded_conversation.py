@@ -372,6 +372,7 @@ class RecordedTurn:
         self._called: dict[m.CallId, m.ToolCalled] = {}
         self._tasks: dict[m.CallId, m.OpenTask] = {}
         self._aside: set[int] = set()
+        self._cancelled = False
         self._requests = 0
         self.forked: bool = before is not None and before.forked
         self.redacted: bool = begun.redacted or (before is not None and before.redacted)
@@ -470,10 +471,8 @@ class RecordedTurn:
             )
         if isinstance(self.end, m.TurnParked):
             return m.Resumption(parked=self.end, tasks=tasks_of(self.run, self.end))
-        if isinstance(self.end, m.TurnFailed) and isinstance(self.end.failure, m.Interrupted):
-            kinds = [type(each) for each in self.events]
-            del self.events[kinds.index(m.TurnInterrupted) :]
-        elif self.end is not None and self.run.resumed is not None:
+        interrupted = isinstance(self.end, m.TurnFailed) and isinstance(self.end.failure, m.Interrupted)
+        if not interrupted and self.end is not None and self.run.resumed is not None:
             return replace(self.run.resumed, decisions=())
         state, commands = self._state(path)
         parked = next((each for each in commands if isinstance(each, m.TurnParked)), None)
@@ -504,7 +503,7 @@ class RecordedTurn:
             return None
         state, commands = self._state(path)
         last = next((each for each in commands if isinstance(each, m.RequestCompletion)), None)
-        if not isinstance(state, AwaitingCompletion | AwaitingSummary | Waiting):
+        if self._cancelled or not isinstance(state, AwaitingCompletion | AwaitingSummary | Waiting):
             return None
         unrecorded = last if last is not None and last.request > self._asked_request else None
         said = list(self.said)
@@ -554,11 +553,19 @@ class RecordedTurn:
         """
         state: TurnState = Idle()
         commands: Commands = ()
-        try:
-            for event in self.events:
+        for event in self.events:
+            if self.run.waits and isinstance(event, m.TurnInterrupted):
+                self._cancelled = True
+                break
+            try:
                 state, commands = step(state, event)
-        except IllegalEvent as error:
-            raise TraceError(f"Turn {self.run.turn} of {path} cannot be resumed: {error}") from error
+            except IllegalEvent as error:
+                # A session that is cancelled reports its close. The agent, which is cancelled at the same
+                # time, reads this report late, or not at all.
+                if isinstance(event, m.SessionClosed):
+                    self._cancelled = True
+                    break
+                raise TraceError(f"Turn {self.run.turn} of {path} cannot be resumed: {error}") from error
         return state, commands
 
     def _go_on(self, resumed: m.Resumption) -> None:

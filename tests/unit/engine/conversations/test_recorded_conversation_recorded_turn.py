@@ -99,6 +99,39 @@ def test_what_the_model_has_told_a_server_is_not_part_of_the_turn() -> None:
     assert said == (m.UserText("u"), m.AssistantReply(tool_calls=(call,)), answer)
 
 
+OPENED = m.SessionOpened(server=m.ServerName("s"), tools=())
+CLOSED = m.SessionClosed(server=m.ServerName("s"))
+INTERRUPTED = m.TurnInterrupted(reason="cancelled")
+
+
+@pytest.mark.parametrize(
+    ("handled", "unhandled"),
+    [
+        ((), (CLOSED,)),  # the agent was cancelled before it read its first message
+        ((), (CLOSED, INTERRUPTED)),
+        ((OPENED,), (INTERRUPTED,)),  # the process was killed before the cancelled turn had ended
+        ((OPENED,), (INTERRUPTED, CLOSED, m.TurnFailed(turn=1, failure=m.Interrupted(reason="cancelled")))),
+    ],
+)
+def test_a_cancelled_turn_of_a_batch_goes_on_where_its_agent_had_come(
+    handled: tuple[m.Message, ...], unhandled: tuple[m.Message, ...]
+) -> None:
+    run = RunTurn(turn=1, system="", user="u", servers=(m.ServerName("s"),), waits=True)
+
+    def cut_behind(bodies: tuple[m.Message, ...]) -> RecordedTurn:
+        recorder = Recorder()
+        part = RecordedTurn(recorder.record(run, sender="host", receiver="agent", turn=1), run, None)
+        for body in bodies:
+            receiver = "host" if isinstance(body, m.TurnFailed) else "agent"
+            part.add(recorder.record(body, sender="any", receiver=receiver, turn=1))
+        return part
+
+    cancelled = cut_behind((*handled, *unhandled))
+    assert cancelled.is_open
+    assert cancelled.waiting("t") is None
+    assert cancelled.resumption("t") == cut_behind(handled).resumption("t")
+
+
 def test_a_trace_without_a_turn_is_refused(llm: ScriptedLlmServer, tmp_path: Path) -> None:
     with runner(llm, trace=tmp_path / "empty.jsonl"):
         pass
