@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from inspect import signature
+from os import PathLike, fspath
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -167,14 +168,15 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> 
     if type(value) in plain:
         return _number_fault(value, declared, above_0)
     try:
-        # msgspec refuses values of a subclass of float, such as `numpy.float64`.
-        read = msgspec.convert(float(value) if isinstance(value, float) else value, declared)
+        # msgspec refuses values of a subclass of float, such as `numpy.float64`, and paths.
+        known = float(value) if isinstance(value, float) else value
+        read = msgspec.convert(fspath(known) if isinstance(known, PathLike) else known, declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")
         words = _words_in(declared)
         if words and isinstance(value, str):
             return f" is one of {', '.join(words)}, not {shown(value)}"
-        wanted = _struct_in(declared)
+        wanted = "a list or a tuple" if fault.startswith("Expected `array") else _struct_in(declared)
         if wanted and not place:
             return f"= wants {wanted}, not {type(value).__name__}"
         return f"{place.partition('$')[2].rstrip('`')}: {fault}"

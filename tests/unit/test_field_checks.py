@@ -174,3 +174,7 @@ def test_a_number_with_more_digits_than_python_prints_is_shown_by_its_length() -
         TurnRequest("Hello.", turn=10**5000)
     with pytest.raises(MCPError, match=r"max_retries is an integer of 16,610 bits; it must be"):
         RetryPolicy(max_retries=10**5000)
+
+
+def test_a_path_may_stand_where_a_text_is_wanted() -> None:
+    assert grue.Batching(folder=Path("runs", "tickets")).folder == "runs/tickets"  # type: ignore[arg-type]

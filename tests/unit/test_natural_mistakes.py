@@ -201,7 +201,7 @@ def request(**wrong: Any) -> TurnRequest[Any]:
             lambda: ServerOptions(roots=("/srv",)),
             "roots[0] is '/srv'; it must be a URI that begins with file",
         ),
-        (lambda: ServerOptions(include="read"), "ServerOptions: include: Expected `array | null`"),
+        (lambda: ServerOptions(include="read"), "ServerOptions: include= wants a list or a tuple, not str"),
         (lambda: stdio(env={"PORT": 8000}), "StdioServer: env[...]: Expected `str`, got `int`"),
         (lambda: http(headers={"A": 1}), "HttpServer: headers[...]: Expected `str`, got `int`"),
         (lambda: request(turn_timeout_s=0), "turn_timeout_s= wants a number, above 0, or None, not 0"),
