@@ -33,7 +33,7 @@ If the pool ends it after the turn, the trace's `ServerEnded` says how.
 
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
 NoticeKind: TypeAlias = Literal[
-    "noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated", "updates_ended"
+    "noise", "bad_tool", "bad_schema", "bad_elicit", "too_large", "log", "progress", "updated", "updates_ended"
 ]
 """What a notice about a server (`ServerNoted`) reports.
 
@@ -41,6 +41,7 @@ NoticeKind: TypeAlias = Literal[
 - `bad_tool`: a tool of the server, or a page of its listing, cannot be used and was left out; or the tools
   could not be listed again; or a pattern in the settings matches no tool.
 - `bad_schema`: a tool's results are not checked against its output schema, because the schema cannot be used.
+- `bad_elicit`: the host's `elicit` function failed, so the server's question was not put to the user.
 - `too_large`: a message was not read, or kept as text only, because of its size; or too many notices came.
 - `log`, `progress`: the server sent a notification of this kind.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed; the

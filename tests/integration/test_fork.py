@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from transport_servers import faulty
 
 from grue import (
+    AnswerSpec,
     Budget,
     Conversation,
     FailurePolicy,
@@ -987,3 +988,39 @@ def test_a_call_that_the_record_answers_has_no_request_id_of_the_call_before_it(
     ids = {each.call_id: each.request_id for each in bodies(tmp_path / "b.jsonl", ToolReturned)}
     assert ids["n1"]
     assert not ids["n2"]
+
+
+@pytest.mark.parametrize("fallbacks", [("old", "new"), ("old", None), (None, "new")])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_the_given_answer_decides_about_the_fallback(
+    resumes: bool, fallbacks: tuple[Any, Any], tmp_path: Path
+) -> None:
+    first, then = (AnswerSpec.of(Literal["old", "new"], fallback=each) for each in fallbacks)
+    trace, fork = tmp_path / "t.jsonl", None if resumes else tmp_path / "f.jsonl"
+    box, policy = {"box": FunctionTools({"delete": lambda: "gone"})}, PARKS if resumes else None
+    replies = [tool_calls_reply(("box.delete", {}), ids=["c"]), *("neither", "nor") * 2]
+    with ScriptedLlmServer(replies) as server:
+        llm = server.settings
+        with Runner(llm=llm, servers=box, tool_policy=policy, trace=trace) as one:
+            with contextlib.suppress(ApprovalPending, AnswerError):
+                one.run_turn(TurnRequest(user="Which?", answer=first))
+        with Runner(llm=llm, servers=box, tool_policy=policy, trace=fork) as other:
+            yes = [question.approve() for each in parked_turns(trace) for question in each.questions]
+            if fork is not None:
+                with pytest.raises(MCPError, match=r"another fallback\. Fork it with the same"):
+                    other.fork(trace, answer=then, tool_results={"c": "done"})
+            with contextlib.nullcontext() if then.fallback else pytest.raises(AnswerError):
+                ended = other.resume(trace, yes, answer=then) if resumes else other.fork(trace, answer=then)
+                assert (ended.kind, ended.response) == ("fallback", "new")
+
+
+def test_a_text_of_a_resumed_turn_has_the_recorded_fallback(tmp_path: Path) -> None:
+    trace, answer = tmp_path / "t.jsonl", AnswerSpec(str, fallback="nothing")
+    box = {"box": FunctionTools({"delete": lambda: "gone"})}
+    with ScriptedLlmServer([tool_calls_reply(("box.delete", {})), *[text_reply(None)] * 4]) as server:
+        with Runner(llm=server.settings, servers=box, tool_policy=PARKS, trace=trace) as one:
+            with pytest.raises(ApprovalPending) as pending:
+                one.run_turn(TurnRequest(user="Which?", answer=answer))
+        with Runner(llm=server.settings, servers=box, tool_policy=PARKS) as other:
+            yes = [question.approve() for question in pending.value.questions]
+            assert other.resume(trace, yes).response == "nothing"

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.engine.answers import AnswerSpec, recorded_spec, spec_of
+from grue.engine.answers import AnswerSpec, as_json, recorded_spec, spec_of
 from grue.engine.conversations.recorded_conversation import (
     ForkPlace,
     RecordedTurn,
@@ -306,6 +306,8 @@ class ForkedRun(HostTurn[T]):
         rest = RestOfTurn(settings.spending, place.spent, counted=place.spent)
         budget = rest.left_for(changed, settings.budget, f"Turn {changed.turn} cannot be forked")
         changed = replace(changed, limits=replace(changed.limits, budget=budget))
+        if asked.answer is not None and not place.events:
+            changed = replace(changed, fallback=as_json(spec_of(asked.answer).fallback))
         listings = run.listings(place.event.seq)
         listings |= {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
         _refuse_unknown(listings, changed)
@@ -437,10 +439,11 @@ def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | Non
 def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
     if asked.answer is not None:
         spec = spec_of(asked.answer)
-        if spec.schema != run.answer:
+        if spec.schema != run.answer or as_json(spec.fallback) != run.fallback:
+            other = "form of answer" if spec.schema != run.answer else "fallback"
             raise MCPError(
-                f"Turn {run.turn} was started with another form of answer. Fork it with the same `answer`,"
-                " or without one: then the answer is JSON."
+                f"Turn {run.turn} was started with another {other}. Fork it with the same `answer`, or without"
+                " one: then the answer is JSON."
             )
         return spec
     if run.answer is None:

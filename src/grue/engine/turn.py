@@ -638,7 +638,9 @@ class HostTurn(Generic[T]):
         self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
         match end:
             case m.TurnCompleted():
-                response = self.answer.fallback if end.kind == "fallback" else check.accepted
+                # A resumed turn or a fork may have the fallback only in its trace.
+                fallback: Any = end.answer if self.answer.fallback is None else self.answer.fallback
+                response = fallback if end.kind == "fallback" else check.accepted
                 said = items_said(actors.said, end, plain=command.plain_results, begun=self.begun)
                 return outcome_of(end, response, anyio.current_time() - started, said)
             case m.TurnParked():
@@ -694,7 +696,7 @@ class HostTurn(Generic[T]):
             servers=servers_for(request.tools, settings.wiring.servers),
             tools=None if isinstance(request.tools, bool) else tuple(request.tools),
             answer=self.answer.schema,
-            fallback=None if self.answer.fallback is None else as_json(self.answer.fallback),
+            fallback=as_json(self.answer.fallback),
             limits=limits,
             policy=policy,
             support_check=self._support_check(),

@@ -551,6 +551,8 @@ def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
             message = f"MCP server '{body.server}' lists a tool that cannot be used: {body.text}"
         case "bad_schema":
             message = f"MCP server '{body.server}' gives results that are not checked: {body.text}"
+        case "bad_elicit":
+            message = f"MCP server '{body.server}' got no answer from the user: {body.text}"
         case _:
             return ()
     return (problem(f"mcp_{body.kind}", message, server_name=body.server, error=body.text),)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.engine.answers import AnswerSpec, spec_of
+from grue.engine.answers import AnswerSpec, as_json, spec_of
 from grue.engine.approval import check_changes
 from grue.engine.conversations.kept_conversation import KeptConversation, with_sizes
 from grue.engine.conversations.recorded_conversation import (
@@ -179,6 +179,7 @@ def _going_on(
             history.forget()
     command = replace(
         part.run,
+        fallback=part.run.fallback if asked.answer is None else as_json(spec_of(asked.answer).fallback),
         limits=replace(part.run.limits, turn_timeout_s=part.time_left_s, budget=budget),
         tool_policy=settings.tool_policy,
         stream=part.run.stream and asked.on_delta is not None,

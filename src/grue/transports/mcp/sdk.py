@@ -172,7 +172,7 @@ class Link:
         try:
             return await self._elicit(params)
         except Exception as error:  # noqa: BLE001 - of the host's code, or an answer that is not usable
-            self._notify("noise", f"the host could not ask for the input: {first_fault(error)}")
+            self._notify("bad_elicit", f"the host could not ask for the input: {first_fault(error)}")
             return types.ErrorData(code=types.INTERNAL_ERROR, message="the user could not be asked")
 
     async def _elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult:

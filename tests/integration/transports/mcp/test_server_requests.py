@@ -212,7 +212,9 @@ def test_why_an_elicit_callback_failed_is_told_to_the_trace_and_not_to_the_serve
     turn = Turn(*asking, replies=[ECHO, text_reply("done")], elicit=elicit)
     (answer,) = answers_to_server(log)
     assert answer["error"]["message"] == "the user could not be asked"
-    assert any(isinstance(body, ServerNoted) and words in body.text for body in turn.said)
+    assert [body.kind for body in turn.said if isinstance(body, ServerNoted) and words in body.text] == [
+        "bad_elicit"
+    ]
 
 
 @pytest.mark.slow

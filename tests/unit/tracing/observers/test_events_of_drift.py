@@ -57,3 +57,13 @@ def test_a_session_lost_before_its_turn_is_a_warning_and_one_that_just_ended_is_
         "MCP session prepared ahead was lost, opening another one: its process has ended"
     )
     assert event.fields == {"server_name": "a", "error": "its process has ended"}
+
+
+def test_an_elicit_function_that_failed_is_a_warning() -> None:
+    tape = Tape()
+    tape.say(ServerNoted(server=A, kind="bad_elicit", text="the host could not ask for the input: no window"))
+    (event,) = EventFeed("e").feed(tape.envelopes[0])
+    assert (event.level, event.event_type) == ("warning", "mcp_bad_elicit")
+    assert event.message == (
+        "MCP server 'a' got no answer from the user: the host could not ask for the input: no window"
+    )
