@@ -33,7 +33,15 @@ If the pool ends it after the turn, the trace's `ServerEnded` says how.
 
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
 NoticeKind: TypeAlias = Literal[
-    "noise", "bad_tool", "bad_schema", "bad_elicit", "too_large", "log", "progress", "updated", "updates_ended"
+    "noise",
+    "bad_tool",
+    "bad_schema",
+    "bad_elicit",
+    "too_large",
+    "log",
+    "progress",
+    "updated",
+    "updates_ended",
 ]
 """What a notice about a server (`ServerNoted`) reports.
 

@@ -1001,9 +1001,11 @@ def test_the_given_answer_decides_about_the_fallback(
     replies = [tool_calls_reply(("box.delete", {}), ids=["c"]), *("neither", "nor") * 2]
     with ScriptedLlmServer(replies) as server:
         llm = server.settings
-        with Runner(llm=llm, servers=box, tool_policy=policy, trace=trace) as one:
-            with contextlib.suppress(ApprovalPending, AnswerError):
-                one.run_turn(TurnRequest(user="Which?", answer=first))
+        with (
+            Runner(llm=llm, servers=box, tool_policy=policy, trace=trace) as one,
+            contextlib.suppress(ApprovalPending, AnswerError),
+        ):
+            one.run_turn(TurnRequest(user="Which?", answer=first))
         with Runner(llm=llm, servers=box, tool_policy=policy, trace=fork) as other:
             yes = [question.approve() for each in parked_turns(trace) for question in each.questions]
             if fork is not None:
@@ -1018,9 +1020,11 @@ def test_a_text_of_a_resumed_turn_has_the_recorded_fallback(tmp_path: Path) -> N
     trace, answer = tmp_path / "t.jsonl", AnswerSpec(str, fallback="nothing")
     box = {"box": FunctionTools({"delete": lambda: "gone"})}
     with ScriptedLlmServer([tool_calls_reply(("box.delete", {})), *[text_reply(None)] * 4]) as server:
-        with Runner(llm=server.settings, servers=box, tool_policy=PARKS, trace=trace) as one:
-            with pytest.raises(ApprovalPending) as pending:
-                one.run_turn(TurnRequest(user="Which?", answer=answer))
+        with (
+            Runner(llm=server.settings, servers=box, tool_policy=PARKS, trace=trace) as one,
+            pytest.raises(ApprovalPending) as pending,
+        ):
+            one.run_turn(TurnRequest(user="Which?", answer=answer))
         with Runner(llm=server.settings, servers=box, tool_policy=PARKS) as other:
             yes = [question.approve() for question in pending.value.questions]
             assert other.resume(trace, yes).response == "nothing"

@@ -442,8 +442,8 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
         if spec.schema != run.answer or as_json(spec.fallback) != run.fallback:
             other = "form of answer" if spec.schema != run.answer else "fallback"
             raise MCPError(
-                f"Turn {run.turn} was started with another {other}. Fork it with the same `answer`, or without"
-                " one: then the answer is JSON."
+                f"Turn {run.turn} was started with another {other}. Fork it with the same `answer`, or"
+                " without one: then the answer is JSON."
             )
         return spec
     if run.answer is None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -43,7 +43,7 @@ from grue.runtime.safe_text import printable, well_formed
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter, refuse_unreadable
 from grue.runtime.trace.format import TRACE_FILE
-from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Observer, Recorder
 from grue.runtime.version import __version__
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import ToolServer
@@ -270,7 +270,7 @@ def _tell(recorder: Recorder, body: Struct) -> None:
     match body:
         case m.ReplyCut(retried_with=int()):
             return  # no warning: the reply was cut, but the request is sent again with a larger limit
-        case m.ServerNoted(kind=kind) if kind != "bad_tool":
+        case m.ServerNoted(kind=kind) if kind not in ("bad_tool", "bad_elicit"):
             return
         case m.McpDisabled(newly=False):
             return
@@ -288,6 +288,10 @@ def _tell(recorder: Recorder, body: Struct) -> None:
             logging.getLogger("grue").warning("grue: %s", text)
 
 
+_CLOSED: WeakKeyDictionary[Recorder, tuple[Observer, ...]] = WeakKeyDictionary()
+"""The observers of closed traces. Their recorder keeps them, so that a closed runner runs no more turns."""
+
+
 class OwnTrace:
     """A trace file, or a run folder, that is written until `close`.
 
@@ -303,6 +307,9 @@ class OwnTrace:
     def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:
         target = as_path(path, "trace=")
         self._recorder = recorder
+        # The host may use one recorder for several runners, one after the other.
+        recorder.remove(_CLOSED.pop(recorder, ()))
+        before = len(recorder.observers)
         self._close: Callable[[], None]
         if target.suffix == ".jsonl":
             self._close = _write_file(target, recorder)
@@ -313,9 +320,11 @@ class OwnTrace:
             target = new_run_path(target)
             self._close = RunFolder(target, recorder, episode_id=target.name).close
         self.path = target.absolute()
+        self._observers = recorder.observers[before:]
 
     def close(self) -> None:
         """Write what is queued, and close the files. Raises `TraceError` if the trace is incomplete."""
+        _CLOSED[self._recorder] = (*_CLOSED.get(self._recorder, ()), *self._observers)
         self._recorder.settle()
         self._close()
 

@@ -56,6 +56,23 @@ def test_each_runner_has_a_folder_of_its_own(tmp_path: Path) -> None:
         assert one.trace != other.trace
 
 
+@pytest.mark.parametrize("name", ["{}.jsonl", "{}"])
+def test_runners_that_follow_each_other_may_share_a_recorder(tmp_path: Path, name: str) -> None:
+    recorder, seen = Recorder(), list[str]()
+    recorder.add(lambda envelope, _: seen.append(type(envelope.body).__name__))
+    with ScriptedLlmServer(["one", "two"]) as llm:
+        traces = []
+        for number in (1, 2):
+            with Runner(llm=llm.settings, recorder=recorder, trace=tmp_path / name.format(number)) as runner:
+                runner.run_turn("Go on.")
+            assert runner.trace is not None
+            traces.append(runner.trace if runner.trace.suffix else runner.trace / "trace.jsonl")
+        with pytest.raises(TraceError, match="is closed"):
+            runner.run_turn("Once more.")
+    assert [bodies(trace).count("TurnCompleted") for trace in traces] == [1, 1]
+    assert seen.count("TurnCompleted") == 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses such names")
 def test_a_file_whose_name_is_not_utf_8_is_a_trace_too(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"bot-\xff.jsonl")

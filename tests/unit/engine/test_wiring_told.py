@@ -125,6 +125,20 @@ def test_a_server_that_fails_and_a_result_that_was_cut_are_told_once(
     assert re.fullmatch(said, line)
 
 
+@pytest.mark.slow
+def test_an_elicit_function_that_failed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def elicit(request: object) -> dict[str, object]:
+        raise LookupError("no window")
+
+    with ScriptedLlmServer([tool_calls_reply(("shop.echo", {"text": "a"})), "I cannot know."]) as llm:
+        shop = {"shop": faulty("--ask", "elicitation")}
+        with Runner(llm=settings(llm), servers=shop, elicit=elicit) as runner:
+            runner.run_turn("How much?")
+    assert told(caplog) == [
+        "grue: MCP server 'shop' got no answer from the user: the host could not ask for the input: no window"
+    ]
+
+
 def test_a_request_that_is_sent_again_is_told_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
     """A program that is silent for minutes seems to hang."""
     refused = error_reply(503, "busy")

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
@@ -270,6 +270,10 @@ class Recorder:
         added_to = getattr(observer, "added_to", None)
         if added_to is not None:
             added_to(self)
+
+    def remove(self, observers: Collection[Observer]) -> None:
+        """Pass no further envelope to these observers."""
+        self._observers = [each for each in self._observers if each not in observers]
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
         """Call these functions, and no earlier ones, with each further message of their type, unredacted."""
