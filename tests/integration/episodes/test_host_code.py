@@ -237,6 +237,27 @@ def test_a_crash_says_which_code_of_the_host_raised(
     assert notes[0].error == f"LookupError: boom (in {whose})"
 
 
+@pytest.mark.parametrize("keep", ["nothing", "loop", "sessions"])
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda runner: runner.run_turn("Again?"),
+        lambda runner: runner.recorder.record(RunTurn(turn=9, system="", user=""), sender="host"),
+    ],
+    ids=["run_turn", "record"],
+)
+def test_an_observer_that_would_wait_for_itself_is_refused(waits: Callable[[Runner], Any], keep: Any) -> None:
+    with (
+        ScriptedLlmServer(["one", "two"]) as llm,
+        Runner(llm=llm.settings, recorder=Recorder(), keep=keep) as runner,
+    ):
+        runner.recorder.add(
+            lambda envelope, _: waits(runner) if isinstance(envelope.body, CompletionReceived) else None
+        )
+        with pytest.raises(ActorCrashed, match="An observer must not record a message or run a turn"):
+            runner.run_turn("Once?")
+
+
 def test_a_crash_names_the_logger_whose_handler_raised(model: WordedModel) -> None:
     logger = logging.Logger("mine")
     handler = logging.Handler()

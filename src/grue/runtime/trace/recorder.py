@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.errors import MCPConfigError
+from grue.errors import MCPConfigError, MCPError
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.large_data import LONG
 from grue.runtime.loops.host_code import calling
@@ -178,6 +178,7 @@ class Recorder:
 
     def _begin_threads(self) -> None:
         self._lock = threading.Lock()
+        self._telling = 0  # the thread in which the observers are called
         self._backlog = Backlog()
         self._late = self._backlog.calls
 
@@ -275,6 +276,14 @@ class Recorder:
         """Pass no further envelope to these observers."""
         self._observers = [each for each in self._observers if each not in observers]
 
+    def refuse_observers(self) -> None:
+        """Raise `MCPError` if an observer makes this call: it would wait for itself."""
+        if self._telling == threading.get_ident():
+            raise MCPError(
+                "An observer must not record a message or run a turn: its recorder waits for it. Note"
+                " what it has seen, and act on that after the turn."
+            )
+
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
         """Call these functions, and no earlier ones, with each further message of their type, unredacted."""
         self._watched = watched
@@ -296,6 +305,7 @@ class Recorder:
         message and those after it may reach them later: await `shown`. Held-back text (`hold_back`) is
         recorded later.
         """
+        self.refuse_observers()
         # A piece without text means that the model's reply starts again from its beginning.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
@@ -395,9 +405,13 @@ class Recorder:
         self._tell(envelope, line)
 
     def _tell(self, envelope: Envelope[Any], line: bytes) -> None:
-        for observer in self._observers:
-            with calling(observer, "the observer"):
-                observer(envelope, line)
+        self._telling = threading.get_ident()
+        try:
+            for observer in self._observers:
+                with calling(observer, "the observer"):
+                    observer(envelope, line)
+        finally:
+            self._telling = 0
 
 
 def _valid(value: Any) -> Any:
