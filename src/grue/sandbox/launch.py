@@ -60,7 +60,7 @@ class Boxed:
         cwd: str,
         scratch: str | None = None,
     ) -> None:
-        self._box = box
+        self._box, self._cwd = box, cwd
         # Without a listener, connections cannot be checked. Then a box with a list of hosts allows any host.
         self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
         self.gate: Gate | None = None
@@ -157,6 +157,7 @@ class Boxed:
             places.rules,
             refused,
             network=network,
+            folder=self._cwd,
             unix_sockets=self._box.unix_sockets,
             broken=places.broken,
             died=died,

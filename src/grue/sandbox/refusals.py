@@ -23,6 +23,9 @@ from grue.sandbox.places import is_too_wide, real_path, within
 _DENIED = re.compile(r"(?i)permission denied|\bEACCES\b|\bEPERM\b|operation not permitted|PermissionError")
 _QUOTED = re.compile(r"""['"`]((?:/|~/)[^'"`\n]{1,1000})['"`]""")
 _PLAIN = re.compile(r"(?:^|[\s:=(])((?:/|~/)[^\s:'\"`,;)]{1,1000})")
+_RELATIVE = re.compile(
+    r"""['"`]([^'"`/~\n][^'"`\n]{0,1000})['"`]|(?:^|: )([^\s:'"`/~][^\s:'"`]{0,1000})(?=: )"""
+)
 _SPEAKER = re.compile(r"(/[^\s:]+): ")
 """The path of the program itself, with which many programs begin their error texts."""
 
@@ -57,6 +60,7 @@ def refusals(
     refused: Iterable[Refusal],
     *,
     network: str,
+    folder: str = "",
     unix_sockets: bool = False,
     broken: Sequence[str] = (),
     died: bool = False,
@@ -66,8 +70,9 @@ def refusals(
     """Return a sentence for each thing that a box is known to have refused, at most five.
 
     `text` is the program's standard error, or the error text of a tool call. `network` is what the box lets
-    the program connect to: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain a hidden
-    file or folder. `mark` is the box's name in the audit log; empty: the log is not read.
+    the program connect to: `none`, `hosts` (listed ones) or `any`. `folder` is the working directory: a
+    relative path counts only if it exists there. `broken`: folders that contain a hidden file or folder.
+    `mark` is the box's name in the audit log; empty: the log is not read.
 
     Most refusals in the audit log are harmless. So the log is read only if nothing else is found, and the
     program has `died` or `text` has "permission denied".
@@ -86,7 +91,7 @@ def refusals(
             ):
                 line = line[speaker.end() :]
             rest = _QUOTED.sub(" ", line)
-            named = (*_QUOTED.findall(line), *_PLAIN.findall(rest))
+            named = [*_QUOTED.findall(line), *_PLAIN.findall(rest), *_in_folder(folder, line)]
             rest = _PLAIN.sub(" ", rest)
             verb, sockets = _WRITES.search(rest), _TO_SOCKET.findall(line)
             word = "" if verb is None else verb[0].lower()
@@ -108,6 +113,13 @@ def refusals(
         audited = [said for log in logs for said in _audited(_lines(log), mark)]
         found = dict.fromkeys(list(dict.fromkeys(reversed(audited)))[:_MOST_AUDITED])
     return tuple(found)[:_MOST]
+
+
+def _in_folder(folder: str, line: str) -> Iterator[str]:
+    for found in itertools.islice(_RELATIVE.finditer(line), _MOST_PATHS if folder else 0):
+        path = os.path.normpath(os.path.join(folder, found[1] or found[2]))  # noqa: PTH118
+        if path.isprintable() and os.path.lexists(path):
+            yield path
 
 
 @functools.cache

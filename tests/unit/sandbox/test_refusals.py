@@ -38,6 +38,26 @@ def test_a_path_beside_a_refusal_is_named_with_the_entry_to_add(text: str, said:
     assert said in found
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat: notes.txt: Permission denied",
+        "cp: cannot open 'notes.txt' for reading: Permission denied",
+        "PermissionError: [Errno 13] Permission denied: 'notes.txt'",
+        "sh: 1: cannot open notes.txt: Permission denied\ncat: notes.txt: Permission denied",
+    ],
+)
+def test_a_relative_path_is_one_of_the_working_folder(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    assert refusals(text, RULES, (), network="none", folder=str(tmp_path)) == ()
+    file.touch()
+    (found,) = refusals(text, RULES, (), network="none", folder=str(tmp_path))
+    assert f'read {file}. To allow it: "read": ["{file}"]' in found
+    assert (
+        refusals(text, (Rule(str(tmp_path), READ | WRITE),), (), network="none", folder=str(tmp_path)) == ()
+    )
+
+
 def test_a_program_that_begins_its_text_with_its_own_path_was_not_refused_that_path() -> None:
     rules = (Rule("/usr", READ | EXECUTE), Rule("/bin", READ | EXECUTE))
     (found,) = refusals("/bin/sh: cat: /etc/shadow: Permission denied", rules, (), network="none")
