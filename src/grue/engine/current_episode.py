@@ -283,7 +283,8 @@ class CurrentEpisode:
 
         In an episode's loop, a turn waits for the turns that were submitted earlier.
         """
-        self._recorder.refuse_observers()
+        if self._recorder.telling == threading.get_ident():
+            self._recorder.refuse_observers()
         if not self.lasting and self._episode is None:
             return _run_alone(self._until_closed(work), "Runner.run_turn_async")
         episode = self._running(users=1)

@@ -696,7 +696,7 @@ class HostTurn(Generic[T]):
             servers=servers_for(request.tools, settings.wiring.servers),
             tools=None if isinstance(request.tools, bool) else tuple(request.tools),
             answer=self.answer.schema,
-            fallback=as_json(self.answer.fallback),
+            fallback=None if self.answer.fallback is None else as_json(self.answer.fallback),
             limits=limits,
             policy=policy,
             support_check=self._support_check(),

@@ -147,6 +147,7 @@ class Recorder:
     Attributes:
         around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
             tool call runs. An observer may set this when it is added, to give the call a context.
+        telling: The id of the thread in which the observers are being called; 0: they are not.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class Recorder:
 
     def _begin_threads(self) -> None:
         self._lock = threading.Lock()
-        self._telling = 0  # the thread in which the observers are called
+        self.telling = 0
         self._backlog = Backlog()
         self._late = self._backlog.calls
 
@@ -278,7 +279,7 @@ class Recorder:
 
     def refuse_observers(self) -> None:
         """Raise `MCPError` if an observer makes this call: it would wait for itself."""
-        if self._telling == threading.get_ident():
+        if self.telling == threading.get_ident():
             raise MCPError(
                 "An observer must not record a message or run a turn: its recorder waits for it. Note"
                 " what it has seen, and act on that after the turn."
@@ -405,13 +406,13 @@ class Recorder:
         self._tell(envelope, line)
 
     def _tell(self, envelope: Envelope[Any], line: bytes) -> None:
-        self._telling = threading.get_ident()
+        self.telling = threading.get_ident()
         try:
             for observer in self._observers:
                 with calling(observer, "the observer"):
                     observer(envelope, line)
         finally:
-            self._telling = 0
+            self.telling = 0
 
 
 def _valid(value: Any) -> Any:
