@@ -327,14 +327,15 @@ def _new_reader(type_: Any) -> _Reader:
     # Leave these to msgspec: Structs; types with `msgspec.Meta`, whose constraints pydantic would ignore; and
     # functions, which pydantic would accept as validators.
     has_meta = _has_meta(type_, [])
+    why = ""
     if not (
         has_meta or isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))
     ):
         try:
             adapter = TypeAdapter(type_)
             return _Reader(name, adapter.json_schema(), _of_json(adapter.validate_json))
-        except PydanticUserError:
-            pass  # msgspec may accept the type, for example a list of Structs
+        except PydanticUserError as error:  # msgspec may accept the type, for example a list of Structs
+            why = f" (pydantic: {error.message.partition('. ')[0].rstrip('.')})"
         except SchemaError as error:  # for example a regular expression with a look-ahead
             why = " ".join(str(error).split())
             raise MCPConfigError(f"The answer's type {type_!r} cannot be used: {why}.") from error
@@ -351,7 +352,7 @@ def _new_reader(type_: Any) -> _Reader:
                 " read. Write the constraint with pydantic's Field instead."
             ) from error
         raise MCPConfigError(
-            f"The answer's type {type_!r} cannot be expressed in JSON. Use a pydantic model, a msgspec"
+            f"The answer's type {type_!r} cannot be expressed in JSON{why}. Use a pydantic model, a msgspec"
             " Struct, a dataclass, a TypedDict, or a type such as list[int]; or an AnswerSpec with a `parse`"
             " of your own."
         ) from error

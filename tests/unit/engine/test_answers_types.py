@@ -3,6 +3,7 @@
 import datetime as dt
 import enum
 import json
+import socket
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -199,8 +200,20 @@ def test_a_check_may_refuse_and_change() -> None:
 
 @pytest.mark.parametrize("type_", [lambda: 1, "Ticket", object()])
 def test_what_json_cannot_express_is_refused_with_what_to_use(type_: Any) -> None:
-    with pytest.raises(MCPConfigError, match=r"cannot be expressed in JSON. Use a pydantic model"):
+    with pytest.raises(
+        MCPConfigError, match=r"cannot be expressed in JSON( \(pydantic: .*\))?. Use a pydantic model"
+    ):
         AnswerSpec.of(type_)
+
+
+def test_a_type_with_a_part_that_is_no_json_names_the_part() -> None:
+    @dataclass
+    class Order:
+        number: int
+        at: socket.socket
+
+    with pytest.raises(MCPConfigError, match=r"in JSON \(pydantic: Unable to generate .*socket\.socket'>\)"):
+        AnswerSpec.of(Order)
 
 
 def test_a_constraint_that_pydantic_cannot_use_is_refused_with_the_reason() -> None:
