@@ -229,6 +229,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
         end_turns(episode, [each for _, each in waiting if isinstance(each, Call)])
 
 
+@defer_interrupts()  # or an item would take what a signal handler of the host's raises
 def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Episode) -> _Started[T]:
     try:
         request = as_request(request)
@@ -255,6 +256,7 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
         return outcome
 
 
+@defer_interrupts()
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     if isinstance(started, BatchItem):
         return started
@@ -279,7 +281,7 @@ def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
     with defer_interrupts():
         try:
             cancel_and_wait(calls)
-        except KeyboardInterrupt:
+        except BaseException:
             episode.resources.registry.kill_now()
             cancel_and_wait(calls)
             raise

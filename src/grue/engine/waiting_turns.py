@@ -51,6 +51,7 @@ from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.context.history import History, take_step
 from grue.protocol.turn.prices import most_usage
 from grue.runtime.files import as_path
+from grue.runtime.loops.interrupts import defer_interrupts
 from grue.runtime.loops.loop_thread import Call
 from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
@@ -368,6 +369,7 @@ class _Rounds(Generic[T]):
             calls.append(self._poll)
         end_turns(self._episode, calls)
 
+    @defer_interrupts()  # or an item would take what a signal handler of the host's raises
     def _begin(self, index: int, given: TurnRequest[T] | str) -> None:
         try:
             request = as_request(given)
@@ -390,6 +392,7 @@ class _Rounds(Generic[T]):
 
         self._running.append((index, self._episode.submit(run)))
 
+    @defer_interrupts()
     def _take_one(self) -> None:
         index, call = self._running[0]
         call.join()

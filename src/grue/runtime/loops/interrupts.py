@@ -25,8 +25,8 @@ an item of `Runner.map`                 cancel all, wait max.   `force_kill()`, 
   ToolClient's exit)                    max. 10 s
 the interpreter's exit (`atexit`)       `force_kill()`, wait    stop waiting              -
 a fleet's driver (`grue fleet run`)     running episodes end    cancel them               raise now
-any of them, but the host has its own   the host's handler decides; an exception that it raises ends the
-  SIGINT handler                        wait (or the loop in this thread), with the same clean-up
+any of them, but a handler of the       what it raises is treated like a press, and raised in place of
+  host's raises, for whatever signal    `KeyboardInterrupt`; but in a host's callback it is raised at once
 another thread is in one of them        nothing: Python runs handlers in the main thread only
 ```
 
@@ -49,9 +49,11 @@ import asyncio
 import contextlib
 import inspect
 import signal
+import sys
 import threading
 import time
 import weakref
+from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
 from types import FrameType
@@ -68,6 +70,9 @@ INTERRUPT_GRACE_S = 3.0
 
 _NOTICE_S = 0.05
 """Seconds between two checks by a waiting thread for a Ctrl-C that was deferred or that a loop swallowed."""
+
+
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 class WorkInterrupted(KeyboardInterrupt):
@@ -102,10 +107,78 @@ def born_without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def may_handle_interrupts() -> bool:
-    """Return whether this is the main thread and SIGINT still has Python's default handler."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    return in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def in_main_thread() -> bool:
+    """Return whether this is the main thread, in which Python runs signal handlers."""
+    return threading.current_thread() is threading.main_thread()
+
+
+_CALLED_BY_GRUE = {
+    *("anyio", "httpcore", "httpcore2", "httpx", "httpx2", "jsonschema_rs", "langfuse", "mcp", "mcp_types"),
+    *("opentelemetry", "pydantic", "rich", "sniffio", "typing_extensions", "yaml"),
+    *sys.stdlib_module_names,
+}
+"""The packages that grue's own code calls in a turn. What it calls in other packages is the host's code."""
+
+
+class _Taken:
+    """A signal handler in place of the program's `handler`, which it calls: `takes[0]` gets what that raises.
+
+    If `takes` is empty, the block is over, and the exception is raised.
+    """
+
+    def __init__(self, handler: Callable[..., object], takes: list[Callable[[BaseException], None]]) -> None:
+        self.handler = handler
+        self.takes = takes
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        # `refuse_reentry` recognises a handler by its caller's frame, so pass this frame on.
+        here = inspect.currentframe()
+        if not self.takes or (self.handler is not signal.default_int_handler and _is_the_hosts(frame)):
+            self.handler(signum, here)
+            return
+        try:
+            self.handler(signum, here)
+        except BaseException as error:  # noqa: BLE001 - it is raised at a safe point
+            self.takes[0](error)
+
+
+def _is_the_hosts(frame: FrameType | None) -> bool:
+    """Return whether grue, in this frame's stack, has called the host's code."""
+    called = ""
+    while frame is not None and not (name := frame.f_globals.get("__name__", "")).startswith("grue."):
+        called, frame = name, frame.f_back
+    return called in sys.modules and called.partition(".")[0] not in _CALLED_BY_GRUE
+
+
+class _Taking:
+    """In this block, `take` gets what the program's signal handlers raise. Only in the main thread.
+
+    A handler that has interrupted a callback of the host's raises there, unless it is Python's own handler of
+    SIGINT.
+    """
+
+    def __init__(self, take: Callable[[BaseException], None]) -> None:
+        self._takes = [take]
+        self._taken: dict[int, _Taken] = {}
+
+    def __enter__(self) -> None:
+        try:
+            for number in _SIGNALS if in_main_thread() else ():
+                handler = getsignal(number)
+                while isinstance(handler, _Taken) and not handler.takes:
+                    handler = handler.handler  # of a block at whose end another handler has raised
+                if callable(handler) and not isinstance(handler, _Taken):
+                    self._taken[number] = _Taken(handler, self._takes)
+                    signal.signal(number, self._taken[number])
+        except BaseException:  # a handler that was not replaced yet has raised it
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._takes.clear()
+        for number, ours in self._taken.items():
+            if getsignal(number) is ours:
+                signal.signal(number, ours.handler)
 
 
 class Interruptible:
@@ -169,94 +242,100 @@ def run_in_main_thread(
 ) -> T:
     """Run a coroutine function in the loop that `run_loop` runs. Ctrl-C cancels it, at an `await`.
 
-    Use this function only if `may_handle_interrupts()` is true. The second Ctrl-C calls `force_kill`, which
-    kills the processes that the clean-up waits for. The SIGINT handler is set before the loop starts, so that
-    asyncio sets none: asyncio's handler would cancel the main task even while the loop starts or ends.
+    The second Ctrl-C calls `force_kill`, which kills the processes that the clean-up waits for. What other
+    signal handlers of the program raise is treated in the same way, because asyncio would log or lose it. The
+    handlers are replaced before the loop starts, so that asyncio sets none: asyncio's handler of SIGINT would
+    cancel the main task even while the loop starts or ends.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. The work has cleaned up, unless there was a third press.
+        BaseException: Another signal handler has raised it.
         WorkInterrupted: The function has raised it.
     """
-    work, presses = Interruptible(), 0
+    work = Interruptible()
+    raised: list[BaseException] = []
 
-    def press(signum: int, frame: FrameType | None) -> None:
+    def take(error: BaseException) -> None:
         # Take no lock that the interrupted code may hold, except the reentrant lock of `Interruptible`.
-        nonlocal presses
-        presses += 1
-        if presses == 1:
+        raised.append(error)
+        if len(raised) == 1:
             work.interrupt()
-        elif presses == 2:
+        elif len(raised) == 2:
             force_kill()
         else:
-            signal.default_int_handler(signum, frame)
+            raise error
 
-    before = signal.signal(signal.SIGINT, press)
     try:
-        result = run_loop(lambda: work.run(function))
-    except WorkInterrupted:
-        if presses:
-            raise KeyboardInterrupt from None
+        with _Taking(take):
+            result = run_loop(lambda: work.run(function))
+    except (Exception, WorkInterrupted) as error:
+        if raised:
+            raise _foremost(raised) from (None if isinstance(error, WorkInterrupted) else error)
         raise
-    except Exception as error:
-        if presses:
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if presses:
-        raise KeyboardInterrupt
+    if raised:
+        raise _foremost(raised)
     return result
 
 
-class _PressCounter:
-    def __init__(self) -> None:
-        self.deferred = 0
-        self._presses = 0
+def _foremost(raised: list[BaseException]) -> BaseException:
+    """Return the first that is not an `Exception`, such as a `KeyboardInterrupt`, else the first."""
+    return next((each for each in raised if not isinstance(each, Exception)), raised[0])
 
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self._presses += 1
-        self.deferred += 1
-        if self._presses > 2:
-            signal.default_int_handler(signum, frame)
+
+class _Deferral:
+    def __init__(self) -> None:
+        self.raised: list[BaseException] = []
+        self._count = 0
+
+    def take(self, error: BaseException) -> None:
+        self.raised.append(error)
+        self._count += 1
+        if self._count > 2:
+            raise error
+
+
+_deferral: _Deferral | None = None
+"""That of the outermost `defer_interrupts` in the main thread."""
 
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C: count it, and let `wait_for` or `raise_deferred` raise it at a safe point.
+    """Defer Ctrl-C: keep it, and let `wait_for` or `raise_deferred` raise it at a safe point.
 
     Python's default handler raises at an arbitrary line of the main thread, perhaps between taking a lock and
     the `try` that releases it. The loop's thread needs the same locks, and would hang. So in this block the
-    handler only counts the first two presses, and `wait_for`, which holds no lock, raises.
+    first two presses are only kept, and `wait_for`, which holds no lock, raises. The same holds for what
+    other signal handlers of the program raise.
 
-    Blocks can be nested. They do nothing outside the main thread, or if the host has its own SIGINT handler.
+    Blocks can be nested. They do nothing outside the main thread.
 
     Raises:
-        KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.
+        KeyboardInterrupt: At the end of the block, if a press was kept and nothing has raised it.
+        BaseException: The same, if another signal handler has raised it.
     """
-    if not may_handle_interrupts():
+    global _deferral
+    if _deferral is not None or not in_main_thread():
         yield
         return
-    presses = _PressCounter()
-    before = signal.signal(signal.SIGINT, presses)
+    deferral = _Deferral()
     try:
-        yield
+        with _Taking(deferral.take):
+            _deferral = deferral
+            yield
     except Exception as error:
-        if presses.deferred:
-            raise KeyboardInterrupt from error
+        if deferral.raised:
+            raise _foremost(deferral.raised) from error
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
-    if presses.deferred:
-        raise KeyboardInterrupt
+        _deferral = None
+    if deferral.raised:
+        raise _foremost(deferral.raised)
 
 
 def raise_deferred() -> None:
-    """Raise one Ctrl-C that `defer_interrupts` has deferred, if there is one."""
-    handler = signal.getsignal(signal.SIGINT)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and isinstance(handler, _PressCounter) and handler.deferred:
-        handler.deferred -= 1
-        raise KeyboardInterrupt
+    """Raise one exception that `defer_interrupts` has deferred, such as a Ctrl-C, if there is one."""
+    if _deferral is not None and _deferral.raised and in_main_thread():
+        raise _deferral.raised.pop(0)
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ class Call(Future[T]):
     def _cancel(self, force_kill: Callable[[], object]) -> None:
         try:
             cancel_and_wait([self])
-        except KeyboardInterrupt:
+        except BaseException:  # noqa: BLE001 - a second press, or what another signal handler raises
             force_kill()
             cancel_and_wait([self])
 
@@ -254,7 +254,7 @@ class EpisodeLoop:
         atexit.register(_close_all)
         watch = InterruptWatch()
         try:
-            with restore_interrupt():
+            with defer_interrupts(), restore_interrupt():
                 start_thread(thread)
                 wait_for(self._started, watch=watch)
         except BaseException:
@@ -277,7 +277,7 @@ class EpisodeLoop:
         call: Call[T] = Call(self.loop_thread)
         context = context_of("asyncio")  # the caller may run under trio, but this loop is asyncio's
         try:
-            with self._lock:
+            with defer_interrupts(), self._lock:
                 if self._ending:
                     raise MCPError(self.loop_thread.error_texts.closed) from self._failure
                 self._calls.add(call)
@@ -290,8 +290,7 @@ class EpisodeLoop:
         return call
 
     def _wake(self) -> None:
-        # Do not use `call_soon_threadsafe`: it ignores each `OSError` while it wakes the loop, even a
-        # `TimeoutError` that the host's own alarm raises there.
+        # Do not use `call_soon_threadsafe`: it ignores that other code has closed the loop's descriptors.
         try:
             self._waker.send(b"\0")
         except BlockingIOError:

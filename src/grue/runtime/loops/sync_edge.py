@@ -30,8 +30,8 @@ from grue.runtime.loops.interrupts import (
     Interruptible,
     InterruptWatch,
     WorkInterrupted,
+    in_main_thread,
     is_ours,
-    may_handle_interrupts,
     refuse_reentry,
     restore_interrupt,
     run_in_main_thread,
@@ -77,7 +77,7 @@ def run_blocking(
             if threads_are_greenlets():
                 raise MCPError(WAITS_FOR_ITSELF.format(instead=twin))
             return _run_in_thread(function)
-        if may_handle_interrupts():
+        if in_main_thread():
             return run_in_main_thread(function, force_kill, run_loop)
         return run_loop(function)
     finally:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -119,6 +119,104 @@ def test_the_hosts_own_handler_is_left_alone() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert pressed == [signal.SIGINT]
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[..., object]]:
+    """The handler of SIGALRM, which raises."""
+
+    def strike(*_: object) -> None:
+        raise TimeoutError("the host's own alarm")
+
+    before = signal.signal(signal.SIGALRM, strike)
+    yield strike
+    assert signal.signal(signal.SIGALRM, before) is strike
+
+
+def strike_in_the_loop(number: int) -> None:
+    """Let a signal interrupt the loop's own code, which calls no coroutine at that moment."""
+    asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_what_a_handler_raises_in_the_loops_own_code_ends_the_work_and_is_raised() -> None:
+    """asyncio would log what a callback raises, and the work would never end."""
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            strike_in_the_loop(signal.SIGALRM)
+            await anyio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                strike_in_the_loop(signal.SIGALRM)
+                await anyio.sleep(0.01)
+            seen.append("cleaned up")
+
+    with pytest.raises(TimeoutError, match="the host's own alarm"):
+        run_in_main_thread(work, lambda: seen.append("killed"), run_loop)
+    assert seen == ["killed", "cleaned up"]
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_ctrl_c_is_not_lost_behind_what_another_handler_raises() -> None:
+    async def work() -> None:
+        strike_in_the_loop(signal.SIGALRM)
+        strike_in_the_loop(signal.SIGINT)
+        await anyio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_main_thread(work, lambda: None, run_loop)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_handler_that_interrupts_the_hosts_callback_raises_there() -> None:
+    async def work() -> str:
+        with pytest.raises(TimeoutError):
+            signal.raise_signal(signal.SIGALRM)
+        return "done"
+
+    assert run_in_main_thread(work, lambda: None, run_loop) == "done"
+
+
+def test_what_a_handler_raises_is_deferred_as_a_press_is(alarm: Callable[..., object]) -> None:
+    reached: list[str] = []
+
+    def deferring() -> None:
+        with defer_interrupts():
+            strike = signal.getsignal(signal.SIGALRM)
+            assert callable(strike)
+            assert strike is not alarm
+            strike(signal.SIGALRM, None)
+            reached.append("inside")
+
+    with pytest.raises(TimeoutError, match="the host's own alarm"):
+        deferring()
+    assert reached == ["inside"]
+
+
+def test_a_handler_that_a_block_has_left_behind_is_removed_by_the_next(alarm: Callable[..., object]) -> None:
+    with defer_interrupts():
+        left = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, left)
+    with pytest.raises(TimeoutError):
+        signal.raise_signal(signal.SIGALRM)
+    with defer_interrupts():
+        pass
+    assert signal.getsignal(signal.SIGALRM) is alarm
+
+
+def test_a_handler_that_the_host_sets_in_a_callback_stays() -> None:
+    def other(*_: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        with defer_interrupts():
+            signal.signal(signal.SIGALRM, other)
+        assert signal.getsignal(signal.SIGALRM) is other
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 HANDLING = {
