@@ -191,6 +191,55 @@ def test_a_turn_whose_answer_held_a_secret_is_not_lost(tmp_path: Path) -> None:
     assert (tmp_path / "batch").stat().st_mode & 0o777 == 0o700
 
 
+INTERRUPTED = (
+    {"type": "TurnInterrupted", "reason": "cancelled"},
+    {"type": "TurnFailed", "turn": 1, "failure": {"type": "Interrupted", "reason": "cancelled"}},
+)
+CLOSED = {"type": "SessionClosed", "server": "f", "ending": "none"}
+
+
+def end_after(path: Path, last: str, *more: dict[str, Any]) -> None:
+    """Let a trace end with its first message `last` and further ones, as if the process had ended then."""
+    header, *lines = path.read_text().splitlines()
+    at = next(at for at, line in enumerate(lines) if json.loads(line)["body"]["type"] == last)
+    kept, envelope = lines[: at + 1], json.loads(lines[at])
+    for body in more:
+        to = "agent" if body is CLOSED else "trace"
+        envelope = {**envelope, "seq": envelope["seq"] + 1, "from": "f", "to": to, "body": body}
+        kept.append(json.dumps(envelope))
+    path.write_text("\n".join([header, *kept, ""]))
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        ("AnswerAccepted", ()),
+        ("AnswerAccepted", INTERRUPTED),
+        ("CompletionPostponed", INTERRUPTED),
+        ("RequestCompletion", (CLOSED, *INTERRUPTED)),
+        ("ToolCalled", (CLOSED, *INTERRUPTED)),
+    ],
+    ids=["accepted and killed", "accepted", "waits", "session closed", "session closed in a call"],
+)
+def test_a_turn_that_is_ended_at_any_message_goes_on(
+    last: str, more: tuple[dict[str, Any], ...], tmp_path: Path
+) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        assert answers(run(llm, tmp_path, turns=2)) == expected(2)
+        path = tmp_path / "batch" / "turns" / "000001.jsonl"
+        end_after(path, last, *more)
+        first, second = run(llm, tmp_path, turns=2)
+        assert second.recalled
+        assert first.outcome is not None, first.error
+        assert first.outcome.kind == "answered"
+        if not more:
+            assert [each.divergence for each in replay(open_episode(path))] == [None, None]
+        if last == "AnswerAccepted":
+            assert first.outcome.response == "heard turn 0"
+            assert len((tmp_path / "effects").read_text().splitlines()) == 2, "no call is made again"
+            once(llm, 4)
+
+
 @pytest.mark.parametrize("wire", ["responses", "messages"])
 @pytest.mark.slow
 def test_each_item_that_fails_is_a_typed_failure_of_its_turn(wire: str, tmp_path: Path) -> None:

@@ -477,6 +477,11 @@ class RecordedTurn:
         state, commands = self._state(path)
         parked = next((each for each in commands if isinstance(each, m.TurnParked)), None)
         where = m.Resumption(parked=parked) if parked else cut_off(state, self._called, self._tasks)
+        if where is None and self.run.waits and m.AnswerAccepted in (kinds := [type(e) for e in self.events]):
+            # The end was not recorded. Read the last reply again, which is in the batch's folder.
+            del self.events[kinds.index(m.AnswerAccepted) :]
+            state, commands = self._state(path)
+            where = cut_off(state, self._called, self._tasks)
         if where is None:
             made = ", ".join(sorted(self._called)) or "none"
             raise NothingToResume(

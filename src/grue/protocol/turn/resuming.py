@@ -29,14 +29,16 @@ def cut_off(
     the model that the call was interrupted. Calls that were not sent are judged by the policy once more.
 
     `state` is the turn's state after the last event of the trace; `called` are the calls that were sent, and
-    `tasks` those that their servers run as MCP tasks. Return `None` if the turn had ended, if its end was
-    already decided on, or if it waits for a batch (`WaitEnded` continues such a turn).
+    `tasks` those that their servers run as MCP tasks. A turn that waited for a batch asks for the reply
+    again. Return `None` if the turn had ended, or if its end was already decided on.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
             return m.Resumption(parked=parked, tasks=tuple(turn.open_tasks.values()))
         case s.AwaitingApproval(turn=turn):
             return m.Resumption(parked=parked_at_questions(state), tasks=tuple(turn.open_tasks.values()))
+        case s.Waiting(then=then):
+            return cut_off(then, called, tasks)
         case s.AwaitingTools():
             return _in_calls(state, called, tasks or {})
         case s.AwaitingSessions(turn=turn) if turn.resuming is not None:

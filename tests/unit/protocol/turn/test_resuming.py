@@ -12,6 +12,7 @@ from grue.messages import (
     CallId,
     CallsDecided,
     CallTools,
+    CompletionPostponed,
     DeadlinePassed,
     HistoryReference,
     OpenTask,
@@ -28,7 +29,7 @@ from grue.messages import (
 from grue.policies import FailurePolicy, ToolPolicy, ToolRule, TurnLimits
 from grue.protocol.tool_loop import step
 from grue.protocol.turn.resuming import can_fork_at, cut_off, tasks_of
-from grue.protocol.turn.states import AwaitingClose, Idle, TurnState
+from grue.protocol.turn.states import AwaitingClose, Idle, TurnState, Waiting
 
 ASK = ToolRule(tools=("a.look",), verdict="ask", reason="it is dear", max_calls=2)
 TASK = ToolTask(task_id="t1", poll_s=2.0)
@@ -68,6 +69,12 @@ def sent(walk: Walk) -> list[tuple[str, ToolTask | None]]:
 def told(walk: Walk) -> dict[str, str]:
     request = walk.of(RequestCompletion)[-1]
     return {item.call_id: item.content for item in request.new if isinstance(item, ToolMessage)}
+
+
+def test_a_turn_that_waits_for_a_batch_goes_on_where_it_asked() -> None:
+    walk = Walk(under(), *(opened(server) for server in SERVERS), CompletionPostponed(request=1, item="i"))
+    assert isinstance(walk.state, Waiting)
+    assert killed(walk, tasks={}) == cut_off(walk.state.then, ())
 
 
 def test_the_call_of_a_task_goes_on_and_the_others_are_made() -> None:
