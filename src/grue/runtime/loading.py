@@ -28,6 +28,8 @@ def importing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:
+            raise  # not of the system's, but of a signal handler of the program, such as a `TimeoutError`
         raise MCPError(f"A part of grue could not be imported: {error}.") from error
 
 

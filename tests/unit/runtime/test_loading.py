@@ -25,6 +25,11 @@ def test_a_file_that_cannot_be_read_is_an_error_of_ours(
         load("unreadable")
 
 
+def test_what_a_signal_handler_raises_during_an_import_is_not_an_error_of_ours() -> None:
+    with pytest.raises(TimeoutError, match="the host's own alarm"), loading.importing():
+        raise TimeoutError("the host's own alarm")
+
+
 def test_a_thread_whose_import_has_ended_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # A new thread may have the id of one that has ended.
     monkeypatch.setattr(loading, "_outlasted", {-1})

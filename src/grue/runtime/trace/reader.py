@@ -154,6 +154,8 @@ class TraceReader(Generic[B]):
                     yield place, line
                     offset, number = offset + place.size, number + 1
             except OSError as error:
+                if error.errno is None:
+                    raise  # a signal handler of the program has raised it
                 raise _unreadable(path, number, error) from error
 
     def follow(

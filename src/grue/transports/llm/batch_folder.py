@@ -262,6 +262,8 @@ class BatchFolder(Closing):
         try:
             yield
         except OSError as error:
+            if error.errno is None:
+                raise  # a signal handler of the program has raised it
             raise BatchFolderError(f"Cannot use the batch folder {self.path}: {error.strerror}.") from error
 
     def _submission_of(self, number: int) -> Path:

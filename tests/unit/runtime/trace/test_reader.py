@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plain_messages import Body, Counted, Said, rounded, write
 
 from grue.errors import TraceError
+from grue.runtime.trace import reader
 from grue.runtime.trace.file import TraceOptions
 from grue.runtime.trace.reader import Trace, TraceReader, read_trace
 
@@ -209,6 +210,19 @@ def test_a_file_that_may_not_be_read_is_one_sentence(path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "open", denied)
     with pytest.raises(TraceError, match=r"Cannot read the trace file .*: Permission denied\."):
+        read_trace(path, Body)
+
+
+def test_what_a_signal_handler_raises_is_no_error_of_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, Said("a"))
+
+    def struck(*_args: object) -> None:
+        raise TimeoutError("the host's own alarm")
+
+    monkeypatch.setattr(reader, "check_numbers", struck)
+    with pytest.raises(TimeoutError, match="the host's own alarm"):
         read_trace(path, Body)
 
 

@@ -150,6 +150,11 @@ def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
             ask(files, 1, 1)
 
 
+def test_what_a_signal_handler_raises_is_no_error_of_the_folder(tmp_path: Path) -> None:
+    with folder(tmp_path) as files, pytest.raises(TimeoutError, match="the host's own alarm"), files.using():
+        raise TimeoutError("the host's own alarm")
+
+
 def test_a_submission_that_cannot_be_recorded_names_the_folder(tmp_path: Path) -> None:
     with folder(tmp_path) as files:
         ask(files, 1, 1)
