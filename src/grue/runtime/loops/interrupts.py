@@ -48,6 +48,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -336,6 +337,18 @@ def raise_deferred() -> None:
     """Raise one exception that `defer_interrupts` has deferred, such as a Ctrl-C, if there is one."""
     if _deferral is not None and _deferral.raised and in_main_thread():
         raise _deferral.raised.pop(0)
+
+
+def _give_back() -> None:
+    """In a forked child, let signal handlers raise again: it is in no block of its parent's main thread."""
+    global _deferral
+    _deferral = None
+    for handler in map(getsignal, _SIGNALS):
+        if isinstance(handler, _Taken):
+            handler.takes.clear()
+
+
+os.register_at_fork(after_in_child=_give_back)
 
 
 @contextlib.contextmanager

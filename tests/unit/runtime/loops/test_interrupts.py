@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -204,6 +205,20 @@ def test_a_handler_that_a_block_has_left_behind_is_removed_by_the_next(alarm: Ca
     with defer_interrupts():
         pass
     assert signal.getsignal(signal.SIGALRM) is alarm
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGINT])
+def test_a_handler_raises_in_a_child_that_is_forked_meanwhile(number: int) -> None:
+    with defer_interrupts():
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(number)
+            except (TimeoutError, KeyboardInterrupt):
+                os._exit(0)
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_handler_that_the_host_sets_in_a_callback_stays() -> None:
