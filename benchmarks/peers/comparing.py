@@ -75,7 +75,7 @@ def compare_turns(sides: Sequence[Side], server: Server, turns: int) -> Table:
         rounds = _take_turns(workers, turns, one, start.failed)
         boots = [_boot_ms(server.command) for _ in range(min(turns, 10))]
     rows = [_turn_row(name, rounds) for name in workers]
-    facts = [figure("the server alone: spawn to first answer", "ms", boots)]
+    facts = [figure("from its spawn to its first answer, the server alone takes", "ms", boots)]
     title, loads = f"A turn, {server.title}", (load, os.getloadavg()[0])
     return Table(server.name, title, rows, start.failed, loads, facts=facts)
 

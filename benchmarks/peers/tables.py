@@ -80,8 +80,9 @@ def markdown(tables: Sequence[Table], measured: Mapping[str, str]) -> str:
         if table.name == "ask":
             head, *cells = _columns(table)
             parts.append("\n".join(_rows_of_page([HEAD_OF_PAGE.get(each, each) for each in head], cells)))
-    remarks = [[table.title, *(each[0].upper() + each[1:] for each in _remarks(table))] for table in tables]
-    parts.append("\n".join(f"- {'. '.join(each)}." for each in remarks))
+    remarks = [[each[0].upper() + each[1:] for each in _remarks(table)] for table in tables]
+    titled = zip(tables, remarks, strict=True)
+    parts.append("\n".join(f"- {table.title}: {'. '.join(each)}." for table, each in titled))
     if held := [_verdict(bar) for bar in bars(tables)]:
         parts.append("\n".join(held))
     differ = [f"- {note}" for note in _notes(tables, measured)]
@@ -161,9 +162,9 @@ def _remarks(table: Table) -> list[str]:
     return [
         *_ahead_of_grue(table),
         *(f"{name}: not measured: {why}" for name, why in table.failed.items()),
-        *(f"{fact.label}: {_spread(fact)}" for fact in table.facts),
-        f"{' or '.join(map(str, samples)) or 'no'} samples each; "
-        f"load average of the machine {before:.1f} before the measurement, {after:.1f} after it",
+        *(f"{fact.label} {_spread(fact)}" for fact in table.facts),
+        f"each side has {' or '.join(map(str, samples)) or 'no'} samples; the machine's load average was "
+        f"{before:.1f} before the measurement and {after:.1f} after it",
     ]
 
 
@@ -174,20 +175,18 @@ def _ahead_of_grue(table: Table) -> list[str]:
     if ours is None or not others:
         return []
     better = {
-        "in time": [row.name for row in others if row.ratio is not None and row.ratio < 1],
-        "in CPU of the host process": [
+        "time": [row.name for row in others if row.ratio is not None and row.ratio < 1],
+        "CPU of the host process": [
             row.name for row in others if row.cpu and ours.cpu and row.cpu.median < ours.cpu.median
         ],
-        "in peak memory": [
+        "peak memory": [
             row.name
             for row in others
             if row.peak_mb is not None and ours.peak_mb is not None and row.peak_mb < ours.peak_mb
         ],
     }
-    told = [f"{what}: {', '.join(names)}" for what, names in better.items() if names]
-    return [
-        f"sides that do better than grue {'; '.join(told)}" if told else "no other side does better than grue"
-    ]
+    told = [f"{', '.join(names)} ({what})" for what, names in better.items() if names]
+    return [f"better than grue are {'; '.join(told)}" if told else "no other side is better than grue"]
 
 
 def _verdict(bar: Bar) -> str:

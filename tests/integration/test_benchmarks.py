@@ -277,8 +277,8 @@ def test_the_page_shows_the_peers_and_who_is_ahead(quick_peers: Ran, page: Path)
     shown = between(page, "peers")
     assert re.search(r"^\| sdk-script \|.*\| 0\.996 \|", shown, re.MULTILINE)
     assert re.search(r"^\| grue-ahead \|", shown, re.MULTILINE)
-    assert ". Sides that do better than grue in time: sdk-script; in peak memory: sdk-script. " in shown
-    assert "between two actors in one process. No other side does better than grue. " in shown
+    assert ": Better than grue are sdk-script (time); sdk-script (peak memory). " in shown
+    assert "between two actors in one process: No other side is better than grue. " in shown
     assert "as a ratio to grue's\" is at least 3 x. Measured: 2.998 x: **missed**." in shown
     assert "- autogen-core (ask) [autogen-core 0.0.1]: " in shown
 

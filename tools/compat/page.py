@@ -95,7 +95,7 @@ def page(rows: Sequence[Row]) -> str:
             "\n",
             _ENDPOINTS,
             *_endpoint_table(endpoints),
-            "\nThe same steps with grue's own scripted server, which its tests use:\n\n",
+            "\nThe same steps with the scripted server that comes with grue, which grue's tests use:\n\n",
             *_endpoint_table(ours),
         )
     )
