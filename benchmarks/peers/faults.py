@@ -285,8 +285,9 @@ from the signal to the end of the host.
 {text}
 
 `answered` means that the turn ended with the model's answer; if the call failed, the model had been told so.
-An answer is not always better than an error. `another answer` means that the turn ended with another text than the model's, for example a
-text that says that the agent gave up. The table does not show whether an error's text helps.
+An answer is not always better than an error. `another answer` means that the turn ended with another text
+than the model's, for example a text that says that the agent gave up. The table does not show whether an
+error's text helps.
 
 `benchmarks/peers/faults.py` runs all turns, in {took_s / 60:.0f} minutes on two busy cores. Where a
 framework has time limits for a server's start and for a call, they are set to {LIMIT_S:g} s; all other
