@@ -39,7 +39,7 @@ def printed(table: Table) -> str:
 
 
 def bars(tables: Sequence[Table]) -> list[Bar]:
-    """Return the bars of docs/architecture.md that need a peer."""
+    """Return the bars of docs/performance.md that need a peer."""
     rows = {row.name: row for table in tables if table.name == "ask" for row in table.rows}
     autogen = rows.get("autogen-core")
     if autogen is None or autogen.ratio is None:
