@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from inspect import signature
-from os import PathLike, fspath
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -170,7 +169,8 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> 
     try:
         # msgspec refuses values of a subclass of float, such as `numpy.float64`, and paths.
         known = float(value) if isinstance(value, float) else value
-        read = msgspec.convert(fspath(known) if isinstance(known, PathLike) else known, declared)
+        as_text = getattr(type(known), "__fspath__", None)  # a path; `os` is not imported below `protocol/`
+        read = msgspec.convert(known if as_text is None else as_text(known), declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")
         words = _words_in(declared)
