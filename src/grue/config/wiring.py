@@ -240,7 +240,7 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
 
 
 def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> TurnLimits:
-    """Return the configured limits of a turn; `turn_timeout_s`, if given, replaces that of the whole turn.
+    """Return the configured limits of a turn; `turn_timeout_s`, if given, replaces a turn's time limit.
 
     Source: R13
     """

@@ -512,7 +512,10 @@ def compare_results(
 
 
 class _Cases:
-    """One side's episodes that count with a score, grouped by case."""
+    """The episodes of one side (A or B) that were played and have a score, grouped by case.
+
+    The others are only counted, by the reason why they are left out.
+    """
 
     def __init__(
         self, found: Sequence[Result], score: str, failed_as: float, no_case: AbstractSet[str], earlier: int

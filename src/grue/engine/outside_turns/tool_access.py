@@ -44,11 +44,12 @@ class ToolAccess(ABC):
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers. Connects if necessary.
 
-        A `ToolClient` leaves out a server whose connect failed earlier, unless it has `max_reconnects=None`.
+        If an earlier connect to a server has failed, a `ToolClient` leaves the server out. A
+        `ToolClient` with `max_reconnects=None` tries to connect to it again.
 
         Raises:
             MCPServerStartupError: A server that this call connects to could not be started.
-            MCPError: The caller is inside a turn of this runner.
+            MCPError: The caller is inside a turn of this runner, or a call that this client runs.
         """
         return self._outside_turns(lambda sessions: sessions.tools())
 

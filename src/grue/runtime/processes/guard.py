@@ -58,8 +58,11 @@ for each do
   case $each in /*) rm -rf "$each" || { chmod -R u+rwX "$each"; rm -rf "$each"; } ;; esac
 done
 """
-"""`$1` is first the common beginning of the marks. After the `shift`, the positional parameters are the list,
-because paths may contain spaces. Without `grep`, which not every PATH has, the search takes 15 times as long.
+"""A mark is a resource limit (`descendants.py`), which `/proc/PID/limits` shows as `Max realtime timeout`.
+
+`$1` is first the common beginning of this host's marks; empty: marks cannot be set. After the `shift`, the
+positional parameters are the list of groups and folders: as `"$@"` they keep paths with spaces whole. Without
+`grep`, which not every PATH has, the search takes 15 times as long.
 
 The search is repeated, because a process that forks just as it is killed may leave a child. It ends after 5
 rounds, because a zombie that nobody reaps is found each time.

@@ -1,12 +1,12 @@
 """HTTP with an LLM endpoint: its connections, and one exchange, which returns the whole reply or a fault.
 
-This module must not retry and must not interpret a reply. It uses httpx's transport and not
+This module must not retry, and must not decode the completion in a body. It uses httpx's transport and not
 `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would send the key elsewhere. It
 speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1 whether a connection is kept.
 
-Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. With
-limits for single reads, a reply that arrives byte by byte could last for ever. An exchange that ends early
-closes its connection, which also makes the endpoint stop generating.
+Time limits apply to the whole exchange, to the wait for the reply to begin, and to each pause in a stream. If
+only single reads had a limit, a reply that arrives byte by byte could last for ever. An exchange that ends
+early closes its connection, which also makes the endpoint stop generating.
 
 A body is decompressed in small steps and up to a size limit: a few hundred bytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
