@@ -367,7 +367,7 @@ def test_a_setting_may_have_a_name_in_any_script(tmp_path: Path) -> None:
     [
         ({"failed_as": math.nan}, "failed_as is nan"),
         ({"passing": "1"}, "passing: Expected"),
-        ({"cluster": "document"}, "cluster: Expected"),
+        ({"cluster": "document"}, "cluster= wants a list or a tuple, not str"),
         ({"margin": 0}, "margin is 0"),
     ],
 )

@@ -191,8 +191,8 @@ def test_a_shell_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Path, sh
         ({"workspace": None}, "workspace= wants a path, not None"),
         ({"skills": 5}, "skills= wants a path, not 5"),
         ({"servers": None}, "servers= wants the servers by name, not None"),
-        ({"optional_servers": "files"}, "optional_servers: Expected `array`, got `str`"),
-        ({"skill_servers": "files"}, "skill_servers: Expected `array`, got `str`"),
+        ({"optional_servers": "files"}, "optional_servers= wants a list or a tuple, not str"),
+        ({"skill_servers": "files"}, "skill_servers= wants a list or a tuple, not str"),
         ({"skill_servers": ("files",)}, "skill_servers: there is no MCP server 'files'. Known: none."),
     ],
 )
