@@ -395,14 +395,14 @@ def test_the_async_twin_leaves_the_callers_loop_running_and_can_be_cancelled(llm
         asyncio.run(main(one, silent))
 
 
-def test_a_turn_cannot_wait_for_another_one_of_its_own_episode(llm: str) -> None:
+def test_an_observer_cannot_run_another_turn_of_its_own_episode(llm: str) -> None:
     refused: list[MCPError] = []
 
     with assert_nothing_left(), runner(llm, "episode") as one:
 
         def again(sent: Any, _: object) -> None:
             if isinstance(sent.body, ToolCalled):
-                with pytest.raises(MCPError, match="cannot wait for another turn") as raised:
+                with pytest.raises(MCPError, match="must not record a message or run a turn") as raised:
                     one.run_turn(ASK)
                 refused.append(raised.value)
 
