@@ -371,7 +371,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._waiting_for_idle: list[asyncio.Future[None]] = []
         self._threads_before = frozenset(threading.enumerate())
         self._executing: set[asyncio.Future[Any]] = set()
-        self._idle_workers: set[threading.Thread] = set()
+        self._workers: set[threading.Thread] = set()
+        self._working: set[threading.Thread] = set()
         super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
@@ -402,13 +403,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
         def work() -> T:
             thread = threading.current_thread()
-            self._idle_workers.discard(thread)
+            self._working.add(thread)
             try:
                 return func(*args)
             finally:
-                self._idle_workers.add(thread)  # an executor keeps its threads
+                self._working.discard(thread)
 
+        # An executor keeps its threads, and may start one that finds nothing to do.
+        before = set(threading.enumerate())
         call = super().run_in_executor(executor, work)
+        self._workers |= set(threading.enumerate()) - before
         self._executing.add(call)
         call.add_done_callback(self._executing.discard)
         return call
@@ -434,7 +438,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def threads_at_work(self) -> list[threading.Thread]:
         """Return the threads that were started after the loop was made, without idle worker threads."""
-        idle = set() if self._executing else self._idle_workers
+        idle = set() if self._executing else self._workers - self._working
         started = set(threading.enumerate()) - self._threads_before - idle
         return [each for each in started if not _is_idle_worker(each)]
 

@@ -5,6 +5,8 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -104,6 +106,37 @@ def test_time_goes_on_after_work_in_an_executor() -> None:
         return anyio.current_time()
 
     assert run_in_virtual_time(main) == 7200.0
+
+
+class Eager(ThreadPoolExecutor):
+    """Starts a thread too many, as the executor does if a thread says too late that it has nothing to do."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        call = super().submit(*args, **kwargs)
+        self._adjust_thread_count()  # type: ignore[attr-defined]
+        return call
+
+
+def test_time_goes_on_if_an_executor_has_a_thread_that_never_worked() -> None:
+    async def main() -> float:
+        with Eager(2) as executor:
+            await asyncio.get_running_loop().run_in_executor(executor, time.sleep, 0.05)
+            await anyio.sleep(3600)
+        return anyio.current_time()
+
+    assert run_in_virtual_time(main) == 3600.0
+
+
+def test_time_stands_still_while_an_executor_does_cancelled_work() -> None:
+    async def main() -> float:
+        ended = threading.Event()
+        with anyio.move_on_after(0):
+            await asyncio.to_thread(lambda: (time.sleep(0.05), ended.set()))
+        await anyio.sleep(1)
+        assert ended.is_set()
+        return anyio.current_time()
+
+    assert run_in_virtual_time(main) == 1.0
 
 
 async def start_a_program() -> None:
