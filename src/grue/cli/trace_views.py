@@ -51,7 +51,10 @@ def _width() -> int:
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
-    """Print the first difference of two traces in full, or all if `every`; return whether there is none."""
+    """Print how two traces differ, and return whether they are equal.
+
+    The first difference is printed in full. `every`: all of them are.
+    """
     readers = open_episode(left), open_episode(right)
     divergences = diff_traces(*readers)
     first = [*itertools.islice(divergences, 1)]

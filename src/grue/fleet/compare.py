@@ -239,7 +239,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         compared: The settings in which the two sets differ, each with its value in A and in B.
         cases: Number of cases that both sides have played.
         groups: Number of groups of cases; see `Options.cluster`.
-        verdict: Whether B is better or worse than A: by the interval, or if there is none, by the sign test.
+        verdict: Whether B is better or worse than A. The interval decides; without one, the sign test does.
         better: Number of groups in which B is better than A.
         chance: The p-value of the sign test: how often a fair coin falls at least as unevenly as `better` and
             `worse`.

@@ -80,7 +80,7 @@ class HostPort(Struct, frozen=True):
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """What a program that grue starts may do. The kernel and grue's proxy refuse everything else.
+    """What a program may do that grue starts in this box. The kernel and grue's proxy refuse all else.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` becomes
     its text. A folder stands for everything in it. Each program also gets what its preset says, and the
@@ -157,7 +157,8 @@ def sandbox_of(value: object) -> Sandbox | None:
     `None`, `False` and `"none"` mean no box; `True` means the preset `files`. A `Sandbox` is returned itself.
 
     Raises:
-        ValueError: The value is none of these, or has a wrong key or value. The error's text says which.
+        ValueError: `value` is of another kind, or its table has an unknown key or a value that is not
+            allowed. The error's text says what is wrong.
     """
     match value:
         case None | False | "none":

@@ -1,5 +1,6 @@
 """What a configuration becomes for a runner."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.project import known_servers
 from grue.config.settings import BudgetSettings, GameConfiguration
-from grue.config.wiring import from_configuration, llm_settings, model_for, turn_limits
+from grue.config.wiring import from_configuration, llm_settings, model_for, takes_servers, turn_limits
 from grue.errors import BudgetSpent, MCPConfigError
 from grue.hosts.agent_loop import AgentLoop
 from grue.policies import Budget, TurnLimits
@@ -98,6 +99,15 @@ def test_a_runner_and_the_commands_use_the_same_servers(
         assert runner.servers == (("todo",) if used else ())
     known = known_servers(GameConfiguration.of_project(), None)
     assert ("todo" in known.servers) is used
+
+
+def test_a_pipe_in_place_of_the_file_of_servers_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read it would be to wait for its other end."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / "mcp_config.json")
+    assert not takes_servers(GameConfiguration.of_project(), None)
 
 
 def test_a_broken_link_or_a_folder_in_place_of_the_file_of_servers_is_an_error(

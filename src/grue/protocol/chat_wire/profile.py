@@ -129,7 +129,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def states_schema(self) -> bool:
-        """Whether requests without tools have the answer's schema as text; those with tools always do."""
+        """Whether a request without tools states the answer's schema as text. One with tools always does."""
         return self.ignores_schema or self.response_format != "json_schema"
 
     @property
