@@ -1,8 +1,8 @@
 """Unpack an `.mcpb` bundle: an untrusted zip file with an MCP server and its `manifest.json`.
 
-Only plain files and folders are written, and only below the bundle's own folder. They are first written to a
-draft folder, which is then renamed, so a kill or an error leaves no incomplete bundle under the final name.
-Size limits apply to the unpacked bytes too, not only to the sizes that the zip file declares.
+Only plain files and folders are written, and only below the bundle's own folder. Size limits apply to the
+unpacked
+bytes too, not only to the sizes that the zip file declares.
 """
 
 import hashlib
@@ -39,12 +39,7 @@ _END_MARK, _LOCATOR_MARK, _LOCATOR_BYTES = b"PK\x05\x06", b"PK\x06\x07", 20
 
 
 class Bundle:
-    """An open bundle; made by `opened`.
-
-    Attributes:
-        manifest: The parsed `manifest.json`, unchecked.
-        is_signed: Whether a signature follows the archive in the file. grue does not check the signature.
-    """
+    """An open bundle, made by `opened`. grue does not check the signature of a signed one."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str, is_signed: bool) -> None:
         self.path, self.sha256, self.is_signed, self._archive = path, sha256, is_signed, archive
@@ -58,13 +53,7 @@ class Bundle:
             raise MCPConfigError(f"Its {MANIFEST} is not JSON.") from error
 
     def unpack(self, folder: Path, *, executable: str = "") -> None:
-        """Write the bundle's files into `folder`, which must not exist yet.
-
-        `executable` is the path inside the bundle of the only file that is made executable; empty: no file.
-
-        Raises:
-            MCPConfigError: The bundle is damaged or too large, or the folder exists or cannot be written.
-        """
+        """Write the files into the new folder `folder`; only the file `executable` becomes executable."""
         if os.path.lexists(folder):
             raise MCPConfigError(f"{folder} is there already. Remove it, or choose another --name.")
         draft = draft_beside(folder)
@@ -100,14 +89,7 @@ class Bundle:
 
 @contextmanager
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
-    """Open a bundle, and check its list of files.
-
-    `sha256` is the digest that the file must have, in hexadecimal; `None`: the digest is not checked.
-
-    Raises:
-        MCPConfigError: The file cannot be read, is not a bundle or has another digest. Or the bundle is not
-            acceptable, for example because of too many files, a link, or a file name that is not allowed.
-    """
+    """Open a bundle and check its list of files, and its digest if `sha256` (hexadecimal) is given."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("rb"))

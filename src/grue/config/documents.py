@@ -1,10 +1,7 @@
 """Read the files that users write: TOML, YAML, strict JSON. A `Document` knows the lines of its values.
 
 Of YAML, only what JSON can express is read. `yes`, dates and times are texts, as in YAML 1.2. Duplicate keys
-and aliases are refused: with aliases, a short file can describe an endless value. In JSON, comments,
-duplicate keys and NaN are refused.
-
-Source: R2.3, P5
+and aliases are refused: with aliases, a short file can describe an endless value.
 """
 
 import json
@@ -48,13 +45,7 @@ _MOST_LEVELS = 100
 
 
 class Document:
-    """A parsed file.
-
-    Args:
-        value: The parsed content. Dates in TOML become objects of the module `datetime`.
-        find_lines: Returns `lines`, in which a value of a dictionary has the line of its key. The function is
-            called only once, when a line is first needed.
-    """
+    """A parsed file. `find_lines` returns `lines`; it is called once, when a line is first needed."""
 
     def __init__(self, path: Path, value: Any, find_lines: Callable[[], Mapping[KeyPath, int]]) -> None:
         self.path = path
@@ -95,11 +86,7 @@ class YamlDocument(Document):
         return super().line(keys) or 1
 
     def convert(self, kind: type[T]) -> T:
-        """Return the document as a Struct of this type. An empty document gives the Struct's defaults.
-
-        Raises:
-            MCPConfigError: A key is unknown, or a value does not fit. The error names the line and the key.
-        """
+        """Return the document as a Struct of this type; an empty document gives the Struct's defaults."""
         try:
             return msgspec.convert({} if self.value is None else self.value, kind)
         except msgspec.ValidationError as error:
@@ -135,13 +122,7 @@ def file_error(
 
 
 def read_config_text(path: Path, *, if_missing: str) -> str:
-    """Return the text of a UTF-8 file, without its byte order mark.
-
-    `if_missing` is the complete error message for a file that does not exist.
-
-    Raises:
-        MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8.
-    """
+    """Return the text of a UTF-8 file, without its byte order mark; `if_missing` is a complete error text."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
@@ -163,14 +144,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a whole file, so that a reader finds either the old text or the new one.
-
-    The new file has the permissions of the old one. If there was none, a usual umask lets others read it.
-    If `path` is a symbolic link, the file that it points to is replaced, and the link stays.
-
-    Raises:
-        MCPConfigError: The file cannot be written.
-    """
+    """Write a whole file, so that a reader finds either the old text or the new one. Links stay links."""
     path = Path(os.path.realpath(path))  # unlike `Path.resolve`, it does not raise for a loop of links
     with (
         os_errors_as(MCPConfigError, f"write {path}", path=str(path)),
@@ -192,12 +166,7 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str 
 
 
 def parse_toml(text: str, path: Path) -> Document:
-    """Parse a TOML document.
-
-    Raises:
-        MCPConfigError: The text is not TOML (the error names line and column), is nested too deeply, or has a
-            number or a date that is out of range.
-    """
+    """Parse a TOML document."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
@@ -278,12 +247,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_json(text: str, source: Path) -> Document:
-    """Parse strict JSON. Errors name `source`, the file that the text is from.
-
-    Raises:
-        MCPConfigError: `text` is not strict JSON, is nested too deeply, or has too large a number. The error
-            may quote a key that occurs twice, but no string value, which may be a secret.
-    """
+    """Parse strict JSON. No error quotes a string value, which may be a secret."""
     try:
         value = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_no_such_number, parse_float=_finite
@@ -329,12 +293,7 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 
 
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
-    """Return the content of a file that grue itself has written, converted to the type `kind`.
-
-    Raises:
-        MCPConfigError: The document does not fit `kind`. The text is "FILE is not WHAT: ... Restore it, or
-            remove it and REMEDY".
-    """
+    """Return the content of a file that grue itself has written, converted to the type `kind`."""
     try:
         return msgspec.convert(document.value, kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
@@ -395,11 +354,7 @@ def read_yaml(path: str | PathLike[str]) -> YamlDocument:
 
 
 def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
-    """Parse the YAML that begins in the line `first_line` of the file `path`.
-
-    Raises:
-        MCPConfigError, MissingDependencyError: As `read_yaml`.
-    """
+    """Parse the YAML that begins in the line `first_line` of the file `path`."""
     try:
         import yaml
     except ImportError:
@@ -439,11 +394,7 @@ def _declared(kind: Any, keys: KeyPath) -> Any:
 
 
 def choices(problem: str, kind: Any, keys: KeyPath) -> str:
-    """Return words that name the allowed values, for the end of msgspec's error text `problem`.
-
-    Return an empty text unless `problem` begins with "Invalid enum value". `keys` is the path to the value in
-    a Struct of the type `kind`.
-    """
+    """Return the end of a msgspec error about an enum value, with the allowed values; "" for other errors."""
     if not problem.startswith("Invalid enum value"):
         return ""
     declared = _declared(kind, keys)

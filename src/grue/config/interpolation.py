@@ -30,11 +30,7 @@ _KNOWN = (
 
 
 class Scope(Struct, frozen=True, kw_only=True):
-    """The values for `${...}`.
-
-    Attributes:
-        source: The file that contains the expressions; `None`: they come from no file.
-    """
+    """The values for `${...}`; `source` is the file with the expressions, if they come from a file."""
 
     environ: Mapping[str, str]
     workspace_folder: Path
@@ -44,11 +40,7 @@ class Scope(Struct, frozen=True, kw_only=True):
 def expand(text: str, scope: Scope, place: str) -> str:
     """Return `text` with every `${...}` replaced by its value.
 
-    `place` says in errors where `text` stands, such as "MCP server 'github': env.TOKEN".
-
-    Raises:
-        MCPConfigError: A variable is not set and has no default, or an expression is malformed or not
-            supported. The error shows no values or defaults.
+    Errors begin with `place`, and show no values.
     """
     return _EXPRESSION.sub(lambda match: _value(match, scope, place), text)
 
@@ -93,11 +85,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
 def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
     """Return the variables of a dotenv file.
 
-    `wanted_by` says in errors who refers to the file, such as "MCP server 'github'".
-
-    Raises:
-        MCPConfigError: The file cannot be read, or a line is malformed. The error has the line's number, but
-            never its text, which may contain a secret.
+    Errors have a line's number, but not its text, which may be secret.
     """
     missing = f"{wanted_by}: envFile not found: {path}\nCreate it, or remove envFile from the configuration."
     text = read_config_text(path, if_missing=missing).replace("\r\n", "\n")

@@ -160,13 +160,7 @@ _Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"
 
 
 class ToolsConfig(BaseModel):
-    """Which of a server's tools are offered.
-
-    Attributes:
-        include: The tools to offer: names without the server's name, or patterns with `*`, `?` and `[...]`;
-            `None`: all tools.
-        exclude: Names or patterns of tools to leave out, even if `include` matches them.
-    """
+    """Which of a server's tools are offered: bare names, or patterns with `*`, `?` and `[...]`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
@@ -216,35 +210,7 @@ def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class MCPServerConfig(BaseModel):
-    """How one MCP server is reached: a program to start, or a URL.
-
-    Attributes:
-        command: Program to start; `None` for a server reached by URL.
-        env: Environment variables, added to those inherited from the host.
-        inherit_env: Which of the host's environment variables the server inherits: `all` (the default),
-            `no_keys` (all but API keys that grue uses), `safe` (what programs commonly need) or `none`.
-        envFile: Dotenv file with further variables, relative to the configuration file; `env` has precedence.
-        cwd: Working directory, relative to the workspace folder; `None`: the host's.
-        url: Address of a server that is already running.
-        type: The transport; without it, `command` means stdio and `url` means Streamable HTTP, or SSE if the
-            address refuses Streamable HTTP.
-        transport: Another name for `type`, which some hosts use.
-        timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
-        timeout_seconds: The same limit as `timeout`, always in seconds. Without both, the turn's limit holds.
-        startup_timeout_seconds: Longest time for the spawn, the handshake and the listing of tools together;
-            `None`: the turn's limit.
-        exit_grace_seconds: Time to exit after stdin was closed; `None`: the runner's limit.
-        tools: Which tools are offered. The keys in `INCLUDING` and `EXCLUDING` are accepted instead.
-        auth: How grue authenticates to the server at `url` (OAuth); `False`: grue sends only `headers`. The
-            key `oauth` of other hosts is accepted, too.
-        required: Whether an episode's first connect must succeed; `None`: see `FailurePolicy.first_connect`.
-        check_arguments: Whether grue checks a call's arguments against the tool's input schema. If they do
-            not fit, grue does not send the call to the server, and answers it with an error.
-        sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
-        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: the
-            `sandbox` beside `servers` applies; if there is none, the program may write only to a scratch
-            folder, and has no network.
-        start: When the server starts (see `GameConfiguration.mcp_start`); `None`: the runner's `start`.
+    """How one MCP server is reached: a program to start, or a URL. `docs/guides/servers.md` lists the keys.
 
     Source: R3.2
     """
@@ -255,14 +221,14 @@ class MCPServerConfig(BaseModel):
     args: list[_ProcessText] = Field(default_factory=list, repr=False)
     env: dict[_VariableName, _ProcessText] | None = Field(default=None, repr=False)
     envFile: _ProcessText | None = None  # noqa: N815 the file's key
-    inherit_env: InheritEnv | None = None
+    inherit_env: InheritEnv | None = None  # `None`: `all`
     cwd: _ProcessText | None = None
     url: str | None = Field(default=None, repr=False)
     headers: dict[str, str] | None = Field(default=None, repr=False)
     type: _Transport | None = None
-    transport: _Transport | None = None
+    transport: _Transport | None = None  # another name for `type`, which some hosts use
     disabled: bool = False
-    timeout: _Seconds | None = None
+    timeout: _Seconds | None = None  # of a tool call; a value of 1000 or more is in milliseconds
     timeout_seconds: _Seconds | None = None
     startup_timeout_seconds: _Seconds | None = None
     exit_grace_seconds: _Seconds | None = None
@@ -271,7 +237,7 @@ class MCPServerConfig(BaseModel):
     required: bool | None = None
     check_arguments: bool = True
     sandbox: Annotated[Any, AfterValidator(_sandbox)] = None
-    sandboxEnabled: bool | None = None  # noqa: N815 the file's key
+    sandboxEnabled: bool | None = None  # noqa: N815 the file's key; VS Code's switch
     start: StartWhen | None = None
 
     _unused_keys: tuple[str, ...] = PrivateAttr(default=())
@@ -340,11 +306,7 @@ class _NoServersError(MCPConfigError, ValueError):
 
 
 class MCPConfig(BaseModel):
-    """The configured MCP servers that are not disabled, in the file's order.
-
-    Attributes:
-        mcpServers: Configurations by name, as written: `${...}` is expanded when a server is used.
-    """
+    """The configured MCP servers that are not disabled, as written and in the file's order."""
 
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 
@@ -374,15 +336,11 @@ class MCPConfig(BaseModel):
         workspace_folder: Path | None = None,
         named: bool = False,
     ) -> Self:
-        """Load the servers of a JSON file.
+        """Load the servers of a JSON file; the default `workspace_folder` is the file's folder.
 
-        Variables for `${VAR}` are looked up in `environ` when a server is used; default: `os.environ`.
-        `workspace_folder` is `${workspaceFolder}` and the base of a relative `cwd`; default: the file's
-        folder. `named`: the user has named the file; if it is missing, the error says to correct the name.
-
-        Raises:
-            MCPConfigError: The file cannot be read, is not strict JSON (the error names line and column), or
-                has an invalid entry (the error names the server and the key).
+        `environ` has the variables for `${VAR}`, which are looked up when a server is used. `named`: the user
+        has named the
+        file, so the error about a missing file says to correct the name.
 
         Source: R2.1-3
         """
@@ -417,18 +375,10 @@ class MCPConfig(BaseModel):
         place: Callable[[KeyPath], str] = lambda _: "",
         startup_key: str = _STARTUP,
     ) -> Self:
-        """Return the configuration of servers whose entries come from another kind of file.
+        """Return the configuration of servers whose entries come from another kind of file, `source`.
 
-        Args:
-            servers: The entries by name, in the form of `mcpServers`.
-            source: The file. Its folder is `${workspaceFolder}` and the base of a relative `cwd`; `None`:
-                the working directory.
-            place: Returns the prefix of an error about an entry, such as `agent.yaml, line 7: `. Its argument
-                is the path to the wrong value, which begins with the server's name.
-            startup_key: The key that these entries use for `startup_timeout_seconds`.
-
-        Raises:
-            MCPConfigError: An entry is invalid. The error names the server and the key.
+        `place` returns the prefix of an error about the value at a path, which begins with the server's name.
+        `startup_key` is the key that these entries use for `startup_timeout_seconds`.
         """
         folder = Path() if source is None else source.parent
         scope = Scope(
@@ -464,10 +414,7 @@ class MCPConfig(BaseModel):
 
     @property
     def ignored_servers(self) -> tuple[str, ...]:
-        """The servers that `get_server_config` ignores: all but the first.
-
-        Source: R2.6
-        """
+        """The servers that `get_server_config` ignores: all but the first."""
         return tuple(self.mcpServers)[1:]
 
     @property
@@ -483,11 +430,7 @@ class MCPConfig(BaseModel):
         return tuple(found)
 
     def get_server_config(self) -> tuple[str, MCPServerConfig]:
-        """Return the first server's name and configuration, expanded.
-
-        Raises:
-            MCPConfigError: There is no server (also a `ValueError`), or a `${...}` of the server has no
-                value.
+        """Return the first server's name and expanded configuration.
 
         Source: R2.6
         """
@@ -502,13 +445,7 @@ class MCPConfig(BaseModel):
         return name, self.server(name)
 
     def server(self, name: str) -> MCPServerConfig:
-        """Return one server's configuration with every `${...}` expanded and `cwd` absolute.
-
-        Raises:
-            MCPConfigError: A `${...}` cannot be expanded, or the `command` is then empty. The error names the
-                server and the key.
-            KeyError: There is no such server, or it is disabled.
-        """
+        """Return one server's configuration with every `${...}` expanded and `cwd` absolute."""
         expanded = _expanded(name, self.mcpServers[name], self._scope)
         file = f" in {Path(self._scope.source).name}" if self._scope.source else ""
         expanded._startup_place = f"{self._startup_key} of this server{file}"  # noqa: SLF001 our copy
@@ -516,10 +453,7 @@ class MCPConfig(BaseModel):
 
 
 def with_box_of_file(servers: Any, box: Any) -> Any:
-    """Return the entries of a file. `box` is the `sandbox` that VS Code's files have beside `servers`.
-
-    An entry with `"sandboxEnabled": true` that has no `sandbox` of its own gets `box`.
-    """
+    """Add the file's own sandbox `box` to entries with `"sandboxEnabled": true` and no `sandbox`."""
     if box is None or not isinstance(servers, Mapping):
         return servers
     return {
@@ -531,14 +465,10 @@ def with_box_of_file(servers: Any, box: Any) -> Any:
 
 
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the servers of a file, which is created if it does not exist, and keep everything else in it.
+    """Change the servers of a file, which is created if it is missing, and keep everything else in it.
 
-    `edit` changes the dictionary of the entries, which may be invalid. If `edit` raises an exception, the
-    file is not changed. A kill leaves either the old file or the new one. If two programs change the file at
-    once, one waits for the other.
-
-    Raises:
-        MCPConfigError: The file is no JSON object of servers, or cannot be read or written.
+    `edit` changes the dictionary of the entries, which may be invalid. If `edit` raises, the file is not
+    changed.
     """
     path = Path(os.path.realpath(path))  # change the file that a symbolic link points to
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), one_at_a_time(path.parent):
@@ -557,10 +487,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Lock a folder within the block; wait while another block has locked it.
-
-    Do not nest such blocks for one folder: the inner block would wait for ever.
-    """
+    """Lock a folder within the block, after waiting for other blocks. A nested block would wait for ever."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -579,12 +506,7 @@ def _in_our_words(name: str, entry: Any, startup_key: str, place: Callable[..., 
 
 
 def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: "") -> dict[str, McpServer]:
-    """Return all servers of a configuration by name, with every `${...}` expanded.
-
-    Raises:
-        MCPConfigError: A variable is not set, or `to_tool_server` refuses a server. The text begins with what
-            `place` returns for the server.
-    """
+    """Return all servers of a configuration by name, expanded; `place(path)` is the prefix of an error."""
     found: dict[str, McpServer] = {}
     for name in config.mcpServers:
         try:
@@ -597,13 +519,7 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
 
 def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
-    """Convert a configuration without `${...}` to the type that the transports take; read the `envFile`.
-
-    With `offline`, npx downloads nothing.
-
-    Raises:
-        MCPConfigError: A file that `config` names cannot be read, or a value such as a header is invalid.
-    """
+    """Convert an expanded configuration for the transports. With `offline`, npx downloads nothing."""
     options = _options(config)
     if config.url is not None:
         declared = config.type or config.transport

@@ -53,12 +53,7 @@ _FOLDERS: Final = ("workspaceFolder", "userHome")
 
 
 class CopiedEntry(Struct, frozen=True):
-    """An entry for `mcp_config.json`.
-
-    Attributes:
-        variables: The environment variables that the entry refers to in place of secrets. The user has to set
-            them before the server is used.
-    """
+    """An entry for `mcp_config.json`; `variables` replace its secrets, and the user has to set them."""
 
     name: str
     entry: dict[str, Any]
@@ -68,13 +63,10 @@ class CopiedEntry(Struct, frozen=True):
 def copied(
     name: str, entry: Mapping[str, Any], replaced: MutableMapping[str, str] | None = None
 ) -> CopiedEntry:
-    """Convert another host's entry for a server to grue's form, and leave out secrets and unknown keys.
+    """Convert another host's entry for a server to grue's form, without secrets and unknown keys.
 
-    `replaced` has the value that each variable replaces in entries copied earlier, by the variable's name.
-    This entry's variables are added. A variable never replaces two values that differ.
-
-    Raises:
-        MCPConfigError: A value has the wrong type.
+    `replaced` has the value that each variable replaces in entries copied earlier; this entry's variables are
+    added.
     """
     return _Copy(name, {} if replaced is None else replaced).of(_as_ours(entry))
 
@@ -222,12 +214,7 @@ _STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])')
 
 
 class FoundServers(Struct, frozen=True, kw_only=True):
-    """The servers in the configuration file of another MCP host, such as Claude Desktop.
-
-    Attributes:
-        servers: The entries that grue can use, without secrets.
-        unusable: Servers that grue cannot use, with the reason.
-    """
+    """The servers in another MCP host's configuration file; `unusable` has names and reasons."""
 
     host: str
     path: Path
@@ -273,14 +260,7 @@ def find_hosts(home: Path, project: Path) -> list[FoundServers]:
 def read_host(
     path: Path, host: str | None = None, replaced: MutableMapping[str, str] | None = None
 ) -> FoundServers:
-    """Return the servers in another MCP host's configuration file: JSON, JSON with comments, or TOML.
-
-    `host` is that host's name; `None`: the file's path is used as the host's name. `replaced` is as for
-    `copied`.
-
-    Raises:
-        MCPConfigError: The file cannot be read or parsed, or has no section for MCP servers.
-    """
+    """Return the servers in another MCP host's configuration file: JSON, JSON with comments, or TOML."""
     entries = _entries(_parsed(path))
     if entries is None:
         raise MCPConfigError(f"{path} configures no MCP servers: it has none of {', '.join(_KEYS)}.")

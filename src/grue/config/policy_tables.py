@@ -34,11 +34,7 @@ P = TypeVar("P", bound=Struct)
 
 
 def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
-    """Return the policy that a table describes.
-
-    Raises:
-        MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.
-    """
+    """Return the policy that a table describes."""
     rules = table.get("rules", [])
     if isinstance(rules, list):
         rules = [_rule(rule, n) for n, rule in enumerate(rules)]
@@ -46,24 +42,12 @@ def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
 
 
 def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
-    """Return the policy that a table describes; `None` if the table is empty.
-
-    The table's key `read_only` may have one name in place of a list of names.
-
-    Raises:
-        MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.
-    """
+    """Return the policy that a table describes; `None` if the table is empty. `read_only` may be one name."""
     return _converted(_listed(table, "read_only"), ContextPolicy) if table else None
 
 
 def read_tool_search(table: Mapping[str, Any]) -> ToolSearch | None:
-    """Return the settings that a table describes; `None` if the table is empty.
-
-    The table's key `always` may have one name in place of a list of names.
-
-    Raises:
-        MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.
-    """
+    """Return the settings that a table describes; `None` if the table is empty. `always` may be one name."""
     return _converted(_listed(table, "always"), ToolSearch) if table else None
 
 

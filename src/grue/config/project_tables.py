@@ -18,22 +18,14 @@ TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "con
 
 
 class ProjectTables(Struct, frozen=True):
-    """The settings of a project file.
-
-    Attributes:
-        tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
-        roots: `tool.grue` or `tool.zorkgpt`, whichever has the setting, by the setting's table and key.
-    """
+    """A project file's settings by table and key; `roots` says which of the two roots has a setting."""
 
     document: Document
     tables: dict[str, dict[str, Any]]
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return a table's full name in the file, such as `tool.zorkgpt.mcp` for the table `mcp`.
-
-        If the table is below both `tool.grue` and `tool.zorkgpt`, return the name of the table with `key`.
-        """
+        """Return the full name of a table, or of the one of two with `key`, such as `tool.zorkgpt.mcp`."""
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
@@ -48,12 +40,7 @@ class ProjectTables(Struct, frozen=True):
 
 
 def read_project_tables(path: Path) -> ProjectTables:
-    """Return the settings of a TOML file.
-
-    Raises:
-        MCPConfigError: The file is missing or not TOML, a value stands where a table should, `[tool.grue]`
-            has an unknown table, or a setting is both below `[tool.grue]` and below `[tool.zorkgpt]`.
-    """
+    """Return the settings of a TOML file, or raise an error for all its problems."""
     found, problems = gather_project_tables(path)
     if problems:
         raise found.document.errors(problems)
@@ -61,11 +48,7 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return the settings of a TOML file, and its problems: unknown tables, and settings in two places.
-
-    Raises:
-        MCPConfigError: The file is missing or not TOML, or a value stands where a table should.
-    """
+    """Return the settings of a TOML file, and its problems: unknown tables, and settings in two places."""
     missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
     document = parse_toml(read_config_text(path, if_missing=missing), path)
     ours, older = (_root(document.value, root, path) for root in (GRUE, ZORKGPT))
@@ -173,11 +156,7 @@ _ELSEWHERE = {
 
 
 def where_it_belongs(name: str, root: str, here: str = "") -> str:
-    """Return a sentence that says where a setting belongs; empty: it is not in `PLACES` or `_ELSEWHERE`.
-
-    `root` is the table of grue's settings, such as `tool.grue`. `here` is the table below `root` in which the
-    user wrote the setting; empty: directly in `root`.
-    """
+    """Say where the setting `name` belongs, which stands in the table `here` below `root`; "": not known."""
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     table, key = PLACES.get(name, ("", ""))

@@ -12,11 +12,7 @@ from grue.tool_sessions.oauth_settings import Grant, OAuth, SecretMethod, TokenP
 
 
 class AuthConfig(BaseModel):
-    """How grue authenticates to a server at a URL, by OAuth. The texts may contain `${VAR}`.
-
-    The fields are those of `OAuth`, and `private_key_file`, a file with the private key. The paths of files
-    are relative to the configuration file.
-    """
+    """The fields of `OAuth`, and `private_key_file`. Texts may contain `${VAR}`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
@@ -69,11 +65,7 @@ def is_of_another_host(auth: object) -> bool:
 def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
     """Return grue's `auth` for another host's `oauth`, and the keys of `oauth` that grue does not use.
 
-    For example, grue ignores the URLs of the authorization server, which it gets from the MCP server.
-
-    Raises:
-        ValueError: `oauth` is not understood. The error's text continues a sentence that begins with the name
-            of the key, such as "should be an object", and quotes no value, which may be a secret.
+    The text of a `ValueError` continues a sentence that begins with the name of the key, and quotes no value.
     """
     if isinstance(oauth, bool):
         return oauth, ()
@@ -109,13 +101,10 @@ def _port(address: str) -> int | None:
 
 
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
-    """Return the OAuth settings of a server for the transports; `None`: grue sends only the given headers.
+    """Return a server's OAuth settings; `None`: grue sends only the given headers.
 
     Even without an `auth`, grue can log in if the server asks for that, unless the headers have an
     `Authorization`.
-
-    Raises:
-        MCPConfigError: The settings contradict one another, or the private key cannot be read.
     """
     if config is False or (config is None and any(key.lower() == "authorization" for key in headers)):
         return None
@@ -139,10 +128,7 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
 def expanded_auth(
     auth: AuthConfig | bool | None, at: Callable[[str, str | None], str | None], beside: Path
 ) -> AuthConfig | bool | None:
-    """Return `auth` with each text replaced by `at(key, text)`, which expands the text's `${...}`.
-
-    Relative paths of files start from `beside`, the folder of the configuration file.
-    """
+    """Return `auth` with texts expanded by `at(key, text)`, and files relative to the folder `beside`."""
     if not isinstance(auth, AuthConfig):
         return auth
     texts = {key: at(f"auth.{key}", value) for key, value in auth if isinstance(value, str)}

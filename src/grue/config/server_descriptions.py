@@ -42,21 +42,13 @@ _MOST_CHARS = 4096
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """A value that a server's description asks the user for.
-
-    Attributes:
-        name: The value's name in `--set NAME=VALUE`.
-        default: The values that are used if the user gives none; `None`: there is no default.
-        choices: The only values that are allowed; empty: any value is.
-        repeated: Whether the user may give several values.
-        is_path: Whether the value is the path of a file or folder on this machine.
-    """
+    """A value that a server's description asks for; `name` is that of `--set NAME=VALUE`."""
 
     name: str
     about: str = ""
-    default: tuple[str, ...] | None = None
+    default: tuple[str, ...] | None = None  # used if the user gives none
     required: bool = False
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # empty: any value is allowed
     repeated: bool = False
     is_path: bool = False
 
@@ -71,38 +63,21 @@ _PACKAGE = "package/"
 
 
 class Described(Struct, frozen=True, kw_only=True):
-    """The entry for a server, and what grue shows the user before it writes the entry.
-
-    Attributes:
-        name: The server's name in `mcp_config.json`.
-        title: Name, version and text from the description, such as `io.example/files 1.0: Reads files.`
-        variables: Variables that have to be set in the environment.
-        optional: Environment variables that the server could use too. They are not set.
-        paths: Files and folders that the user gave to the server.
-        kind: What is started: `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address.
-        others: Other ways to run the server that the description has, such as `pypi` or `remote`.
-        origin: Lines about where the server's files come from.
-    """
+    """The entry for a server, and what grue shows the user before it writes the entry."""
 
     name: str
     title: str
     entry: dict[str, Any]
-    kind: str
-    variables: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    origin: tuple[str, ...] = ()
+    kind: str  # `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address
+    variables: tuple[str, ...] = ()  # that have to be set in the environment
+    optional: tuple[str, ...] = ()  # variables that are not set and not needed
+    paths: tuple[str, ...] = ()  # files and folders that the user gave to the server
+    others: tuple[str, ...] = ()  # other kinds that the description has
+    origin: tuple[str, ...] = ()  # lines about where the server's files come from
 
 
 class OfferedBundle(Struct, frozen=True, kw_only=True):
-    """A bundle that a description names.
-
-    Attributes:
-        name: The server's name in `mcp_config.json`, unless the user gives another.
-        sha256: The SHA-256 that the downloaded file must have, in lower-case hexadecimal.
-        others: Further ways that the description names to run the server, such as `pypi` or `remote`.
-    """
+    """A bundle that a description names; `sha256` is the digest of the file, in lower-case hexadecimal."""
 
     name: str
     url: str
@@ -184,17 +159,10 @@ def read_server(
 ) -> Described:
     """Return the entry for a `server.json`, or for a registry's response that contains one.
 
-    Args:
-        description: The parsed JSON.
-        ask: Called with each value that the description asks the user for; returns what the user gives.
-        name: The server's name in `mcp_config.json`; `None`: the last part of the description's name.
-        kind: Which of the server's packages to use, such as `npm`, or `remote` for an address; `None`: the
-            first package or address that grue can use.
-        env: The names of the environment variables that are set. The entry refers to the variable of an
-            optional secret only if that variable is set.
-
-    Raises:
-        MCPConfigError: The description is not usable, or a value is missing.
+    `kind` is the kind of package to use, or `remote`; `None`: the first that grue can use. `env` has the
+    names of the
+    variables that are set: the entry refers to the variable of an optional secret only if that variable is
+    set.
     """
     server, found, offer, others = _chosen(description, kind)
     entry = _Entry(name or default_name(server.name), ask, env)
@@ -211,10 +179,7 @@ def read_server(
 def _chosen(
     description: object, kind: str | None
 ) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
-    """Choose the first package or URL of a description that grue can use and that is of `kind`.
-
-    Return the parsed description, the chosen kind, the package or URL, and the other kinds.
-    """
+    """Return the parsed description, the first usable kind, its package or URL, and the other kinds."""
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
     server = _converted(description, _Server, "a server.json of the MCP registry")
@@ -237,11 +202,7 @@ def _chosen(
 
 
 def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBundle | None:
-    """Return the bundle that a description offers; `None`: grue would use another package, or a URL.
-
-    Raises:
-        MCPConfigError: The description is not usable, or has no URL or no digest of the bundle.
-    """
+    """Return the bundle that a description offers; `None`: grue would use another package, or a URL."""
     server, found, offer, others = _chosen(description, kind)
     if found != BUNDLE or not isinstance(offer, _Package):
         return None
@@ -528,13 +489,7 @@ class _Manifest(Struct):
 def read_manifest(
     manifest: object, ask: Ask, *, name: str | None = None, env: Collection[str] = ()
 ) -> Described:
-    """Return the entry for a bundle's `manifest.json`. The arguments are as for `read_server`.
-
-    The entry expects the bundle's files in `mcp_bundles/NAME`, in the folder of `mcp_config.json`.
-
-    Raises:
-        MCPConfigError: The manifest is invalid or not for this operating system, or a value is missing.
-    """
+    """Return the entry for a bundle's `manifest.json`, whose files will be in `mcp_bundles/NAME`."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     platforms = read.compatibility.platforms
     if platforms and sys.platform not in platforms:

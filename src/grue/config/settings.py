@@ -1,11 +1,9 @@
 """`GameConfiguration`: grue's settings in `pyproject.toml` or another TOML file.
 
-An unknown key is an error. A setting that the tables of `[tool.grue]` lack is taken from the same table below
-`[tool.zorkgpt]`. Below `[tool.zorkgpt]`, unknown keys of the tables `llm`, `agent_sampling`, `retry` and
-`budget` are ignored: these tables belong to a larger project. Every value is checked when it is set, whether
-from a file, by a keyword or by an assignment.
-
-Source: R2.4, R13, P4, P45
+A setting that the tables of `[tool.grue]` lack is taken from the same table below `[tool.zorkgpt]`. There,
+unknown
+keys of the tables `llm`, `agent_sampling`, `retry` and `budget` are ignored: these belong to a larger
+project.
 """
 
 import dataclasses
@@ -99,10 +97,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """The type of a default number, which grue may replace, unlike a number that the user has set.
-
-    For example, the default of 10 s for a server's start becomes 60 s if `npx` starts the server.
-    """
+    """A default that grue may replace: 10 s for a server's start become 60 s for `npx`."""
 
 
 _Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
@@ -113,11 +108,7 @@ _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 
 @dataclass(config=_STRICT)
 class _Table:
-    """Base of the settings: turns pydantic's errors into `MCPConfigError`s, which show no secrets.
-
-    Each entry of an error's `problems` is about one field. Its text continues a sentence that begins with the
-    field's name: "is 0; it should be ...".
-    """
+    """Turns pydantic's errors into an `MCPConfigError` without secrets, with a problem for each field."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -147,13 +138,7 @@ class AgentSampling(_Table):
 
 @dataclass(config=_STRICT)
 class RetrySettings(_Table):
-    """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
-
-    The delay starts at `initial_delay`, and is multiplied by `exponential_base` after each attempt, up to
-    `max_delay`. A delay that the endpoint asks for replaces this delay; after 5 failures, it is at least a
-    delay that grows anew from `initial_delay`. If the endpoint asks for more than `max_asked_delay`, the
-    request is not sent again. Each delay is lengthened at random by up to the fraction `jitter_factor`.
-    """
+    """Retries of failed LLM requests: see `RetryPolicy`. `timeout_seconds` limits one request."""
 
     max_retries: Annotated[int, Field(ge=0)] = 5
     initial_delay: _NotNegative = 1.0
@@ -166,12 +151,9 @@ class RetrySettings(_Table):
 
 @dataclass(config=_STRICT)
 class BudgetSettings(_Table):
-    """Limits on requests, tokens and cost, for a turn and for an episode. `None`, the default: no limit.
+    """Limits of a turn and of an episode; `None`: no limit.
 
-    Tokens are input and output tokens together. The cost of a request is what the endpoint reports, or else
-    is computed from `prices`; if neither is known, it counts as 0. `prices` has the prices of a million
-    tokens in USD, by model name or pattern: `input`, `output`, and `cached` for input tokens read from the
-    provider's cache.
+    `prices` is USD for a million tokens, by model.
     """
 
     turn_requests: _Count | None = None
@@ -185,12 +167,9 @@ class BudgetSettings(_Table):
 
 @dataclass(config=_STRICT)
 class NextModel(_Table):
-    """A model that is asked if the models before it fail: one table of `[[tool.grue.llm.then]]`.
+    """A model that is asked if the models before it fail.
 
-    The keys mean the same as in `[tool.grue.llm]`. The API key comes from the environment: `GRUE_API_KEY`, or
-    the variable of the URL's provider. Sampling parameters, retries and prices are those of the first model.
-    Without `client_base_url`, the URL of the first model is used, and also its wire format and headers if the
-    table does not set them.
+    Without a URL of its own, it uses the first model's.
     """
 
     agent_model: _Text

@@ -1,9 +1,9 @@
 """Read and write `mcp_tools.lock`, the file of approved tool definitions, and the listing file beside it.
 
-Both files are in the folder of `mcp_config.json` and are meant to be committed. The lock has one digest a
-line, so that it can be reviewed in a diff. The listing file, `mcp_tools.listing.json`, has the approved tools
-in the form of `tools/list` results. A server's listing is used only if its tools have the digests that are in
-the lock.
+The lock has one digest a line, so that it can be reviewed in a diff. The listing file has the approved tools
+in the
+form of `tools/list` results. A server's listing is used only if its tools have the digests that are in the
+lock.
 """
 
 import json
@@ -84,12 +84,9 @@ def write(
 ) -> tuple[m.ToolDrifted, ...]:
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
-    `shown` has the same tools without secrets, for the texts in the file; `None`: the tools have no secrets.
-    `keep` names servers whose digests stay although they are not in `tools_by_server`, such as a server that
-    could not be started. All other servers are removed from the file.
-
-    Raises:
-        MCPConfigError: The lock or the listing file beside it is invalid, or the lock cannot be written.
+    `shown` has the same tools without secrets, for the texts in the file. `keep` names servers whose digests
+    stay
+    although they are not in `tools_by_server`, such as a server that could not be started.
     """
     before = read_tool_lock(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
@@ -105,11 +102,7 @@ def write(
 
 
 def read_listings(path: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    """Return the tools of each server in a listing file; empty if there is no file.
-
-    Raises:
-        MCPConfigError: The file cannot be read, is invalid, or has a version that grue does not know.
-    """
+    """Return the tools of each server in a listing file; empty if there is no file."""
     return {
         name: tuple(read_tools({"tools": tools}, m.ServerName(name), lambda _kind, _text: None))
         for name, tools in _listings(path).items()
@@ -119,11 +112,7 @@ def read_listings(path: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
 def write_listings(
     path: Path, tools_by_server: Mapping[str, Iterable[m.ToolDefinition]], *, keep: Collection[str] = ()
 ) -> None:
-    """Write the tools that servers list now into a listing file. `keep` is as for `write`.
-
-    Raises:
-        MCPConfigError: The file exists and is not a listing file, or it cannot be written.
-    """
+    """Write the tools that servers list now into a listing file. `keep` is as for `write`."""
     listed = {name: [as_listed(tool) for tool in tools] for name, tools in tools_by_server.items()}
     document = {"version": 1, "servers": dict(sorted((_kept(_listings(path), keep) | listed).items()))}
     replace_file(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")

@@ -56,13 +56,7 @@ class Configured(Struct, frozen=True):
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
-    """Load a TOML file and, if `takes_servers` returns true, the file of MCP servers named in it.
-
-    With `servers=False`, neither the file of servers nor the tool lock is read.
-
-    Raises:
-        MCPConfigError: A file is missing or invalid, or a variable of a `${...}` is not set.
-    """
+    """Load a TOML file; with `servers`, also its servers and tool lock if `takes_servers` is true."""
     config = GameConfiguration.from_toml(path)
     found: dict[str, McpServer] = {}
     lock: ToolLock | None = None
@@ -84,12 +78,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use the file of MCP servers.
-
-    The file is used if `config.mcp_enabled` is true. It is also used if it exists, unless `project` says
-    `enabled = false`. `project` has the tables of the file that `config` was read from; `None`: `config` is
-    not from a file.
-    """
+    """Return whether to use the file of MCP servers; `project` is the file of `config`, if there is one."""
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     path = config.mcp_config_path
     # A broken link or a folder counts as a file, so that reading it ends with an error.
@@ -109,12 +98,7 @@ def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, Mcp
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
-    """Return the tool lock of the configured servers; `None`: every tool may be offered.
-
-    Raises:
-        MCPConfigError: The lock or the listing file beside it is invalid; or the lock is missing, and
-            `mcp_tool_lock` is `refuse`.
-    """
+    """Return the tool lock of the configured servers; `None`: every tool may be offered."""
     if config.mcp_tool_lock == "off":
         return None
     path = tool_lock_file.lock_path(config.mcp_config_path)
@@ -134,11 +118,7 @@ def on_tool_drift(config: GameConfiguration) -> OnToolDrift:
 
 
 def llm_settings(config: GameConfiguration) -> LlmSettings:
-    """Return the settings of the configured endpoint, with the API key from the environment.
-
-    Raises:
-        MCPConfigError: The API key is invalid, or a `${...}` in a header cannot be expanded.
-    """
+    """Return the settings of the configured endpoint, with the API key from the environment."""
     scope = Scope(environ=os.environ, workspace_folder=config.project_dir)
     headers = {
         name: expand(value, scope, f"The setting llm.extra_headers.{name}")
@@ -190,14 +170,7 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
 def model_for(
     asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
 ) -> LlmSettings:
-    """Return the settings of the model that a trace records, with the given changes.
-
-    If `asked` is `None`, the settings of `pyproject.toml` are changed instead. `changed` has the new values
-    by name. A `model` or a `base_url` of `None` changes nothing.
-
-    Raises:
-        MCPConfigError: A setting cannot be used, or there is no API key for the endpoint.
-    """
+    """Return the settings of `asked`, a trace's model, or of `pyproject.toml`, with the given changes."""
     if asked is None:
         config = GameConfiguration.of_project()
         config.ask(base_url, model)
@@ -240,10 +213,7 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
 
 
 def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> TurnLimits:
-    """Return the configured limits of a turn; `turn_timeout_s`, if given, replaces a turn's time limit.
-
-    Source: R13
-    """
+    """Return the configured limits of a turn; `turn_timeout_s`, if given, replaces a turn's time limit."""
     startup_s = config.mcp_server_startup_timeout_seconds
     return TurnLimits(
         max_tool_iterations=config.mcp_max_tool_iterations,

@@ -36,13 +36,11 @@ class ModelTable(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The table `mcp`. A host may subclass it to add keys.
+    """The table `mcp`: entries of servers by name, or the path of an `mcp_config.json` to read instead.
 
-    Attributes:
-        enabled: Whether the servers are used. If not, neither `servers` nor `config_file` is read.
-        servers: The servers' entries, by name. In an entry, `timeout_seconds` is the time limit for
-            connecting, and `required: false` allows the agent to run without the server.
-        config_file: An `mcp_config.json` that is read in place of `servers`.
+    In an entry, `timeout_seconds` is the time limit for connecting, and `required: false` allows the agent to
+    run without
+    the server.
     """
 
     enabled: bool = True
@@ -51,13 +49,7 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSettings:
-    """Return the settings of a model, with the API key of its endpoint from the environment.
-
-    `keys` is the path to `table` in the document, for errors.
-
-    Raises:
-        MCPConfigError: A value or the API key cannot be used.
-    """
+    """Return a model's settings, with the API key from the environment; `keys` leads to `table`."""
     sampling = {"temperature": table.temperature, "top_p": table.top_p, "max_tokens": table.max_tokens}
     chosen = {"agent_model": table.name, "client_base_url": table.base_url}
     try:
@@ -79,14 +71,7 @@ def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSet
 def servers_of(
     document: YamlDocument, keys: KeyPath, table: ServersTable
 ) -> tuple[dict[str, McpServer], frozenset[str]]:
-    """Return the servers in the order of the file, and the names of the servers that may fail to connect.
-
-    `keys` is the path to `table` in the document, for errors. Relative file paths start from the document's
-    folder. With a `config_file`, no names are returned.
-
-    Raises:
-        MCPConfigError: The table, its `config_file` or an entry cannot be used, or a variable is not set.
-    """
+    """Return the servers in the order of the file, and the names of the servers that may fail to connect."""
     if table.config_file is not None:
         if table.servers:
             name = dotted(keys)
@@ -110,13 +95,9 @@ def servers_of(
 def servers_of_entries(
     entries: Mapping[str, ToolServer | Mapping[str, Any]],
 ) -> dict[str, ToolServer]:
-    """Return servers by name, in the given order.
+    """Return servers by name.
 
-    An entry is a server, or a mapping with keys such as `command`, `args`, `env`, `url` and `timeout_seconds`
-    (the limit for connecting). A mapping with `disabled: true` is left out.
-
-    Raises:
-        MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.
+    An entry is a server, or a mapping as in `agent.yaml`; disabled ones are left out.
     """
     written = {name: each for name, each in entries.items() if isinstance(each, Mapping)}
     read = _read_entries(written) if written else {}
@@ -134,11 +115,7 @@ def _read_entries(
 
 
 def policy_of(document: YamlDocument, keys: KeyPath, table: Mapping[str, Any]) -> ToolPolicy:
-    """Return the policy that a table describes.
-
-    Raises:
-        MCPConfigError: A key is unknown, or a value cannot be used.
-    """
+    """Return the policy that a table describes; `keys` leads to it in the document."""
     try:
         return read_tool_policy(table)
     except MCPConfigError as error:

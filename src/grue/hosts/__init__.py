@@ -10,14 +10,7 @@ from msgspec import Struct
 
 
 class BundledHost(Struct, frozen=True, kw_only=True):
-    """The names by which other parts of grue import a host's modules and functions.
-
-    Attributes:
-        facts: The module that registers the host's facts (the host's own messages in a trace); empty: the
-            host has none.
-        work: The function that runs one episode of a fleet, as `module:name`; empty: a fleet cannot use this
-            host.
-    """
+    """A host's module of facts (its messages in a trace), and its work in a fleet as `module:name`."""
 
     facts: str = ""
     work: str = ""

@@ -17,10 +17,9 @@ from grue.protocol.tools.calls import record_settlement
 class Words(Struct, frozen=True, kw_only=True):
     """A piece of the model's reply.
 
-    Attributes:
-        reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
-        restart: `True`: the request is sent again, and the reply begins anew. Discard the pieces since the
-            last tool call, or all pieces if there was no call. `text` is empty in this case.
+    With `restart`, the request is sent again and the reply begins anew: discard the pieces since the last
+    tool call, or
+    all pieces if there was no call. `text` is empty then.
     """
 
     text: str
@@ -29,13 +28,7 @@ class Words(Struct, frozen=True, kw_only=True):
 
 
 class ToolStarted(Struct, frozen=True, kw_only=True):
-    """A tool call is being made.
-
-    Attributes:
-        call_id: Unique within one input (one call of `AgentLoop.run`).
-        name: The tool's full name, such as `mcp.files.read`.
-        arguments: The arguments; untrusted.
-    """
+    """A tool call is being made. `call_id` is unique within one input; the arguments are untrusted."""
 
     call_id: str
     name: str
@@ -43,17 +36,14 @@ class ToolStarted(Struct, frozen=True, kw_only=True):
 
 
 class ToolEnded(Struct, frozen=True, kw_only=True):
-    """A tool call was answered. A call that was not made, such as a denied one, had no `ToolStarted`.
+    """A tool call was answered.
 
-    Attributes:
-        call_id: Unique within one input; the same as in the call's `ToolStarted`, if the call was made.
-        result: The result that the model gets, but not yet cut to its size limit; untrusted.
-        duration_s: Seconds that the call took; `None` if the call was not made.
+    One that was not made, such as a denied one, has no `ToolStarted` and no duration.
     """
 
     call_id: str
     name: str
-    result: m.ToolCallResult
+    result: m.ToolCallResult  # not yet cut to the size limit of the model's results; untrusted
     duration_s: float | None = None
 
 
@@ -65,11 +55,9 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 class EventFeed:
     """Makes the events of a turn, in the thread of the turn, and passes them to `put`.
 
-    Add it to the turns' recorder, which calls it for tool calls, and pass its `words` as `on_delta`.
-
-    Args:
-        put: Called with each event. It must not block, raise, or add entries to the trace, because the
-            recorder holds its lock while it calls observers.
+    Add the feed to the turns' recorder, and pass its `words` as `on_delta`. `put` must not block, raise, or
+    add entries
+    to the trace, because the recorder holds its lock while it calls observers.
     """
 
     def __init__(self, put: Callable[[LoopEvent], object]) -> None:

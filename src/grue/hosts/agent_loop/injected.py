@@ -31,15 +31,7 @@ _ANY_OBJECT: m.JsonObject = {"type": "object"}
 
 
 class McpCall(Struct, frozen=True):
-    """One call of the injected function, for assertions in tests.
-
-    Attributes:
-        name: The tool, `SERVER.TOOL`.
-        arguments: The arguments, parsed.
-        result: What the function returned; `None` if it raised.
-        error: The exception that the function raised; the model reads only the exception's text. `None` if
-            the function returned.
-    """
+    """One call of the injected function, for assertions in tests; `error` is the exception that it raised."""
 
     name: str
     arguments: m.JsonObject
@@ -48,17 +40,7 @@ class McpCall(Struct, frozen=True):
 
 
 class InjectedTools:
-    """A tool server that answers every call with one function.
-
-    Args:
-        listed: The tools that the model is offered. Calls of any other name reach `invoke`, too.
-
-    Attributes:
-        calls: The calls in the order in which they ended; an `AgentLoop` clears the list at each input.
-
-    Raises:
-        MCPConfigError: `invoke` cannot be called, or an entry of `listed` is not a tool.
-    """
+    """A tool server that answers every call with `invoke`, whether the tool is `listed` or not."""
 
     def __init__(self, invoke: InvokeMcpTool, listed: Iterable[McpTool] = ()) -> None:
         if not callable(invoke):

@@ -130,14 +130,7 @@ class ThoughtError(Exception):
 
 
 def record_thought(session: Session, arguments: Json) -> Json:
-    """Record one thought, and return what OUTPUT_SCHEMA describes.
-
-    An optional argument that is null counts as absent, because some models write every argument.
-
-    Raises:
-        ThoughtError: An argument is missing, unknown, of the wrong kind, or names a thought or branch that
-            does not exist. The session is unchanged.
-    """
+    """Record one thought, and return what OUTPUT_SCHEMA describes."""
     given = {name: value for name, value in arguments.items() if value is not None}
     problems = _malformed(given) or _dangling(session, given)
     if problems:
@@ -242,10 +235,7 @@ def list_tools(session: Session, params: Json) -> Json:
 
 
 def call_tool(session: Session, params: Json) -> Json:
-    """Record a thought. An invalid thought gives an error result, so that the model reads what is wrong.
-
-    A malformed request raises `ProtocolError`: another tool's name, or arguments that are not an object.
-    """
+    """Record a thought. An invalid thought gives an error result, so that the model reads what is wrong."""
     name, arguments = params.get("name"), params.get("arguments", {})
     if not isinstance(name, str):
         raise ProtocolError(INVALID_PARAMS, "name must be a string")
@@ -276,11 +266,7 @@ BEFORE_INITIALIZE = ("initialize", "ping")
 
 
 def answer(session: Session, message: object) -> Json | list[Json] | None:
-    """Return the reply to one decoded message, or None if it gets no reply.
-
-    A cancellation has no effect, because each call is finished before the next message is read. A list is a
-    JSON-RPC batch, which only version 2025-03-26 of the protocol allows.
-    """
+    """Return the reply to one decoded message or batch, or None. A cancellation has nothing to cancel."""
     if not isinstance(message, list):
         return _answer_one(session, message)
     if session.version != "2025-03-26":
@@ -356,10 +342,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer each line of `source` on `sink` as it comes; return at end of file.
-
-    A line longer than MAX_LINE_BYTES is answered with an error.
-    """
+    """Answer each line of `source` on `sink` as it comes; return at end of file."""
     session = Session()
     while line := source.readline(MAX_LINE_BYTES + 1):
         rest = line

@@ -32,14 +32,7 @@ AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[
 
 
 class JudgedAction(Struct, frozen=True):
-    """An action with its verdict.
-
-    Attributes:
-        action: The action; a person may have changed its arguments.
-        tool: The MCP tool that the action calls, or the agent's own action as a tool; `None`: no connected
-            server has a tool of that name.
-        denied: Why the action is denied; empty if it is allowed.
-    """
+    """An action with its verdict; `denied` is the reason. Without a `tool`, no connected server has it."""
 
     action: PlannedAction
     tool: m.ToolDefinition | None
@@ -47,23 +40,14 @@ class JudgedAction(Struct, frozen=True):
 
 
 class Judge(Struct, kw_only=True):
-    """Judges the actions of replies. A question that a person has answered already is not asked again.
-
-    Attributes:
-        approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
-        decisions: Answers to the questions for which the run was parked.
-        earlier: Answers from an earlier resumption, at which only some of these questions were answered.
-        expires_at: Unix time after which `decisions` no longer count and unanswered questions are denied;
-            `None`: never.
-        warned: The skills for which a `SkillProblem` about unknown tools has been recorded.
-    """
+    """Judges the actions of replies. A question that a person has answered already is not asked again."""
 
     run: Run
     approve: AskPerson | None
-    decisions: tuple[ApprovalDecision, ...] = ()
-    earlier: tuple[ApprovalDecision, ...] = ()
-    expires_at: float | None = None
-    warned: set[str] = field(default_factory=set)
+    decisions: tuple[ApprovalDecision, ...] = ()  # for which the run was parked
+    earlier: tuple[ApprovalDecision, ...] = ()  # from a resumption that answered only some of the questions
+    expires_at: float | None = None  # Unix time from which `decisions` do not count and the rest is denied
+    warned: set[str] = field(default_factory=set)  # skills whose unknown tools are recorded
 
     def definitions(self, actions: Iterable[PlannedAction]) -> dict[str, str]:
         """Return the digests of the present definitions of the MCP tools that the actions call, by name."""
@@ -79,9 +63,11 @@ class Judge(Struct, kw_only=True):
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
         If the run has to be parked, `self.run.asked` holds the questions afterwards. `done` are actions of
-        the reply that an earlier process carried out; they count towards the policy's `max_calls`.
-        `definitions` is the value that the method of that name returned when the reply came. A call whose
-        tool has changed since is denied, unless a person is asked about the call.
+        the reply that an
+        earlier process carried out; they count towards the policy's `max_calls`. `definitions` are those of
+        the tools when
+        the reply came: a call whose tool has changed since is denied, unless a person is asked about the
+        call.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]
@@ -143,10 +129,7 @@ class Judge(Struct, kw_only=True):
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
-        """Return the name of the skill that the model read last, and the tools that the skill allows.
-
-        The name is empty if there is no such skill, or if the skill has no `allowed-tools`.
-        """
+        """Return the skill that the model read last, if it has `allowed-tools`, and these tools."""
         run = self.run
         read = [
             step.target for step in run.results if (step.action, step.status) == ("use_skill", "completed")

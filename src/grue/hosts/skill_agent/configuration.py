@@ -42,26 +42,15 @@ _Above0 = Annotated[float, Meta(gt=0)]
 
 
 class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a run. `None`: no limit.
+    """The limits of a run; `None`: no limit."""
 
-    Attributes:
-        max_turns: How many replies the model may give, including unusable ones.
-        max_steps: How many steps the run may have: actions, including denied ones, and unusable replies.
-        time_limit_seconds: Time limit of the run, not including the time for closing the servers.
-        requests: How many completions may be requested from the model. Retries are not counted.
-        tokens: How many tokens may be used, sent and received together.
-        cost_usd: Highest cost in US dollars, as the endpoint reports it, or else by the prices set in `llm`.
-        result_chars: How many characters of a step's result the model is shown. The whole result is in a file
-            if the run has a folder.
-    """
-
-    max_turns: _Count = 30
-    max_steps: _Count = 100
-    time_limit_seconds: _Above0 | None = None
-    requests: _Count | None = None
-    tokens: _Count | None = None
+    max_turns: _Count = 30  # replies, including unusable ones
+    max_steps: _Count = 100  # actions, including denied ones, and unusable replies
+    time_limit_seconds: _Above0 | None = None  # not including the time for closing the servers
+    requests: _Count | None = None  # without retries
+    tokens: _Count | None = None  # sent and received
     cost_usd: _Above0 | None = None
-    result_chars: Annotated[int, Meta(ge=200)] = 20_000
+    result_chars: Annotated[int, Meta(ge=200)] = 20_000  # of a step's result that the model is shown
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -73,26 +62,23 @@ class AgentConfig(Struct, kw_only=True):
     Attributes:
         task: The task of `grue run` and of a fleet if no other is given; `Orchestrator.run` ignores it.
         servers: MCP servers by name. If two servers have a tool of the same name, the bare tool name calls
-            the tool of the later server. No server can be called `agent`.
-        optional_servers: Names of servers that may be absent. If such a server cannot be connected, the run
-            goes on without it.
-        mcp_enabled: Whether to connect the servers.
-        on_connect_failure: What happens if a server cannot be connected. `skip`: the run goes on without this
-            server. `raise`: the other servers are closed too, and the run goes on without MCP tools.
+            the tool of
+            the later server. No server can be called `agent`.
+        optional_servers: Servers without which the run goes on if they cannot be connected.
+        on_connect_failure: What happens if another server cannot be connected. `skip`: the run goes on
+            without it.
+            `raise`: the other servers are closed too, and the run goes on without MCP tools.
         reconnect: Whether a server that has died is connected again, at most once.
-        on_step_failure: What happens after a step has failed. `continue`: the model reads the error. `stop`:
-            the run ends. `retry`: a read-only or idempotent step is tried again, up to `retries` times; if
-            it still fails, the model reads the error.
-        policy: Which actions are carried out, which need approval, and which are denied. In a policy,
-            an action of the agent is named like `agent.write_file`, and an MCP tool like `files.read`.
-        skills: The folder of skills; `None`: there is no folder.
-        skill_servers: The servers that may offer skills. A server's skill is used only if `mcp_skills.lock`
-            records that a person has approved it.
+        on_step_failure: `continue`: the model reads the error. `stop`: the run ends. `retry`: a read-only or
+            idempotent
+            step is tried again up to `retries` times before the model reads the error.
+        policy: Names an action of the agent `agent.write_file`, and an MCP tool `files.read`.
+        skill_servers: Servers whose skills are used, if a person has approved them in `mcp_skills.lock`.
         restrict_tools: After the model has read a skill, deny every tool that its `allowed-tools` do not
             name, except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
-        path: The file that the settings were read from; `None` if they were made in Python.
+        path: The file that the settings were read from.
     """
 
     llm: LlmSettings | LlmEndpoint
@@ -189,14 +175,11 @@ def _skill_servers(document: YamlDocument, table: _AgentTable, servers: Collecti
 
 
 def load_config(path: str | PathLike[str]) -> AgentConfig:
-    """Read `agent.yaml`. Relative paths in the file are relative to its folder.
-
-    The API key comes from the environment: `GRUE_API_KEY`, or the variable of the endpoint's provider, such
-    as `OPENROUTER_API_KEY` or `OPENAI_API_KEY`.
+    """Read `agent.yaml`; relative paths start from its folder. The API key comes from the environment.
 
     Raises:
         MCPConfigError: The file or a value in it cannot be used. The error names the line and the key.
-        MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
+        MissingDependencyError: The package `pyyaml` is absent.
     """
     document = read_yaml(path)
     table, path = document.convert(_AgentTable), Path(path)

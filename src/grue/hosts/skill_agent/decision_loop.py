@@ -38,10 +38,7 @@ class StepRunner:
         self._context = ActionContext(workspace=ConfinedFolder(run.config.workspace), skills=run.skills)
 
     def carry_out(self, action: PlannedAction, tool: m.ToolDefinition | None) -> StepExecutionResult:
-        """Carry out an action. After a failure, try again if the settings and the tool allow it.
-
-        Raises `KeyboardInterrupt` after Ctrl-C; no result of the step is recorded then.
-        """
+        """Carry out an action. After a failure, try again if the settings and the tool allow it."""
         run, began = self._run, time.monotonic()
         started = facts.StepStarted(
             turn=run.turn, number=action.step, action=action.type, target=action.target
@@ -127,10 +124,7 @@ class StepRunner:
 
 
 def is_repeatable(tool: m.ToolDefinition | None) -> bool:
-    """Return whether a call of `tool` that may have had an effect can be made again.
-
-    The server's annotations are trusted here, because a malicious server needs no second call to do harm.
-    """
+    """Return whether a call of `tool` that may have had an effect can be made again."""
     # `hints_of` sets `idempotent` for read-only tools, too.
     return hints_of(None if tool is None else tool.annotations).idempotent
 
@@ -168,10 +162,7 @@ class DecisionLoop:
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
-        """Ask the model and carry out its actions until the run ends; return why it ended.
-
-        After a `KeyboardInterrupt` the run can be resumed from its trace.
-        """
+        """Ask the model and carry out its actions until the run ends; return why it ended."""
         while True:
             end = None if self._plan is None or self._answered else self._carry_out(self._plan)
             end = end or self._limit_reached() or self._next_reply()

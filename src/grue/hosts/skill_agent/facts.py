@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `Fact` says what its methods return
 """The facts that the skill agent records: its servers, steps and skills, and how a run begins and ends.
 
 Programs look for the names of events in `events.jsonl`, so a name must not change.
@@ -43,16 +44,13 @@ class EventFact(Fact, frozen=True, kw_only=True):
     level: ClassVar[LogLevel] = "info"
 
     def severity(self) -> Severity:
-        """Return the severity that belongs to `level`."""
         severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
         return severities.get(self.level, "")
 
     def mark(self) -> str:
-        """Return the event in words; empty if the level is `info`."""
         return "" if self.level == "info" else self.event.replace("_", " ")
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event."""
         return (LogLine(self.level, self.event, self.summary(), self.log_fields()),)
 
 
@@ -65,27 +63,20 @@ class _TurnFact(Fact, frozen=True, kw_only=True):
 
 
 class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
-    """The actions of a reply. Recorded before the first of them is carried out.
-
-    Attributes:
-        definitions: The digest of the definition of each MCP tool that the actions call, by the tool's name.
-            The digest is empty, and fits no definition, if the tools have changed since the reply came.
-    """
+    """The actions of a reply. Recorded before the first of them is carried out."""
 
     thought: str
     actions: tuple[PlannedAction, ...]
+    # By MCP tool, the digest of its definition; empty, so that none fits, if tools changed since the reply.
     definitions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def summary(self) -> str:
-        """Return the number and type of each action."""
         return ", ".join(f"{each.step} {each.type}" for each in self.actions) or "no usable reply"
 
     def headline(self) -> str:
-        """Return the types of the actions."""
         return ", ".join(each.type for each in self.actions)
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `actions_planned`."""
         return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
 
 
@@ -97,7 +88,6 @@ class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStar
     target: str
 
     def summary(self) -> str:
-        """Return the step's number, type and target."""
         return f"step {self.number}: {self.action} {self.target}".rstrip()
 
     def log_lines(self) -> tuple[LogLine, ...]:
@@ -111,41 +101,35 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
     result: StepExecutionResult
 
     def summary(self) -> str:
-        """Return the step, its status, and the beginning of its error or output."""
         result = self.result
         said = clipped(result.error or result.output, _SHORT)
         return f"step {result.step}: {result.action} {result.status}{f': {said}' if said else ''}"
 
     def severity(self) -> Severity:
-        """Return the severity that belongs to the status of the step."""
         severities: dict[StepStatus, Severity] = {"completed": "good", "failed": "fail", "skipped": "quiet"}
         return severities.get(self.result.status, "warn")
 
     def mark(self) -> str:
-        """Return the status in words, such as `step failed`; empty if it was completed or skipped."""
         return "" if self.result.status in ("completed", "skipped") else f"step {self.result.status}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `step_STATUS`."""
         level: LogLevel = "info" if self.result.status in ("completed", "skipped") else "warning"
         fields: m.JsonObject = msgspec.to_builtins(self.result)
         return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions needed a person's approval. `decisions` has the answers so far.
+    """Actions needed a person's approval.
 
-    If `parked`, the run has ended before all questions were answered. The missing answers can be given until
-    the Unix time `expires_at`; `None`: at any time.
+    If `parked`, the run has ended before all questions were answered.
     """
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()
     parked: bool = False
-    expires_at: float | None = None
+    expires_at: float | None = None  # Unix time until which missing answers can be given
 
     def summary(self) -> str:
-        """Return the tools and their decisions, such as `mail.send: approve`."""
         decided = {each.call_id: each.verdict for each in self.decisions}
         said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
         return f"{', '.join(said)}{' (parked)' if self.parked else ''}"
@@ -161,28 +145,21 @@ class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.
     tool_count: int = 0
 
     def summary(self) -> str:
-        """Return the number of tools, and the servers."""
         tools = "1 tool" if len(self.tools) == 1 else f"{len(self.tools)} tools"
         return f"{tools} from {', '.join(self.servers) or 'no server'}"
 
 
 class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):
-    """A server could not be connected.
-
-    Attributes:
-        server_name: The server; empty if the error concerns all servers, such as a missing package `mcp`.
-        goes_on_with: The other servers, which are connected.
-    """
+    """A server could not be connected, or, without a `server_name`, none could."""
 
     event: ClassVar[str] = "mcp_connection_failed"
     level: ClassVar[LogLevel] = "warning"
 
     server_name: str = ""
     error: str
-    goes_on_with: tuple[str, ...] = ()
+    goes_on_with: tuple[str, ...] = ()  # the other servers
 
     def summary(self) -> str:
-        """Return the error, and the servers that the run goes on with."""
         error = " ".join(self.error.splitlines())
         return f"{error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
 
@@ -204,7 +181,6 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
     shadowed: str
 
     def summary(self) -> str:
-        """Return the two tools, each with the name by which it can be called."""
         return (
             f"{self.server} and {self.shadowed} both have a tool {self.tool!r}: {self.tool} means that of"
             f" {self.server}, and {self.shadowed}.{self.tool} the other one"
@@ -220,24 +196,17 @@ class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillage
     error: str = ""
 
     def summary(self) -> str:
-        """Return the servers, and the error if there was one."""
         error = f": {self.error}" if self.error else ""
         return f"{', '.join(self.servers) or 'MCP servers'} disconnected{error}"
 
 
 class _CallFact(EventFact, frozen=True, kw_only=True):
-    """Base of the facts about a call of an MCP tool.
-
-    Attributes:
-        number: The number of the step, from 1; 0 in old traces. Its JSON key is `step`.
-        tool_name: The tool's name as the model wrote it.
-        server_name: The server of the tool; empty if no connected server has such a tool.
-    """
+    """Base of the facts about a call of an MCP tool. `tool_name` is what the model wrote."""
 
     turn: int
-    number: int = msgspec.field(default=0, name="step")
+    number: int = msgspec.field(default=0, name="step")  # 0 in old traces
     tool_name: str
-    server_name: str = ""
+    server_name: str = ""  # empty if no connected server has such a tool
     arguments: m.JsonObject = msgspec.field(default_factory=dict)
 
     @property
@@ -253,7 +222,6 @@ class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.M
     event: ClassVar[str] = "mcp_tool_call_started"
 
     def summary(self) -> str:
-        """Return the number of the step and the name of the tool."""
         return f"step {self.number}: calling {self._name}"
 
 
@@ -268,7 +236,6 @@ class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent
     artifact: str = ""
 
     def summary(self) -> str:
-        """Return the tool, whether its result is an error, and how long the call took."""
         kept = f", in {self.artifact}" if self.artifact else ""
         result = "an error" if self.is_error else "a result"
         return f"step {self.number}: {self._name} gave {result} after {self.duration_ms / 1000:.3g} s{kept}"
@@ -284,7 +251,6 @@ class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.Mc
     duration_ms: float = 0.0
 
     def summary(self) -> str:
-        """Return the tool and the error."""
         return f"step {self.number}: {self._name} failed: {' '.join(self.error.splitlines())}"
 
 
@@ -297,7 +263,6 @@ class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillPr
     problem: str
 
     def summary(self) -> str:
-        """Return the problem."""
         return self.problem
 
 
@@ -308,7 +273,6 @@ class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="Episode
 
     @property
     def title(self) -> str:
-        """The beginning of the task."""
         return clipped(self.task, _SHORT)
 
 
@@ -320,12 +284,10 @@ class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnde
 
     @property
     def failed(self) -> bool:
-        """Whether a failure ended the run."""
         return self.reason in ("failed", "step_failed")
 
     @property
     def result(self) -> str:
-        """The number of steps."""
         return "1 step" if self.steps == 1 else f"{self.steps} steps"
 
 
@@ -349,10 +311,7 @@ register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 
 
 class FactEvents:
-    """An observer that calls `on_event(name, fields)` for each log event of a fact whose class is in `kinds`.
-
-    `on_event` is called in the thread that records the fact. That thread gets the exceptions of `on_event`.
-    """
+    """An observer that calls `on_event(name, fields)` for each log event of a fact of one of `kinds`."""
 
     def __init__(
         self, on_event: Callable[[str, m.JsonObject], object], kinds: tuple[type[Fact], ...]
@@ -361,7 +320,6 @@ class FactEvents:
         self._kinds = kinds
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Call `on_event` for each event of a fact."""
         del line
         if isinstance(envelope.body, self._kinds):
             for event in envelope.body.log_lines():

@@ -47,8 +47,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reason: Why the run ended; `detail` says it in a sentence for people.
-        answer: The answer of the model's `finish` action; empty if there was none.
-        responses: The texts of the model's `respond` actions, without those that were not carried out.
+        answer: The answer of the model's `finish` action.
+        responses: The texts of the model's `respond` actions that were carried out.
         notes: The same for the model's `note` actions.
         questions: If the run is parked: the questions that a person has to answer.
     """
@@ -78,13 +78,11 @@ class Orchestrator:
     """Runs a task, or resumes the run of a task.
 
     Args:
-        config: The settings, for example from `load_config`.
         folder: The run folder; `None`: no trace or result is written, and the run cannot be resumed.
         actions: The actions that the model can answer with; `None`: those of the skill agent.
         approve: Called with questions about actions that need approval; `None`: nobody can be asked.
         on_event: Called as `on_event(name, fields)` for each log event of this host, such as
             `step_completed`.
-        recorder: Records every message; `None`: a new one.
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
@@ -117,26 +115,16 @@ class Orchestrator:
             self._recorder.add(facts.FactEvents(on_event, facts.FACTS))
 
     def run(self, task: str) -> RunResult:
-        """Run a task until the run ends, and return the result.
-
-        Raises:
-            MCPConfigError: The configuration cannot be used.
-            TraceError: The run folder cannot be written.
-            KeyboardInterrupt: Ctrl-C was pressed. The run can be resumed from its folder.
-        """
+        """Run a task until the run ends, and return the result. After Ctrl-C, the run can be resumed."""
         return self._carry_out(task, None, ())
 
     def resume(self, decisions: Iterable[ApprovalDecision] = ()) -> RunResult:
-        """Go on with the run in `folder`, and return its result.
+        """Go on with the run in `folder`, unless the model has finished it, and return its result.
 
-        The run may have been interrupted, killed or parked, or have ended for any other reason but the
-        model's action `finish`.
-
-        An action that was under way when the process was killed is repeated only if it is read-only or
-        idempotent. Otherwise the model is told that the action may have had an effect.
-
-        Args:
-            decisions: Answers to the questions of a parked run.
+        `decisions` answer the questions of a parked run. An action that was under way when the process was
+        killed is repeated
+        only if it is read-only or idempotent. Otherwise the model is told that the action may have had an
+        effect.
 
         Raises:
             TraceError: There is no run in the folder that can be resumed.
@@ -280,10 +268,7 @@ def _conversation(run: Run, past: RunPast | None) -> Conversation:
 
 
 def _note_unmatched(run: Run) -> None:
-    """Record the policy's patterns that match no tool, because a misspelt `deny` rule denies nothing.
-
-    A pattern that a tool of an absent server might match is left out.
-    """
+    """Record the policy's patterns that match no tool, because a misspelt `deny` rule denies nothing."""
     connected = () if run.manager is None else run.manager.servers
     listed = () if run.manager is None else run.manager.routes.listed.values()
     own = [kind.definition().name for kind in run.registry.types.values()]

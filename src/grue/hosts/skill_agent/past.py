@@ -13,22 +13,14 @@ from grue.hosts.skill_agent.registry import StepExecutionResult
 
 
 class RunPast(hosting.Past[RunStarted], kw_only=True):
-    """The recorded part of a run.
-
-    Attributes:
-        plan: The planned actions of the last reply; `None`: there was no reply.
-        plans: Number of replies, including unusable ones.
-        begun: Number of the step that was under way when the process ended; 0: no step.
-        last_turn: Number of the last turn, which may not have ended.
-        asked: The approvals that the run waits for; `None`: it does not wait.
-    """
+    """The recorded part of a run."""
 
     plan: ActionsPlanned | None = None
-    plans: int = 0
+    plans: int = 0  # replies, including unusable ones
     results: list[StepExecutionResult] = field(default_factory=list)
-    begun: int = 0
-    last_turn: int = 0
-    asked: ApprovalsAsked | None = None
+    begun: int = 0  # the step that was under way when the process ended
+    last_turn: int = 0  # which may not have ended
+    asked: ApprovalsAsked | None = None  # what the run waits for
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
         """Update this object from the next envelope of the trace."""
@@ -48,11 +40,6 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
 
 
 def read_run(path: Path) -> RunPast:
-    """Read how far a run got. `path` is its folder or the trace in the folder.
-
-    Raises:
-        TraceError: The trace cannot be read or has no run, the model has finished the run and its result file
-            is there, or a message that the resume needs was redacted.
-    """
+    """Read how far a run got. `path` is its folder or the trace in the folder."""
     needed = (ActionsPlanned, StepEnded)
     return RunPast.read(path, needed=needed, started=RunStarted, over=("finished", "gave_up"))

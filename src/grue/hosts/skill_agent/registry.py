@@ -91,11 +91,9 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
         step: The number of the action in the run, from 1.
         action: The type of the action; `reply` if the model's reply was unusable.
         target: What the action acts on: the name of a tool or skill, or a path.
-        status: `completed`; `failed`; `denied`, for example by the policy or a person; `skipped`, because the
-            run ended; `interrupted`: the process was killed during the action, which may have had an effect.
-        output: The action's result as the model is shown it, perhaps shortened. For `respond`, `note` and
-            `finish`: the model's own text, which the model is not shown again.
-        error: Why the action was not completed; empty if it was.
+        status: `interrupted`: the process was killed during the action, which may have had an effect.
+        output: The result as the model is shown it, perhaps shortened; for `respond`, `note` and `finish`:
+            its own text.
         artifact: The file with the whole result, relative to the run folder; empty if there is no such file.
     """
 
@@ -114,8 +112,7 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
 class ActionType(Struct, frozen=True):
     """A type of action; the fields are the arguments of `ActionTypes.add`.
 
-    Attributes:
-        run: `None`: the host carries out the action itself.
+    Without `run`, the host carries it out.
     """
 
     name: str
@@ -168,10 +165,6 @@ class ActionTypes:
             description: One sentence for the model; default: the first line of the function's docstring.
             annotations: `read_only` or `idempotent` allow the action to be repeated after a failure, or after
                 the process was killed.
-
-        Raises:
-            MCPConfigError: There is an action of that name, `run` is no plain function, or `params` is not a
-                Struct that JSON Schema can describe as an object.
         """
         if name in self.types:
             raise MCPConfigError(f"There is an action {name!r} already: choose another name.")
@@ -191,10 +184,7 @@ class ActionTypes:
         self.types[name] = kind
 
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
-        """Return the schema of a valid reply, and the parser of replies.
-
-        The schema names only the types in `offered`; `None`: all types. The parser accepts every type.
-        """
+        """Return the schema of a reply with the types in `offered`, and a parser that accepts all types."""
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
     def schema(self, offered: Iterable[ActionType] | None = None) -> m.JsonObject:
@@ -222,12 +212,7 @@ class ActionTypes:
         }
 
     def read(self, text: str) -> ActionReply:
-        """Return the actions of a reply.
-
-        Raises:
-            ValueError: The reply has no action or more than 50, an unknown action or wrong parameters. The
-                error's text is for the model.
-        """
+        """Return the actions of a reply. The text of a `ValueError` is for the model."""
         try:
             reply: ActionReply = AnswerSpec.of(ActionReply).parse(text)
         except ValueError:
@@ -242,10 +227,7 @@ class ActionTypes:
         return reply
 
     def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
-        """Convert the parameters that the model wrote to the Struct of the action's type.
-
-        Raises `ValueError`, whose text begins with `where`, if the action or a parameter is wrong.
-        """
+        """Convert the parameters that the model wrote to the Struct of the action's type."""
         kind = self.types.get(name)
         if kind is None:
             raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")
@@ -261,19 +243,10 @@ class ActionTypes:
         """Carry out an action and return its result for the model; blocking.
 
         The function runs in a daemon thread. At the time limit and after Ctrl-C, its result is dropped, but
-        the function runs on, because Python cannot stop a thread.
-
-        Args:
-            name: The action's type.
-            params: Its parameters as the model wrote them.
-            context: The second argument of the function.
-            timeout_s: Time limit in seconds; infinite: no limit.
-
-        Raises:
-            ValueError: There is no such action, it has no function, the parameters are wrong, or the function
-                has raised this error.
-            TimeoutError: The limit was reached. The action may have had an effect.
-            Exception: Whatever else the function raises.
+        the function
+        runs on, because Python cannot stop a thread. Raises `ValueError` for wrong parameters, `TimeoutError`
+        at the limit,
+        and whatever else the function raises.
         """
         converted, run = self.params(name, params), self.types[name].run
         if run is None:

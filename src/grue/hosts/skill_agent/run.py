@@ -17,21 +17,11 @@ from grue.hosts.skill_agent.skills import USE_SKILL, Skills
 
 
 class Run(Struct, kw_only=True):
-    """One run.
-
-    Attributes:
-        began: When the run began, as a value of `time.monotonic`. In a resumed run, the time that the run
-            lasted before is subtracted, so that the time limit covers both parts.
-        folder: The run folder; `None`: no file is written.
-        manager: The connected servers; `None`: no servers are connected.
-        turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
-        turns: Number of the model's replies so far, including those that could not be used.
-        asked: The approvals for which the run is parked; `None`: the run is not parked.
-    """
+    """One run, as the parts of the agent share it."""
 
     run_id: str
     task: str
-    began: float
+    began: float  # by `time.monotonic`, minus the time that a resumed run lasted before
     config: AgentConfig
     registry: ActionTypes
     recorder: Recorder
@@ -40,10 +30,10 @@ class Run(Struct, kw_only=True):
     folder: RunFolder | None = None
     manager: McpManager | None = None
     stream: bool = False
-    turn: int = 0
-    turns: int = 0
+    turn: int = 0  # the turn whose actions are carried out
+    turns: int = 0  # replies, including unusable ones
     results: list[StepExecutionResult] = field(default_factory=list)
-    asked: ApprovalsAsked | None = None
+    asked: ApprovalsAsked | None = None  # the approvals for which the run is parked
 
     @property
     def left_s(self) -> float:

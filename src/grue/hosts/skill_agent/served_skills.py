@@ -61,12 +61,7 @@ class SkillResource(Struct, frozen=True):
 
 
 class ServedSkill(Struct, frozen=True, kw_only=True):
-    """A skill that a server lists.
-
-    Attributes:
-        uri: The URI of the skill's `SKILL.md`.
-        files: All files of the skill, `SKILL.md` included, by their paths in the skill.
-    """
+    """A skill that a server lists; `uri` is that of its `SKILL.md`, and `files` are all its files."""
 
     server: str
     uri: str
@@ -87,11 +82,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
 
 def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list[str]]:
-    """Return the skills that a server lists, and a sentence for each problem. No file is read.
-
-    Raises:
-        MCPError: The server does not list skills, or does not answer.
-    """
+    """Return the skills that a server lists, and a sentence for each problem. No file is read."""
     skills: dict[str, ServedSkill] = {}
     problems = []
     entries = asks.request_all(server, LIST)
@@ -113,12 +104,7 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
 
 
 def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> str:
-    """Read one file of a skill, check its digest and size, and return its text (without front matter).
-
-    Raises:
-        ValueError: The skill has no such file, or the file cannot be used. The error's text is for the model.
-        MCPError: The request to the server failed.
-    """
+    """Read one file of a skill, check its digest and size, and return its text (without front matter)."""
     listed = skill.files.get(path)
     if listed is None:
         raise ValueError(f"The skill {skill.name} has no file {path!r}; it has {', '.join(skill.files)}.")
@@ -141,17 +127,11 @@ def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> 
 
 
 class ServedSkills:
-    """The approved skills of some servers.
-
-    Args:
-        folder: The folder with `mcp_skills.lock`, which has the approved digests.
+    """The skills of some servers whose digests are approved in `mcp_skills.lock` of `folder`.
 
     Attributes:
         waiting: The listed skills that are not approved, or have changed since they were approved.
         problems: A sentence for each skill that is not used, and each server whose skills cannot be listed.
-
-    Raises:
-        MCPConfigError: `mcp_skills.lock` cannot be used.
     """
 
     def __init__(self, asks: AsksServers, servers: Collection[str], folder: Path) -> None:
@@ -177,11 +157,7 @@ class ServedSkills:
                 self.problems.append(f"The skill {skill.name} {state}: grue skills --approve")
 
     def approve(self) -> None:
-        """Write the listed digests of the `waiting` skills into `mcp_skills.lock`.
-
-        Raises:
-            MCPConfigError: `mcp_skills.lock` cannot be used or written.
-        """
+        """Write the listed digests of the `waiting` skills into `mcp_skills.lock`."""
         approved = read_skill_lock(self._lock)
         for skill in self.waiting:
             approved.setdefault(skill.server, {})[skill.uri] = skill.digest
@@ -200,12 +176,7 @@ class ServedSkills:
         }
 
     def text(self, name: str, file: str = "") -> str:
-        """Read a skill's `file`; without `file`, read `SKILL.md`, and add the files' names.
-
-        Raises:
-            ValueError: There is no such file, it cannot be used (for example, its digest differs), or the
-                request to the server failed. The error's text is for the model.
-        """
+        """Read a skill's `file`, or its `SKILL.md` with the names of its files. Errors are for the model."""
         skill = self.by_name[name]
         try:
             text = read_file(self._asks, skill, file or SKILL_FILE)

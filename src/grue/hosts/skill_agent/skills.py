@@ -56,15 +56,7 @@ class Skill(Struct, frozen=True, kw_only=True):
 
 
 def read_skills(folder: Path) -> tuple[dict[str, Skill], list[str]]:
-    """Read the skills of a folder. Each subfolder, or link to a folder, with a `SKILL.md` is a skill.
-
-    Returns:
-        The skills by name, and a sentence with file and line for each skill that is left out.
-
-    Raises:
-        MCPConfigError: The folder cannot be read, or has more than 200 skills.
-        MissingDependencyError: The package `pyyaml` is absent.
-    """
+    """Return the skills in the subfolders of a folder by name, and a sentence for each that is left out."""
     skills: dict[str, Skill] = {}
     problems: list[str] = []
     for path in _files(folder):
@@ -83,12 +75,7 @@ def read_skills(folder: Path) -> tuple[dict[str, Skill], list[str]]:
 
 
 def read_skill(path: Path) -> Skill:
-    """Read a `SKILL.md`.
-
-    Raises:
-        MCPConfigError: The file cannot be read or is malformed; the error names the line.
-        MissingDependencyError: The package `pyyaml` is absent.
-    """
+    """Read a `SKILL.md`; an error names the line."""
     front, text = front_matter(_text(path), path)
     table = front.value if isinstance(front.value, dict) else {}
     name, description = table.get("name", path.parent.name), table.get("description")
@@ -116,13 +103,7 @@ def is_skill_name(name: object) -> TypeGuard[str]:
 
 
 def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
-    """Return the front matter of a `SKILL.md`, and the Markdown after it.
-
-    Raises:
-        MCPConfigError: The file has no front matter, or the front matter is not YAML; the error names the
-            line.
-        MissingDependencyError: The package `pyyaml` is absent.
-    """
+    """Return the front matter of a `SKILL.md`, and the Markdown after it; an error names the line."""
     # `splitlines` would also split at form feeds and the like, which belong to the text.
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].strip() != "---":
@@ -144,11 +125,7 @@ class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
-    """Return the approved digests, by server and by the URI of the skill; empty if there is no file.
-
-    Raises:
-        MCPConfigError: The file cannot be read, or is not a skill lock.
-    """
+    """Return the approved digests, by server and by the URI of the skill; empty if there is no file."""
     if not path.exists():
         return {}
     document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
@@ -158,11 +135,7 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
 
 
 def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the digests of the approved skills, by server and by the URI of the skill.
-
-    Raises:
-        MCPConfigError: The file cannot be written.
-    """
+    """Write the digests of the approved skills, by server and by the URI of the skill."""
     document = {"version": 1, "servers": servers}
     replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
@@ -213,13 +186,7 @@ _NO_OTHERS: Mapping[str, str] = {}
 
 
 class Grant(Struct, frozen=True):
-    """The tools that a skill's `allowed-tools` name.
-
-    Attributes:
-        approved: The tools that are approved in advance.
-        named: The tools in `approved`, and the tools that are named with a pattern for their arguments.
-        unknown: Names that match no tool.
-    """
+    """The tools that `allowed-tools` name; `named` has also those with a pattern for their arguments."""
 
     approved: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
@@ -227,14 +194,7 @@ class Grant(Struct, frozen=True):
 
 
 class Skills:
-    """The skills of a folder, and those that `add` adds.
-
-    Args:
-        folder: Its subfolders with a `SKILL.md` are the skills; `None`: there is no folder.
-
-    Attributes:
-        problems: A sentence for each skill that was left out, with file and line.
-    """
+    """The skills of a folder, if there is one, and those that `add` adds; a sentence for each problem."""
 
     def __init__(self, folder: Path | None) -> None:
         self.by_name, self.problems = ({}, []) if folder is None else read_skills(folder)
@@ -246,12 +206,9 @@ class Skills:
         self._texts |= dict.fromkeys(skills, text)
 
     def text(self, name: str, file: str = "") -> str:
-        """Return the text of a skill's `file`, a path in its folder.
+        """Return the text of a skill's `file`, or of the skill with the names of its files.
 
-        Without `file`: the skill's own text, followed by the names of its files.
-
-        Raises:
-            ValueError: There is no such skill or file. The error's text is for the model.
+        Errors are for the model.
         """
         skill = self.by_name.get(name)
         if skill is None:
@@ -283,11 +240,8 @@ USE_SKILL = ActionType(
 def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_OTHERS) -> Grant:
     """Return the tools that a skill's `allowed-tools` name.
 
-    Args:
-        skill: The skill.
-        tools: Full names (`server.tool`) of all tools; the host's own actions are `agent.action`.
-        others: Names of other agents' well-known tools, each with the host's action that does the same:
-            `{"Read": "agent.read_file"}`.
+    `tools` are the full names of all tools; the host's own are `agent.NAME`. `others` maps names of other
+    agents' well-known tools to the host's actions: `{"Read": "agent.read_file"}`.
     """
     known = frozenset(tools)
     approved: set[str] = set()

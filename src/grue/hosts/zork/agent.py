@@ -48,10 +48,7 @@ FALLBACK_ACTION = "look"
 
 
 class AgentResponse(BaseModel):
-    """The model's decision for one turn.
-
-    Source: R15.2, P47
-    """
+    """The model's decision for one turn."""
 
     thinking: str = Field(description="Why this is the best next command, in one or two sentences.")
     action: str = Field(description="One game command, such as 'take lamp' or 'north'. Never more than one.")
@@ -61,13 +58,7 @@ class AgentResponse(BaseModel):
 
 
 def playable(response: AgentResponse) -> AgentResponse:
-    """Return the response with its action cleaned up, so that a game can play it.
-
-    Raises:
-        ValueError: The action is not a playable command.
-
-    Source: P2
-    """
+    """Return the response with its action cleaned up; raises `ValueError` if no playable command is left."""
     action = sanitise_command(response.action)
     if action is None:
         raise ValueError(f"action: {response.action!r} is not one command that the game takes")
@@ -103,10 +94,7 @@ Answer with one JSON object and nothing else:
 
 
 def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
-    """Add an observer for each of the loggers that does not get the recorder's log records already.
-
-    Objects with `info`, `warning` and `error` are accepted, too. Every log record gets the `episode_id`.
-    """
+    """Add an observer for each of the loggers that does not get the recorder's log records already."""
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
     # Begin with the loggers that are lowest in the hierarchy: their parents get the records by propagation.
     for logger in sorted(filter(None, loggers), key=lambda each: len([*_targets(each)]), reverse=True):
@@ -127,22 +115,16 @@ _UNNAMED = "mcp"
 
 
 class Route(Struct, frozen=True):
-    """How a turn reaches its tools and its model. If an attribute changes, the next turn gets a new runner.
+    """How a turn reaches its tools and its model.
 
-    Attributes:
-        manager: The manager's `id()`.
-        manager_called: Whether the manager is an `MCPManager` with overridden methods.
-        client: The client's `id()`.
-        client_called: Whether the client is an `LLMClient` that overrides `chat_completions_create` or
-            `chat.completions.create`.
-        client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
+    If an attribute changes, the next turn gets a new runner.
     """
 
-    manager: int
-    manager_called: bool
+    manager: int  # the `id()`, as that of the client
+    manager_called: bool  # whether methods of an `MCPManager` are overridden
     client: int
-    client_called: bool
-    client_asked: bool
+    client_called: bool  # whether an `LLMClient` overrides how it completes
+    client_asked: bool  # whether an `LLMClient` overrides `_supports_tool_calling`
 
 
 def own_manager(manager: object) -> MCPManager | None:
@@ -185,34 +167,27 @@ the first turn may have to wait for the import of langfuse."""
 class ZorkAgent:
     """Decide on one game command for each turn, with tool calls if the model makes them.
 
-    Sampling settings that are `None` are taken from the configuration.
-
     Args:
-        config: Limits and policies of the turn.
-        model: The model; `None` for the configuration's.
+        config: Limits and policies of the turn, and the sampling settings that are `None` here.
         client: An `LLMClient`, or any object with `chat.completions.create`, blocking or not; `None` creates
             an `LLMClient`. If the client has a method `_supports_tool_calling`, the method decides whether
             the model is offered tools.
-        max_tokens: Longest completion, in tokens.
         logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
             the turns too.
-        episode_id: Put into every log record.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
-        recorder: Records every message; `None` creates one.
         policy: What happens after a failure. The configuration's `on_tool_drift` replaces that of the policy.
             `retry_disabled_s` is ignored: a disabled server stays disabled until the episode ends.
         turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
-            `beside_turn`, one event loop runs for the whole episode, until `close`. Otherwise each turn calls
-            `anyio.run`.
+            `beside_turn`, one event loop runs for the whole episode, until `close`.
         approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
         server: Name of the tool server; `None` if MCP is off.
         turn: Number of the last turn; the next turn gets the next number. A host may set it.
-        last_outcome: The complete outcome of the last turn that gave a decision; `None` before the first.
+        last_outcome: The complete outcome of the last turn that gave a decision.
 
     Source: R10.1
     """
@@ -279,15 +254,9 @@ class ZorkAgent:
     ) -> dict[str, str | None]:
         """Run a turn and return its decision; blocks until the turn has ended.
 
-        Args:
-            game_state_text: The situation in the game.
-            relevant_memories: Added to the situation, after a blank line.
-
-        Returns:
-            `action` (a playable command), `reasoning`, `new_objective`, `raw_response`.
-
-        Raises:
-            MCPError: Tools are configured but the model cannot call any, or an error of `Runner.run_turn`.
+        The dictionary has `action` (a playable command), `reasoning`, `new_objective` and `raw_response`.
+        Raises `MCPError` if
+        tools are configured but the model cannot call any, and the errors of `Runner.run_turn`.
 
         Source: R10.1, R12.5
         """
@@ -304,21 +273,13 @@ class ZorkAgent:
         return self._result(outcome)
 
     def close(self) -> None:
-        """End servers and tasks that outlive a turn, and flush the manager's Langfuse client.
-
-        This may take a few seconds. A second call does nothing. If `close` is never called, the Langfuse
-        client is flushed when the program ends.
-        """
+        """End servers and tasks that outlive a turn, and flush the manager's Langfuse client."""
         self._runner.close()
         if self._langfuse is not None:
             self._langfuse.close()
 
     def recall(self, end: m.TurnCompleted | m.TurnFailed) -> dict[str, str | None]:
-        """Return the decision of a turn that an earlier run of the program finished. No request is sent.
-
-        Raises:
-            MCPError: The turn ended with this error.
-        """
+        """Return the decision, or raise the error, of a turn that an earlier run of the program finished."""
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):
             raise error_for(end)
@@ -336,14 +297,8 @@ class ZorkAgent:
     ) -> None:
         """Set the state of an episode that is continued after `turns` turns.
 
-        Args:
-            turns: Number of turns that were played.
-            spent: Requests, tokens and cost of these turns.
-            connections: The state of the connection to each server.
-            listings: The tools that each server listed last. A turn may offer them before its server is
-                started.
-
-        Source: D12, P27
+        With `listings`, the tools that each server listed last, a turn may offer them before its server is
+        started.
         """
         self.turn = turns
         self._runner.spent = spent
@@ -449,10 +404,7 @@ class ZorkAgent:
         weakref.finalize(self, self._langfuse.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the Langfuse client has the turn's events, so that a call of its `flush` sends them all.
-
-        If the wait times out, no later turn waits, because a slow client would delay every turn.
-        """
+        """Wait until the Langfuse client has the turn's events, so that its `flush` sends them all."""
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 

@@ -11,11 +11,7 @@ BUNDLED_NAME = "mind"
 
 
 def bundled_server() -> StdioServer:
-    """Return the server, which runs without site packages, so that it starts fast.
-
-    The server needs neither network nor further files, so it runs in a sandbox that has neither, if this
-    machine can enforce a sandbox.
-    """
+    """Return the server, in a sandbox without network or further files if this machine can enforce one."""
     # The path is made from this file's path, because packages in `grue.hosts` may not import each other.
     file = Path(__file__).parents[1] / "servers" / "think.py"
     place = "server_startup_timeout_seconds in the table [tool.grue.mcp] or [tool.zorkgpt.mcp]"

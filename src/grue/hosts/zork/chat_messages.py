@@ -41,15 +41,7 @@ class ToolCall:
 
 @dataclass
 class LLMResponse:
-    """A completion.
-
-    Attributes:
-        content: The text; `None` if there is no text, or there are tool calls.
-        usage: Numbers of tokens, by OpenAI's names; `None` if the endpoint reports none.
-        tool_calls: `None` if there are none.
-
-    Source: R4.3, P12
-    """
+    """A completion. `content` is `None` if there are tool calls. `usage` has OpenAI's names."""
 
     content: str | None
     model: str
@@ -83,9 +75,9 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 
 
 def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) -> m.ToolDefinition:
-    """Convert a tool from OpenAI's format. Its name is kept, even if it does not have the form `server.tool`.
+    """Convert a tool from OpenAI's format.
 
-    Raises `MCPError` if the tool has no name.
+    Its name is kept, even if it does not have the form `server.tool`.
     """
     function = schema.get("function") if isinstance(schema, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -110,11 +102,8 @@ def conversation_of(
     """Return a conversation with these messages, ready for a request of the given `mode`.
 
     Tool calls without a result are left out, because providers refuse them. Without `tools`, the request
-    lists the tools that `messages` call, because some endpoints require a list.
-
-    Raises:
-        MCPError: A message has an unknown role or content other than text, or a tool call lacks a part.
-        ValueError: A tool message does not belong to a call of the assistant's message before it.
+    lists the tools
+    that `messages` call, because some endpoints require a list.
     """
     given = sum(len(_cache_points(message)) for message in messages)
     conversation = EncodedConversation(profile, given_markers=given)
@@ -133,10 +122,7 @@ def conversation_of(
 
 
 def response_of(reply: Reply, model: str) -> LLMResponse:
-    """Return a completion as an `LLMResponse`.
-
-    Source: R4.3, P12
-    """
+    """Return a completion as an `LLMResponse`."""
     calls = [
         ToolCall(id=call.call_id, type="function", function=FunctionCall(call.name, call.arguments))
         for call in reply.tool_calls

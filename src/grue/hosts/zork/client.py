@@ -62,17 +62,9 @@ class LLMClient:
     Threads may share a client. Close the client, or use it as a context manager.
 
     Args:
-        config: The endpoint, retries and tool support; `None` for the defaults.
-        base_url: Replaces the base URL of the configuration.
-        api_key: Replaces the key from the environment.
+        config: The endpoint, retries and tool support; `base_url` and `api_key` take precedence.
         transport: Sends the requests, in place of the network. A blocking transport is called in threads.
         sleep: Waits for a number of seconds between two attempts.
-
-    Attributes:
-        chat: Has `chat.completions.create`, which calls `chat_completions_create`.
-
-    Raises:
-        MCPConfigError: The base URL or the key cannot be used.
     """
 
     def __init__(
@@ -123,13 +115,9 @@ class LLMClient:
     ) -> LlmEndpoint:
         """Return an endpoint for a `Runner`, with this client's URL, key, retries and transport.
 
-        Args:
-            model: The model; `None` for the configuration's.
-            force_tool_support: Whether to offer tools without checking that the model can call them; `False`:
-                as the configuration says.
-            sampling: As in `llm_settings`.
-
-        Source: R12.4
+        With `force_tool_support`, tools are offered without checking that the model can call them; otherwise
+        the
+        configuration decides.
         """
         settings = self.llm_settings(model, **sampling)
         if force_tool_support:
@@ -175,8 +163,8 @@ class LLMClient:
                 their parts are sent unchanged, unless the endpoint refuses markers.
             temperature: `None`: the endpoint chooses, as for all sampling settings.
             top_p: See `temperature`.
-            top_k: See `temperature`; not sent to an endpoint that does not accept it.
-            min_p: See `temperature`; not sent to an endpoint that does not accept it.
+            top_k: See `temperature`; not sent to an endpoint that does not accept it, as `min_p`.
+            min_p: See `top_k`.
             max_tokens: Longest completion, in tokens.
             stop: Texts that end the completion.
             response_format: A `json_schema` object with the schema of the answer; any other object is sent as
@@ -247,10 +235,7 @@ class LLMClient:
         await call_in_daemon_thread(functools.partial(self._sleep, delay_s))
 
     def _supports_tool_calling(self, model: str, config: GameConfiguration | None = None) -> bool:
-        """Return whether the model may be offered tools.
-
-        Source: R12, P13
-        """
+        """Return whether the model may be offered tools."""
         return supports_tool_calling(model, config or self.config)
 
 

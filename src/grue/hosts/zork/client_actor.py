@@ -49,12 +49,13 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
-    If the client's `chat.completions.create` takes an argument `name`, it is called as in `LLMClient`: with
-    all arguments, which are `None` if not set, and tool names such as `files.read`. Otherwise it is called as
-    in an SDK: only with the arguments that are set, and tool names that every endpoint accepts.
-
-    A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
-    is dropped. grue does not retry a client's requests.
+    A client whose `create` takes an argument `name` is called as an `LLMClient`: with all arguments, which
+    are `None` if
+    not set, and tool names such as `files.read`. Another one is called as an SDK: only with the arguments
+    that are set,
+    and tool names that every endpoint accepts. If the actor is cancelled, a blocking client runs on in its
+    thread and its
+    result is dropped. grue does not retry a client's requests.
     """
 
     def __init__(
@@ -152,20 +153,12 @@ class ClientActor(Actor[m.LlmCommand]):
 
 @dataclass(frozen=True, eq=False, repr=False)  # no `repr`, because the client's `repr` may show a key
 class ClientModel:
-    """Makes a client usable as the model of a `Runner`: creates the actors that ask the client.
-
-    Attributes:
-        client: Any object with `chat.completions.create`. Its method `_supports_tool_calling`, if it has one,
-            decides before a server starts whether the model can call tools.
-        config: Passed to `_supports_tool_calling`. If its `mcp_force_tool_support` is true, tool support is
-            not checked.
-        lent: The conversation that the turn continues; `None`: the turn begins a conversation.
-    """
+    """Makes any object with `chat.completions.create` usable as the model of a `Runner`."""
 
     client: Any
     settings: ModelSettings
     config: ToolSupportPolicy | None = None
-    lent: LentConversation | None = None
+    lent: LentConversation | None = None  # the conversation that the turn continues
 
     @property
     def profile(self) -> WireProfile:
@@ -199,10 +192,7 @@ class ClientModel:
 def client_actor(
     client: Any, model: str, config: ToolSupportPolicy | None = None, **sampling: Unpack[Sampling]
 ) -> ClientModel:
-    """Make any object with `chat.completions.create` usable as the model of a `Runner`.
-
-    The client chooses the sampling settings that are left out. Raises `MCPError` if the method is missing.
-    """
+    """Return a `ClientModel` for the client; raises `MCPError` if the method is missing."""
     try:
         client.chat.completions.create  # noqa: B018 - checked here, so that the error comes at once
     except AttributeError as error:

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `Fact` says what its methods return
 """The facts that the Zork host records: the game, its output, and the commands that are played.
 
 Their tags have no prefix, unlike those of other hosts, because older traces have to stay readable.
@@ -27,25 +28,21 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
     """
 
     game: str
-    game_hash: str
+    game_hash: str  # SHA-256 of the story file, or the version of the embedded game
     seed: int
 
     @property
     def title(self) -> str:
-        """The game's title."""
         return self.game
 
     def labels(self) -> m.JsonObject:
-        """Return the fields to export to Langfuse and OpenTelemetry."""
         return {"game": self.game, "game_hash": self.game_hash, "seed": self.seed, **super().labels()}
 
     def summary(self) -> str:
-        """Return the episode, the game, who plays it, the seed and the servers."""
         tools = f"tools from {', '.join(self.servers)}" if self.servers else "no tools"
         return f"{self.episode_id}: {self.game}, played by {self.played_by}, seed {self.seed}, {tools}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `episode_started`."""
         message = f"Episode started: {self.game}, played by {self.played_by}"
         return (LogLine("info", "episode_started", message, self.log_fields()),)
 
@@ -59,55 +56,40 @@ class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether failures ended the episode."""
         return self.reason in {"failed", "fallbacks"}
 
     @property
     def result(self) -> str:
-        """The score."""
         most = "" if self.max_score is None else f" of {self.max_score}"
         return "" if self.score is None else f"score {self.score}{most}"
 
     def labels(self) -> m.JsonObject:
-        """Return the fields to export to Langfuse and OpenTelemetry."""
         return {**super().labels(), "score": self.score, "max_score": self.max_score}
 
 
 class McpInitialized(Fact, frozen=True, kw_only=True):
-    """The MCP configuration was loaded and is valid.
-
-    Attributes:
-        ignored: Configured servers that are not used.
-        warnings: Other settings that have no effect, one sentence each.
-
-    Source: R2.6, R9.1
-    """
+    """The MCP configuration was loaded and is valid. `warnings` are about settings that have no effect."""
 
     between_turns: ClassVar[bool] = True
 
     server: str
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # servers that are not used
     warnings: tuple[str, ...] = ()
 
     def problem(self) -> str:
-        """Return sentences about the settings that have no effect; empty if there are none."""
         only = [f"only {self.server} is used; ignored: {', '.join(self.ignored)}"] if self.ignored else []
         return " ".join([*only, *self.warnings])
 
     def summary(self) -> str:
-        """Return the text of `problem`; if it is empty, the server's name."""
         return self.problem() or self.server
 
     def severity(self) -> Severity:
-        """Return `warn` if some settings have no effect, else an empty text."""
         return "warn" if self.problem() else ""
 
     def mark(self) -> str:
-        """Return `config` if some settings have no effect, else an empty text."""
         return "config" if self.problem() else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `mcp_manager_init`, and warnings."""
         lines = [LogLine("info", "mcp_manager_init", "MCP Manager initialized")]
         if self.ignored:
             message = (
@@ -118,29 +100,22 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
 
 
 class McpInitFailed(Fact, frozen=True, kw_only=True):
-    """The MCP configuration cannot be used.
-
-    Source: R9.3
-    """
+    """The MCP configuration cannot be used."""
 
     between_turns: ClassVar[bool] = True
 
     error: str
 
     def summary(self) -> str:
-        """Return the error."""
         return self.error
 
     def severity(self) -> Severity:
-        """Return `fail`."""
         return "fail"
 
     def mark(self) -> str:
-        """Return `bad config`."""
         return "bad config"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `mcp_init_error`."""
         message = f"Failed to initialize MCP Manager: {self.error}"
         return (LogLine("error", "mcp_init_error", message, {"error": self.error}),)
 
@@ -163,7 +138,6 @@ class Observed(Fact, frozen=True, kw_only=True):
     done: bool = False
 
     def summary(self) -> str:
-        """Return place, score and the beginning of the text."""
         score = "unknown" if self.score is None else self.score
         return f"{self.location or 'somewhere'}, score {score}: {_quoted(self.text)}"
 
@@ -173,13 +147,7 @@ class Observed(Fact, frozen=True, kw_only=True):
 
 
 class Decided(Fact, frozen=True, kw_only=True):
-    """The command of a turn, and how it was decided. Recorded before the command is played.
-
-    Attributes:
-        kind: `answered`, or why the turn had no regular answer: `forced`, `degraded` or `fallback`
-            (`messages.OutcomeKind`). A failed turn is a `fallback`.
-        reason: Why `kind` is not `answered`; for a failed turn, the failure.
-    """
+    """The command of a turn, and how it was decided. Recorded before the command is played."""
 
     between_turns: ClassVar[bool] = True
     step: ClassVar[Literal["", "begins", "ends"]] = "begins"
@@ -188,23 +156,19 @@ class Decided(Fact, frozen=True, kw_only=True):
     action: str
     reasoning: str
     new_objective: str | None
-    kind: m.OutcomeKind
-    reason: str = ""
+    kind: m.OutcomeKind  # a failed turn is a `fallback`
+    reason: str = ""  # why `kind` is not `answered`
 
     def summary(self) -> str:
-        """Return the command and how it was decided."""
         return f"{_quoted(self.action)} ({self.kind}{', ' + self.reason if self.reason else ''})"
 
     def severity(self) -> Severity:
-        """Return `good`."""
         return "good"
 
     def headline(self) -> str:
-        """Return the command."""
         return self.action
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `agent_action`."""
         return (LogLine("info", "agent_action", f"Agent action: {self.action}", self.log_fields()),)
 
 
@@ -218,7 +182,6 @@ class Remembered(Fact, frozen=True, kw_only=True):
     text: str
 
     def summary(self) -> str:
-        """Return the place and the text."""
         return f"{self.location}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:

@@ -24,10 +24,7 @@ from grue.runtime.secrets.redaction import Redaction
 
 
 def completion_body(response: object) -> m.JsonObject:
-    """Return a client's answer as the body of a chat completion.
-
-    The answer is like an `LLMResponse`, or has `choices[0].message`, as an SDK's object or a dict.
-    """
+    """Return a client's answer, an `LLMResponse` or an SDK's object or dict, as a chat completion's body."""
     dump = getattr(response, "model_dump", None)
     plain = dump() if callable(dump) else response
     if isinstance(plain, dict) and "choices" in plain:
@@ -130,10 +127,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return a class's own methods by name, for `is_overridden`.
-
-    Call this in the module that defines the class, before a program can replace a method.
-    """
+    """Return a class's own methods by name, for `is_overridden`, before a program can replace one."""
     return {name: vars(cls)[name] for name in names}
 
 
@@ -153,10 +147,9 @@ async def asked_of_client(
 ) -> m.ToolSupportChecked:
     """Ask the client's `_supports_tool_calling`, if it has one, whether the model may be offered tools.
 
-    That method may block or be asynchronous. If it raises, the model is offered no tools. If the client has
-    no such method, the model's name decides. If tool support is forced, the client is not asked.
-
-    Source: R12.4
+    If the method raises, the model is offered no tools. Without the method, the model's name decides. If tool
+    support is
+    forced, the client is not asked.
     """
     method = getattr(client, METHOD, None)
     forced = config is not None and config.mcp_force_tool_support

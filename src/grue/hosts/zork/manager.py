@@ -39,11 +39,7 @@ from grue.transports.mcp.client_options import ClientOptions
 
 
 class TurnUse(Struct, frozen=True):
-    """A turn that uses a manager.
-
-    Attributes:
-        startup_timeout_s: Time limit for `connect_session`.
-    """
+    """A turn that uses a manager; the time limit is that of `connect_session`."""
 
     note: Note
     startup_timeout_s: float
@@ -52,14 +48,10 @@ class TurnUse(Struct, frozen=True):
 class SessionNews:
     """An observer of a manager's sessions, which passes their messages to the manager's observers.
 
-    During a turn it passes on nothing, because the turn reports its connects and tool calls to the same
-    observers. It only records in the turn's trace what the turn does not report, such as a changed tool.
-
-    This object has no reference to the manager. Otherwise an open session, which has a reference to this
-    object, would keep the manager alive.
-
-    Attributes:
-        turn: The turn that uses the manager now; `None`: no turn does.
+    During a turn, it only records what the turn does not report to the same observers, such as a changed
+    tool. This
+    object has no reference to the manager, because an open session, which refers to it, would keep the
+    manager alive.
     """
 
     def __init__(self) -> None:
@@ -90,20 +82,11 @@ class MCPManager:
             is flushed, at the latest at the program's end. The manager never shuts the client down.
 
     Attributes:
-        server_name: Name of the first server.
-        server_config: The server's configuration, with variables expanded.
         ignored_servers: Names of the other servers in the file, which are not used.
         config_warnings: A sentence for each other part of the file that has no effect.
-        tool_server: How to start or reach the server.
-        tool_lock: The approved definitions of the server's tools, from `mcp_tools.lock` in the folder of the
-            file; `None`: any definition is accepted.
-        connection: The state of the connection in this episode: untried, proven or disabled. A program may
-            store and set it.
+        tool_lock: The approved definitions of the server's tools; `None`: any definition is accepted.
+        connection: Untried, proven or disabled in this episode. A program may store and set it.
         recorder: Records the messages of the sessions that the coroutines open.
-
-    Raises:
-        MCPConfigError: The file is missing, or has no server that can be used, or the tool lock cannot be
-            used.
 
     Source: R2.1-3, R2.5, R2.6
     """
@@ -142,18 +125,12 @@ class MCPManager:
 
     @property
     def is_disabled(self) -> bool:
-        """Whether the server is disabled for the rest of the episode.
-
-        Source: R6.10
-        """
+        """Whether the server is disabled for the rest of the episode."""
         return isinstance(self.connection, Disabled)
 
     @property
     def timeout_seconds(self) -> float:
-        """Default time limit of a tool call.
-
-        Source: R13.2
-        """
+        """Default time limit of a tool call."""
         return self.config.mcp_tool_call_timeout_seconds
 
     @property
@@ -170,12 +147,10 @@ class MCPManager:
         """Start or reach the server, initialize the session and list the tools.
 
         Until a connect of the episode has succeeded, each call makes one attempt. After that, a failed
-        connect is retried once, and if the retry fails too, the server is disabled for the rest of the
-        episode. If this coroutine is cancelled, no process is left.
-
-        Raises:
-            MCPServerStartupError: The connect failed. If `is_disabled` is set, later calls fail at once.
-            MCPError: A session is open already, or an unexpected error ended the new one.
+        connect is retried
+        once, and if the retry fails too, the server is disabled: later calls fail at once. If this coroutine
+        is cancelled, no
+        process is left. Raises `MCPServerStartupError`, or `MCPError` if a session is open already.
 
         Source: R3.1-4, R6.1, R6.7-10
         """
@@ -217,23 +192,14 @@ class MCPManager:
                 ) from session.fault
 
     async def disconnect_session(self) -> None:
-        """Close the open session. Afterwards no process of the session is alive.
-
-        Source: R3.5, R3.7, P9
-        """
+        """Close the open session. Afterwards no process of the session is alive."""
         session, self._session = self._session, None
         if session is not None:
             self._last_session = session
             await session.close()
 
     async def get_tool_schemas(self) -> list[m.JsonObject]:
-        """Return the server's tools in OpenAI's format, named `server.tool`.
-
-        Raises:
-            MCPError: No session is open.
-
-        Source: R8
-        """
+        """Return the server's tools in OpenAI's format, named `server.tool`."""
         if self._session is None or not self._session.alive:
             raise MCPError(self._not_connected())
         return [self._translate_schema(_as_listed(tool), self.server_name) for tool in self._session.tools]
@@ -241,17 +207,9 @@ class MCPManager:
     async def call_tool(
         self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
     ) -> m.ToolCallResult:
-        """Call a tool. Every failure except a timeout is returned as an error result.
+        """Call a tool, named `server.tool`. Every failure except a timeout is returned as an error result.
 
         Concurrent calls are made one after the other. Cancelling one call does not affect the others.
-
-        Args:
-            tool_name: `server.tool`.
-            arguments: A JSON object.
-            timeout_seconds: Limit for this call; default: the configuration's.
-
-        Raises:
-            TimeoutError: The server did not answer in time. A cancellation has been sent to it.
         """
         try:
             _, tool = self._parse_tool_name(tool_name)
@@ -276,10 +234,7 @@ class MCPManager:
             return tool_results.call_failed(str(error))
 
     def lend(self, turn: TurnUse) -> None:
-        """Let a turn use this manager until `give_back`.
-
-        Until then `connect_session` tries only once, with the turn's time limit.
-        """
+        """Let a turn use this manager: `connect_session` tries only once, with the turn's time limit."""
         self._news.turn = turn
 
     def give_back(self) -> None:
@@ -291,10 +246,7 @@ class MCPManager:
         self._registry.kill_leftovers(loop_running=True)
 
     def _translate_schema(self, mcp_tool: object, server_name: str) -> m.JsonObject:
-        """Convert a tool to OpenAI's format. `mcp_tool` is a dict from MCP, or an object of any MCP SDK.
-
-        Source: R8.1, P33, P36
-        """
+        """Convert a tool to OpenAI's format. `mcp_tool` is a dict from MCP, or an object of any MCP SDK."""
         schema = member(mcp_tool, "inputSchema") or member(mcp_tool, "input_schema")
         definition = m.ToolDefinition(
             server=m.ServerName(server_name),
@@ -305,10 +257,7 @@ class MCPManager:
         return openai_tool(definition)
 
     def _parse_tool_name(self, tool_name: str) -> tuple[str, str]:
-        """Split `server.tool` at its first dot; raises `ValueError` if there is none.
-
-        Source: R8.3, P35
-        """
+        """Split `server.tool` at its first dot; raises `ValueError` if there is none."""
         return split_name(tool_name)
 
     def _startup_limit_s(self) -> float:

@@ -30,10 +30,7 @@ DISCONNECT_TIMEOUT_S = 4.0
 
 
 class SessionManager(Protocol):
-    """The coroutines of a manager object.
-
-    The object may have an attribute `is_disabled`, and its `call_tool` may lack `timeout_seconds`.
-    """
+    """The coroutines of a manager object. Its `call_tool` may lack `timeout_seconds`."""
 
     async def connect_session(self) -> None:
         """Connect; may raise any exception."""
@@ -62,11 +59,6 @@ class ManagerConnection:
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
     `connect_session` raised. A cancellation of the turn does not cancel `disconnect_session`, but the limit
     `DISCONNECT_TIMEOUT_S` does.
-
-    Args:
-        server: The server's name in the session. It is removed from tool names of the form `SERVER.TOOL`;
-            all other names are kept.
-        note: Records tools that cannot be used, and failures of `disconnect_session`.
     """
 
     report_s = 0.0
@@ -109,11 +101,7 @@ class ManagerConnection:
         return ConnectionStatus()
 
     async def open(self, timeout_s: float) -> Listing:
-        """Connect and list the tools; the list is empty if the manager is disabled.
-
-        Raises:
-            ServerFailed: `connect_session` or `get_tool_schemas` raised, or took longer than `timeout_s`.
-        """
+        """Connect and list the tools; the list is empty if the manager is disabled."""
         if self._is_disabled():
             return Listing(tools=(), protocol_version="")
         loop = asyncio.get_running_loop()
@@ -142,11 +130,7 @@ class ManagerConnection:
         del timeout_s
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool; an exception of the manager other than a timeout becomes an error result.
-
-        Raises:
-            ToolTimedOutError: The manager raised `TimeoutError`, or took longer than `timeout_s`.
-        """
+        """Call a tool; an exception of the manager other than a timeout becomes an error result."""
         name = self._names.get(tool, f"{self._server}.{tool}")
         options = (
             {"timeout_seconds": timeout_s} if accepts(self._manager.call_tool, "timeout_seconds") else {}

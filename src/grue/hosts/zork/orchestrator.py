@@ -46,17 +46,12 @@ _REPLY_CHARS = 160
 
 
 class Move(Struct, frozen=True):
-    """A command that was played, and its result.
-
-    Attributes:
-        location: Where the command was played; `None` if unknown.
-        gained: Points that the command gained; `None` if the score is unknown.
-    """
+    """A command that was played where, and its result."""
 
     command: str
     reply: str
     location: str | None
-    gained: int | None
+    gained: int | None  # points; `None`: the score is unknown
 
 
 def context_text(
@@ -225,18 +220,12 @@ _MOST_OBJECTIVES = 5
 
 
 class GameState(Struct, kw_only=True):
-    """The current state of an episode.
-
-    Attributes:
-        last_action: The last command that was played; `None` before the first.
-        fallbacks_in_a_row: Number of fallbacks since the last decision of the model.
-        last_reason: Why the last decision was a fallback, forced or degraded; empty if it was none of these.
-    """
+    """The current state of an episode."""
 
     episode_id: str
     turn: int = 0
     last_action: str | None = None
-    last_reason: str = ""
+    last_reason: str = ""  # why the last decision was a fallback, forced or degraded
     observation: Observation = Observation(text="")
     moves: list[Move] = field(default_factory=list)
     objectives: list[str] = field(default_factory=list)
@@ -249,12 +238,7 @@ class GameState(Struct, kw_only=True):
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True):
-    """How an episode ended, or its state so far. Programs write it to `result.json`.
-
-    Attributes:
-        reason: Why the episode ended; `interrupted` if it has not ended. `detail` is a sentence for people.
-        scripted: Whether a script gave the replies, and not an LLM.
-    """
+    """How an episode ended, or its state so far. Programs write it to `result.json`."""
 
     episode_id: str
     game: str
@@ -288,8 +272,6 @@ class EpisodeSetup(Struct, kw_only=True):
     Attributes:
         game: The game; `None`: the embedded game "The House".
         mcp_manager: Used in place of a manager made from the configuration.
-        recorder: Records every message; `None`: a new one.
-        logger: Gets the log records.
         langfuse_client: Gets the events of the episode. The orchestrator's `close` flushes this client, and
             does not shut it down.
         scripted: Whether a script gives the replies, and not an LLM. This value is recorded in the trace and
@@ -319,19 +301,16 @@ class EpisodeSetup(Struct, kw_only=True):
 class ZorkOrchestratorV2:
     """Play one episode of a text adventure.
 
-    Args:
-        episode_id: The name of the episode in every record.
-        config: Settings; `None` for those of `pyproject.toml` in the working directory, or the defaults.
+    Without a `config`, the settings are those of `pyproject.toml` in the working directory, or the defaults.
+    `changes` are
+    the settings that have changed since a resumed episode was last played.
 
     Raises:
         MCPError: The MCP configuration cannot be used.
         GameError: The game cannot be opened, or is not the game of the episode to resume.
-        MCPConfigError: The episode to resume was begun with another MCP server; or MCP was on and is off now,
-            or was off and is on now. Nothing is recorded.
-
-    Attributes:
-        mcp_manager: The manager; `None` if MCP is off.
-        changes: The settings (`conditions_of`) that have changed since a resumed episode was last played.
+        MCPConfigError: The episode to resume was begun with another MCP server, or MCP was switched on or off
+            since.
+            Nothing is recorded.
     """
 
     def __init__(
@@ -380,11 +359,7 @@ class ZorkOrchestratorV2:
     def play_episode(self) -> EpisodeResult:
         """Play until the episode ends, and return the result.
 
-        Raises:
-            MCPError: The episode cannot go on, for example because the server never started or the endpoint
-                refuses the key.
-            KeyboardInterrupt: Ctrl-C was pressed. After either error the end of the episode is recorded, and
-                `result` has the reason.
+        After an `MCPError` or Ctrl-C the end of the episode is recorded, and `result` has the reason.
         """
         try:
             while self._process_turn():
@@ -473,7 +448,8 @@ class ZorkOrchestratorV2:
         """Replay an episode's commands in the game, and restore the rest of the state from the trace.
 
         Return the `Remembered` facts that the trace lacks. They are recorded later, because the constructor
-        may still refuse to resume, and then the trace must stay unchanged.
+        may still refuse
+        to resume, and then the trace must stay unchanged.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
@@ -524,12 +500,7 @@ class ZorkOrchestratorV2:
             )
 
     def _process_turn(self) -> bool:
-        """Play one turn and return `True`; `False`: the episode is over.
-
-        An error that another turn cannot mend is raised after the end of the episode is recorded.
-
-        Source: R6.1, R10.2
-        """
+        """Play one turn and return `True`; `False`: the episode is over."""
         try:
             return self._play_turn()
         except KeyboardInterrupt:

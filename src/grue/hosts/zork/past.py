@@ -17,19 +17,12 @@ _FOR_GOOD = ("won", "died", "quit")
 
 
 class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
-    """The recorded part of an episode.
-
-    Attributes:
-        shown: The state of the game before each turn, by the turn's number. A state that was not recorded, or
-            from which a secret was redacted, is missing.
-        remembered: Numbers of the turns for which a note on a place (`Remembered`) is recorded.
-        forgiven: The turn at which too many fallbacks in a row ended the episode; 0 if this never happened.
-            A resumed episode starts to count fallbacks in a row after this turn.
-    """
+    """The recorded part of an episode."""
 
     decided: list[Decided] = field(default_factory=list)
-    shown: dict[int, Observed] = field(default_factory=dict)
-    remembered: set[int] = field(default_factory=set)
+    shown: dict[int, Observed] = field(default_factory=dict)  # by turn, without those with a redacted secret
+    remembered: set[int] = field(default_factory=set)  # turns with a note on a place
+    # The turn at which too many fallbacks in a row ended the episode: they are counted anew after this turn.
     forgiven: int = 0
 
     @property
@@ -52,14 +45,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 
 
 def read_past(path: Path) -> GamePast:
-    """Read how far an episode got. `path` is its run folder or the trace in the folder.
-
-    An episode that is over, but has no result file, can be resumed: the resume writes the file.
-
-    Raises:
-        TraceError: The trace cannot be read or has no episode, the episode is over and its result file is
-            there, or a message that the resume needs is missing or was redacted.
-    """
+    """Read how far an episode got. `path` is its run folder or the trace in the folder."""
     read = GamePast.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     for number, decision in enumerate(read.decided, start=1):
         if decision.turn != number:

@@ -13,15 +13,7 @@ _STORY: Final = re.compile(r"\.(?:z[1-8]|dat)", re.IGNORECASE)
 
 
 def open_game(name: str, *, interpreter: str | None = None) -> Game:
-    """Open a game by name: "house", or the path of a Z-machine story file (.z1 to .z8, .dat).
-
-    `interpreter`: "dfrotz" or "fernz"; `None`: the first that is installed and prints all of the story,
-    or else the first that is installed.
-
-    Raises:
-        GameError: There is no such game or interpreter, or the file is not a playable story.
-        MissingDependencyError: The interpreter for the story file is not installed.
-    """
+    """Open "house" or a Z-machine story file; without an `interpreter`, with the best one installed."""
     if name == "house":
         return HouseGame()
     path = Path(name)

@@ -43,11 +43,7 @@ class Screen:
         self._rows: dict[int, str] = {}
 
     def read(self, stream: str) -> str:
-        """Return what one command printed: the lines of the upper window, then the text of the lower one.
-
-        The first row is left out unless it is a status line with a score: any other first row, such as the
-        room with the time of day, would begin every answer.
-        """
+        """Return what one command printed: the lines of the upper window, then the text of the lower one."""
         self._rows = {}
         lower = []
         for part in _PARTS.finditer(stream):

@@ -9,26 +9,17 @@ from msgspec import Struct
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """The state of a game after a command; `None`: the game does not show the value.
+    """The state of a game after a command; `None`: the game does not show the value."""
 
-    Attributes:
-        text: The game's own words, without prompt or status line.
-        location: Name of the room the player is in.
-        moves: Game turns taken so far.
-        inventory: What the player carries, in the game's words.
-        died: Whether the player died in this step. Many games go on after a death; only `done` means the end.
-        done: Whether the game has ended and takes no further commands.
-    """
-
-    text: str
+    text: str  # without prompt or status line
     location: str | None = None
     score: int | None = None
     max_score: int | None = None
     moves: int | None = None
     inventory: tuple[str, ...] | None = None
-    died: bool = False
+    died: bool = False  # in this step; many games go on after a death
     won: bool = False
-    done: bool = False
+    done: bool = False  # the game takes no further commands
 
 
 class Game(Protocol):
@@ -51,7 +42,7 @@ class Game(Protocol):
     def step(self, command: str) -> Observation:
         """Play one command, already sanitised (one printable line).
 
-        Raises `GameError` if the game itself broke: its interpreter died, its story file is damaged.
+        Raises `GameError` if the game itself broke.
         """
         ...
 

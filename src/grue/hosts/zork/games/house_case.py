@@ -30,22 +30,14 @@ _SNORES: Final = ("a kettle", "a small harbour", "a cello being moved", "distant
 
 
 class Case(Struct, frozen=True):
-    """One seed's variation of the house.
-
-    Attributes:
-        answer: The vault's three figures.
-        words: The words that replace `{gulls}` and other names in braces in the texts.
-    """
+    """One seed's variation of the house: the vault's number, and the words for names such as `{gulls}`."""
 
     answer: str
     words: dict[str, str]
 
 
 def case_for(seed: int) -> Case:
-    """Return the variation of the house for a seed.
-
-    The digits and words come from a digest of the seed: `random` may differ between versions of Python.
-    """
+    """Return the variation of the house for a seed, by a digest, because `random` differs between Pythons."""
     dice = hashlib.sha256(f"house {seed}".encode()).digest()
     figures = dict(zip(PEOPLE, list(permutations(range(2, 9), 3))[dice[0] % 210], strict=True))
     youngest, middle, eldest = list(permutations(PEOPLE))[dice[1] % 6]

@@ -86,23 +86,13 @@ _FIGURES: Final = {
 
 
 class Phrase(Struct, frozen=True, kw_only=True):
-    """A parsed command.
-
-    Attributes:
-        verb: A key of `_VERB_PHRASES`; empty if the command does not begin with a known verb.
-        said: The player's words for the verb; the first word if no verb is known.
-        nouns: The noun phrases after the verb; `("all",)` stands for everything.
-        preposition: The preposition before `second`.
-        second: The noun phrase after the preposition.
-        direction: For "go": one of `DIRECTION_NAMES`.
-        number: For "dial": the figures.
-    """
+    """A parsed command. `verb` is a key of `_VERB_PHRASES` or "", and `said` the player's words for it."""
 
     verb: str
     said: str = ""
-    nouns: tuple[Words, ...] = ()
+    nouns: tuple[Words, ...] = ()  # after the verb; `("all",)` stands for everything
     preposition: str = ""
-    second: Words = ()
+    second: Words = ()  # the noun phrase after the preposition
     direction: str = ""
     number: str = ""
 

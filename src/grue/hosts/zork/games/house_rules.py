@@ -19,45 +19,27 @@ CONTAINERS: Final = tuple(name for name, thing in world.THINGS.items() if thing.
 
 
 class State(Struct, kw_only=True):
-    """Everything that can change, and the seed.
-
-    Attributes:
-        places: Where each portable thing is: a room, a container, `PLAYER` or `GONE`.
-        flags: Events that have happened, such as `door_open`.
-        awarded: Achievements that have given points. This set only grows, so the score never falls.
-        moves: Turns taken; some commands take none.
-        dark_turns: Consecutive turns spent in the dark.
-        wrong_numbers: Wrong numbers dialled; set to 0 when the third kills the player.
-        deaths: Deaths so far; the second one ends the game.
-        asked: The verb of a question that the next command may answer ("take", after "Take what?").
-        it: The thing that "it" refers to.
-        last: The command that "again" repeats.
-        ending: How the game ended; empty while it goes on.
-    """
+    """Everything that can change, and the seed."""
 
     seed: int
     room: str = "gate"
     places: dict[str, str] = field(
         default_factory=lambda: {name: thing.place for name, thing in world.PORTABLE.items()}
     )
-    flags: set[str] = field(default_factory=set)
-    awarded: set[str] = field(default_factory=set)
+    flags: set[str] = field(default_factory=set)  # what has happened, such as `door_open`
+    awarded: set[str] = field(default_factory=set)  # only grows, so the score never falls
     moves: int = 0
-    dark_turns: int = 0
-    wrong_numbers: int = 0
+    dark_turns: int = 0  # in a row
+    wrong_numbers: int = 0  # dialled; the third kills
     deaths: int = 0
-    asked: str = ""
-    it: str = ""
-    last: str = ""
+    asked: str = ""  # the verb of a question that the next command may answer: "Take what?"
+    it: str = ""  # the thing that "it" refers to
+    last: str = ""  # the command that "again" repeats
     ending: Literal["", "won", "died"] = ""
 
 
 class RefusalError(Exception):
-    """The command cannot be carried out. The text is the house's answer.
-
-    Attributes:
-        asks: If the text is a question ("Take what?"), the verb that the player's answer completes ("take").
-    """
+    """The command cannot be carried out. The text is the house's answer; `asks` the verb of its question."""
 
     def __init__(self, text: str, *, asks: str = "") -> None:
         super().__init__(text)
@@ -107,10 +89,7 @@ def upper_first(text: str) -> str:
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
-    """Return the one thing that a noun phrase, without articles, refers to.
-
-    Raises `RefusalError` if no thing fits, or several do. If several fit, `asks` is passed to the error.
-    """
+    """Return the one thing that a noun phrase refers to; if several fit, the question may be answered."""
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
         if state.it in reach:
@@ -184,20 +163,13 @@ TOO_DARK: Final = "It is far too dark for that."
 
 
 class Turn:
-    """One command that is being played.
-
-    Attributes:
-        state: The state of the house; rules change it in place.
-        killed_by: The cause of the player's death in this turn, a key of `DEATHS`; empty: no death.
-        gains: The points that the command has earned.
-        takes_time: Whether the command counts as a move.
-    """
+    """One command that is being played; rules change `state` in place."""
 
     def __init__(self, state: State, case: Case, phrase: Phrase) -> None:
         self.state = state
         self.case = case
         self.phrase = phrase
-        self.killed_by = ""
+        self.killed_by = ""  # a key of `DEATHS`
         self.gains = 0
         self.takes_time = True
 
@@ -240,11 +212,7 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Return the thing and the receiver that words such as "cat sardines" name, the receiver first.
-
-    The words are split at the first place where each part names exactly one thing within reach; `None`: there
-    is no such place.
-    """
+    """Return the thing and the receiver that words such as "cat sardines" name, the receiver first."""
     for cut in range(1, len(words)):
         try:
             return find(state, words[cut:]), find(state, words[:cut])
@@ -690,10 +658,7 @@ IMPLIED: Final[dict[str, Words]] = {
 
 
 def play_verb(turn: Turn) -> str:
-    """Apply the rule for the phrase's verb to the thing that the phrase names.
-
-    Raises `RefusalError` if the command is impossible, or was not understood.
-    """
+    """Apply the rule for the phrase's verb to the thing that the phrase names."""
     phrase = turn.phrase
     if phrase.verb in PLAIN_RULES:
         return PLAIN_RULES[phrase.verb](turn)

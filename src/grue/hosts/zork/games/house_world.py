@@ -10,21 +10,13 @@ from msgspec import Struct
 
 
 class Room(Struct, frozen=True):
-    """A room.
-
-    Attributes:
-        name: The heading of its description.
-        text: The part of its description that never changes.
-        exits: The room in each direction.
-        feature: A flag, a sentence of the description until the flag is set, and a sentence from then on.
-        dark: Whether the player sees nothing here without the lit lantern.
-    """
+    """A room; `text` is the part of its description that never changes."""
 
     name: str
     text: str
     exits: dict[str, str]
-    feature: tuple[str, str, str] | None = None
-    dark: bool = False
+    feature: tuple[str, str, str] | None = None  # a flag, a sentence until it is set, one from then on
+    dark: bool = False  # without the lit lantern
 
 
 ROOMS: Final[dict[str, Room]] = {
@@ -258,31 +250,18 @@ STEPS_IN_THE_DARK: Final = (
 
 
 class Thing(Struct, frozen=True, kw_only=True):
-    """A thing that a command can refer to.
-
-    Attributes:
-        name: Its name in lists, without an article.
-        words: Every word that may refer to it, adjectives and nouns.
-        text: The text for "examine" and "read".
-        later: A flag, and the text for "examine" once that flag is set.
-        rooms: For a thing that cannot be carried: the rooms that it is in. Empty for portable things.
-        place: Where a portable thing is at first: the id of a room or a container.
-        glimpse: Its line in the description of the room `place`, as long as it lies there.
-        reading: The writing on it, if any: both "read" and "examine" print `text`, then `reading`.
-        holds: Whether it is a container.
-        small: Whether it fits into a teapot.
-    """
+    """A thing that a command can refer to."""
 
     name: str
-    words: str
+    words: str  # every adjective and noun that may refer to it
     text: str
-    later: tuple[str, str] | None = None
-    rooms: tuple[str, ...] = ()
-    place: str = ""
-    glimpse: str = ""
-    reading: str = ""
-    holds: bool = False
-    small: bool = False
+    later: tuple[str, str] | None = None  # a flag, and the text once it is set
+    rooms: tuple[str, ...] = ()  # where it is, if it cannot be carried
+    place: str = ""  # the room or container where it is at first, if it can be carried
+    glimpse: str = ""  # its line in the description of that room
+    reading: str = ""  # the writing on it, which follows the text
+    holds: bool = False  # whether it is a container
+    small: bool = False  # whether it fits into a teapot
     article: str = "a"
 
 

@@ -48,18 +48,11 @@ _UNSAFE: Final = re.compile(r"[\\\x00-\x1f\x7f]+")
 
 
 class Interpreter(Struct, frozen=True, kw_only=True):
-    """An installed interpreter, and how it is started.
-
-    Attributes:
-        command: The program, and its first arguments; `InterpreterProcess` adds further ones.
-        breaks_lines: Whether it breaks long lines at `WIDTH` columns.
-        answer_within_s: The default time limit for one answer, in seconds.
-        versions: The versions of stories that it plays.
-    """
+    """An installed interpreter, how it is started, and the versions of stories that it plays."""
 
     name: str
     command: tuple[str, ...]
-    breaks_lines: bool = True
+    breaks_lines: bool = True  # at `WIDTH` columns
     answer_within_s: float = 5.0
     versions: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -68,10 +61,8 @@ class InterpreterProcess:
     """A running interpreter with one story, in a process group of its own.
 
     The story may read and write files only in a temporary folder. `close` ends the process and removes the
-    folder. The same happens when this object is garbage-collected, or when the program ends.
-
-    Attributes:
-        ended: Whether the story and the interpreter have ended; if so, no further line may be sent.
+    folder. The
+    same happens when this object is garbage-collected, or when the program ends.
     """
 
     def __init__(self, interpreter: Interpreter, story: Path, *, seed: int, answer_within_s: float) -> None:
@@ -104,11 +95,7 @@ class InterpreterProcess:
         self._end = weakref.finalize(self, _end, self._process, folder, os.getpid())
 
     def exchange(self, line: str | None) -> tuple[str, str]:
-        """Send a line (`None`: only read), and return the printed text and the prompt at its end.
-
-        Raises:
-            GameError: The interpreter died, did not answer in time or does not stop printing. It is closed.
-        """
+        """Send a line (`None`: only read), and return the printed text and the prompt at its end."""
         mark = secrets.randbelow(900_000) + 100_000  # six digits: the interpreter rounds longer numbers
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
@@ -185,10 +172,7 @@ _WORDS: Final = ("bold", "underlined")
 
 
 def prints_styled_words(program: str) -> bool:
-    """Return whether `program`, which takes dfrotz's options, prints bold and underlined words.
-
-    The result is cached until the program's file changes.
-    """
+    """Return whether `program`, which takes dfrotz's options, prints bold and underlined words."""
     try:
         changed = Path(program).stat().st_mtime_ns
     except OSError:
@@ -245,10 +229,7 @@ _ANSWER_WITHIN_S: Final = 60.0
 
 
 def fernz() -> Interpreter:
-    """Return fernz as an interpreter, in a process of its own.
-
-    Raises `MissingDependencyError` if fernz is not installed.
-    """
+    """Return fernz as an interpreter, in a process of its own."""
     if find_spec("fernz") is None:
         raise MissingDependencyError(f"The interpreter fernz is not installed: {_PIP}.")
     # With -P, a module in the working directory cannot take the place of an installed one.
@@ -266,10 +247,7 @@ DEBIAN_GAMES: Final = "/usr/games"  # Debian keeps games here, and the folder is
 
 
 def dfrotz() -> Interpreter:
-    """Return dfrotz as an interpreter: the one on PATH, or else the one in Debian's folder for games.
-
-    Raises `MissingDependencyError` if dfrotz is not installed.
-    """
+    """Return dfrotz as an interpreter: the one on PATH, or else the one in Debian's folder for games."""
     found = shutil.which("dfrotz", path=os.pathsep.join((os.environ.get("PATH", ""), DEBIAN_GAMES)))
     if found is None:
         raise MissingDependencyError(
@@ -287,13 +265,7 @@ _LOST: Final = (
 
 
 class Choice(Struct, frozen=True):
-    """The interpreter for a story.
-
-    Attributes:
-        reason: Why the first installed interpreter was not chosen, or what the chosen one does wrong, as a
-            sentence for people; empty if there is nothing to say.
-        loses_words: Whether the interpreter leaves out the story's bold and underlined words.
-    """
+    """The interpreter for a story, and a sentence for people if it is not the first or loses styled words."""
 
     interpreter: Interpreter
     reason: str = ""
@@ -301,12 +273,7 @@ class Choice(Struct, frozen=True):
 
 
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
-    """Choose the interpreter for a story of this version.
-
-    Without a `name`, choose the first installed interpreter that prints all text of such a story; if none
-    does, the first that is installed. Raises what `find_interpreter` raises, and `GameError` if that
-    interpreter does not play such a story.
-    """
+    """Choose `name`, or else the first installed interpreter that prints all text of such a story."""
     first = find_interpreter(name)
     if version not in first.versions:
         raise GameError(
@@ -331,12 +298,7 @@ def _plays(interpreter: Interpreter) -> str:
 
 
 def find_interpreter(name: str | None = None) -> Interpreter:
-    """Return the interpreter called `name`; `None`: the first one that is installed.
-
-    Raises:
-        GameError: grue knows no interpreter of this name.
-        MissingDependencyError: This interpreter is not installed, or, without a name, no interpreter is.
-    """
+    """Return the interpreter called `name`; `None`: the first one that is installed."""
     if name is not None:
         if name not in INTERPRETERS:
             raise GameError(f"There is no interpreter {name!r}; there are {' and '.join(INTERPRETERS)}.")

@@ -51,10 +51,7 @@ class StatusLine(Struct, frozen=True):
 
 
 def tidy(printed: str, *, broken_lines: bool = True) -> str:
-    """Remove the prompt and the blank lines around a text.
-
-    With `broken_lines`, also join lines that the interpreter has broken.
-    """
+    """Remove the prompt and the blank lines around a text; join lines that the interpreter has broken."""
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
         # The interpreter has broken the previous line only if the first word of this line did not fit there.
@@ -86,10 +83,7 @@ def told_score(text: str) -> ScoreLine | None:
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:
-    """Return the name in the last line that is a room's heading; `None`: no line is a heading.
-
-    A heading is one of `names`, alone or before a comma or a bracket, as in `Kitchen (in the chair)`.
-    """
+    """Return the name in the last line that is a room's heading: one of `names`, perhaps with an addition."""
     for line in reversed(text.split("\n")):
         name = re.split(r", | \(", line, maxsplit=1)[0]
         if name[:1].isupper() and name in names:

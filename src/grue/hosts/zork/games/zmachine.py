@@ -31,13 +31,7 @@ _LONGEST_NAME: Final = 255  # z-characters; in a damaged file a name may have no
 
 
 class StoryFile(Struct, frozen=True):
-    """A story file that has been checked.
-
-    Attributes:
-        version: The Z-machine's version, 1 to 8.
-        digest: SHA-256 of its bytes, in hexadecimal.
-        names: Names of its objects; empty for versions 1 and 2, and if the object table is damaged.
-    """
+    """A story file that has been checked. `names` are those of its objects; empty if they cannot be read."""
 
     path: Path
     version: int
@@ -146,23 +140,9 @@ class ZMachineGame:
     if the game prints one. Otherwise the command SCORE, which takes no game time, is sent after each command,
     until an answer to SCORE names no score. SCORE is not sent after a question of the game, which would take
     SCORE for the answer, nor after an unknown word, which the next command may correct ("oops"). The
-    inventory is always `None`, because asking for it takes a turn. A game that waits for a single key gets
-    the first character of the next command.
-
-    Args:
-        story: The story file.
-        interpreter: "dfrotz" or "fernz"; `None`: as `choose_interpreter` chooses.
-        answer_within_s: Time limit for an answer, in seconds; `None`: 5 for dfrotz, 60 for fernz.
-
-    Attributes:
-        name: The story file's name, without its suffix.
-        notice: Why the first installed interpreter is not used, or which words of the story are lost, as a
-            sentence for people; empty if there is nothing to say.
-
-    Raises:
-        GameError: The file cannot be read or is not a story, there is no interpreter of that name, or the
-            interpreter does not play stories of this version.
-        MissingDependencyError: This interpreter is not installed, or, without a name, no interpreter is.
+    inventory is always `None`, because asking for it takes a turn. `notice` is a sentence for people about
+    the choice of
+    the interpreter, or empty.
     """
 
     def __init__(
@@ -199,11 +179,7 @@ class ZMachineGame:
         return self._converse(self._interpreter, None)
 
     def step(self, command: str) -> Observation:
-        """Play one command. After the end of the story, commands have no effect.
-
-        Raises:
-            GameError: The game is not running, or the interpreter died or did not answer in time.
-        """
+        """Play one command. After the end of the story, commands have no effect."""
         if self._interpreter is None:
             raise GameError(f"{self.name} is not running; start it with reset().")
         if self._done:
