@@ -1,8 +1,4 @@
-"""Check the settings that a user makes in Python: limits, policies, servers, models.
-
-A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value fails where it is
-written, and not in the middle of a turn. With the metaclass `OwnKeywords`, a wrong keyword fails with advice.
-"""
+"""Check the settings that a user makes in Python (limits, policies, servers, models) where they are made."""
 
 from __future__ import annotations
 
@@ -111,21 +107,12 @@ def check_settings(
     above_0: Collection[str] = (),
     any_number: Collection[str] = (),
 ) -> None:
-    """Check the fields of a user's settings: their types, and that numbers are finite and not negative.
+    """Check the types of a user's settings, and that their numbers are finite and not negative.
 
-    A list becomes a tuple where a tuple is declared. A number or text of another library, such as a `Decimal`
-    or numpy's float64 and str_, becomes one of Python's own. To save time, a field that has its default is
-    skipped.
-
-    Args:
-        settings: A Struct that calls this in `__post_init__`.
-        only: The fields to check; empty: all fields.
-        above_0: The fields whose numbers may not be 0 either.
-        any_number: The fields whose numbers may have any value: only their types are checked.
-
-    Raises:
-        MCPConfigError: A value cannot be used. The text shows only numbers, and strings given where only
-            certain words are allowed: any other value may be a secret.
+    A list becomes a tuple where a tuple is declared; a number or text of another library, such as numpy's
+    float64, becomes Python's own. Checked are the fields in `only` (empty: all); numbers of those in
+    `above_0` may not be 0, and numbers of those in `any_number` may have any value. A wrong value raises
+    `MCPConfigError`, whose text never shows a value that may be a secret.
     """
     kind = type(settings)
     for name, default in _defaults(kind):

@@ -370,13 +370,10 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 
 class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The size of a part of a conversation.
+    """The size of a part of a conversation; `counted`: by the endpoint, otherwise estimated.
 
-    Attributes:
-        counted: Whether `tokens` is the endpoint's count; otherwise it is an estimate.
-        call_id: The tool call whose result the part is; empty: the part is not a tool result.
-        tool: Canonical name of that call's tool.
-        stub: What replaces the part if it is cleared; empty unless the part is a user text with a stub.
+    `call_id` and `tool` (its canonical name) are set for the result of a tool call. `stub` is the shorter
+    text that replaces a user text when it is cleared; empty: the text has none.
     """
 
     tokens: int
@@ -451,8 +448,7 @@ class Batching(Struct, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""The default of `turn_timeout_s`. The retries of a request to a silent endpoint are used up after 750 s. The
-turn then fails with an `LLMError`, which says more than `TurnTimedOut`."""
+"""Default of `turn_timeout_s`: above the 750 s after which the retries at a silent endpoint are used up."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")

@@ -1,8 +1,4 @@
-"""Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose.
-
-Some endpoints accept a schema in a request and ignore it, so the model does not know the wanted shape.
-`has_shape` notices this: required members are then missing in the answer.
-"""
+"""Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose."""
 
 from __future__ import annotations
 
@@ -34,11 +30,10 @@ MAX_CHARS = 2 * 2**20
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield the JSON objects that could be the answer in `text`, the likeliest first.
+    """Yield the JSON objects that could be the answer: the whole text, then those in fences, then in prose.
 
-    The order is: the whole text; the first 50 fenced blocks; the last 50 objects that a scan of the text
-    finds, the last one first, because a model that writes down its reasoning answers at the end. The time is
-    linear in the length of the text: a scan that takes longer stops early.
+    Of those in prose the last comes first, because a model that writes down its reasoning answers at the end.
+    The time is linear in the length of the text: a scan that takes longer stops early.
 
     Source: R15.1
     """
@@ -99,9 +94,8 @@ _MOST_OBJECTS = 5
 def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text contains a JSON object with all members that the schema requires.
 
-    Only the 5 likeliest objects are checked. If the schema requires no member, one of its `properties` is
-    enough; without `properties`, any object is. The result is `True` without a check if the schema's `type`
-    is not `object`, or the text has more than 100,000 characters.
+    Only the 5 likeliest objects are checked, and none if the text is very long or the schema is not of an
+    object.
     """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True

@@ -46,11 +46,7 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(body: bytes) -> object:
-    """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
-
-    Raises:
-        ValueError: The body is neither JSON nor near-JSON, is nested too deeply, or holds too many values.
-    """
+    """Decode JSON, also with NaN, lone surrogates or a byte order mark. Anything else raises `ValueError`."""
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")
     try:
@@ -72,14 +68,11 @@ def _decode(body: bytes) -> object:
 
 
 def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) -> object:
-    """Replace what `json.loads` accepts although it is not JSON.
+    """Replace what `json.loads` accepts although it is not JSON: NaN and infinities become `null`.
 
-    `NaN` and infinities become `null`, except in the arguments of a tool call, where `null` would change what
-    the call does. Arguments with NaN or infinities become a string, and the call is refused later.
-
-    The wire formats have different keys for arguments, but each has the key `name` in the same object. So
-    every object or float beside a key `name` is treated as arguments. `called`: `value` is a part of
-    arguments in which the caller has found neither NaN nor infinity.
+    In a tool call's arguments, `null` would change what the call does. So arguments with NaN become a string,
+    and the call is refused later. In every wire format, arguments stand beside a key `name` in the same
+    object. `called`: `value` is a part of arguments that have neither NaN nor infinity.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -107,22 +100,13 @@ def _arguments(value: object, depth: int) -> object:
 
 
 def strict_text(value: object) -> str:
-    """Return a value as JSON text.
-
-    Raises:
-        TypeError, ValueError, RecursionError: JSON cannot express the value. `json.dumps` finds NaN, for
-            which msgspec would write `null`.
-    """
+    """Return a value as JSON text; `TypeError`, `ValueError` or `RecursionError`: JSON cannot express it."""
     json.dumps(value, allow_nan=False, default=str, skipkeys=True)
     return msgspec.json.encode(value).decode()
 
 
 def strict_value(text: str) -> object:
-    """Return the value of `text`, read as strict JSON.
-
-    Raises:
-        ValueError: The text is not JSON, is too large, or is nested too deeply.
-    """
+    """Return the value of `text`; `ValueError`: not strict JSON, too large, or nested too deeply."""
     if len(text) > MAX_CHARS or is_crowded(text):
         raise ValueError("too large")
     try:
@@ -146,9 +130,8 @@ def strict_object(text: str) -> m.JsonObject | None:
 def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
     """Return `value` as a JSON value, with replacements for values that JSON cannot express.
 
-    NaN and infinities become `None`; lone surrogates become U+FFFD; bytes become base64; keys become text.
-    Integers of more than `_MAX_INT_BITS` bits become hexadecimal text. Values nested too deeply become a text
-    that says so. Any other object becomes its `str`.
+    NaN and infinities become `None`; lone surrogates U+FFFD; bytes base64; huge integers hexadecimal text;
+    values nested too deeply a text that says so; any other object its `str`.
     """
     match value:
         case None | bool():

@@ -101,17 +101,9 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    A refused request is not sent again. After an invalid reply, and if the endpoint cannot be reached, it is
-    sent only once more, because most often the base URL is wrong then.
-
-    Args:
-        policy: The limits and the backoff.
-        attempt: How many requests have failed so far, without those that are sent again in another form.
-        failure: How the last request failed. A wait that the failure names replaces the backoff; from the
-            sixth failure on, the wait is at least a backoff that is counted from there.
-        of_kind: How many of these requests failed in the same way as the last one. Failures of another kind
-            do not use up the retries of this kind. Default: all of them.
-        jitter: A random number from 0 to 1: the fraction of `policy.jitter_factor` that is added.
+    `attempt` requests have failed so far (those sent again in another form do not count), `of_kind` of them
+    in the same way as the last; only these use up the retries of that kind. `jitter` is a random number from
+    0 to 1.
     """
     of_kind = attempt if of_kind is None else of_kind
     if attempt > policy.max_retries or of_kind > _most_retries(failure.kind):
@@ -152,9 +144,9 @@ def backoff(policy: RetryPolicy, attempt: int) -> float:
 def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
     """Return the seconds that the headers of a refusal ask for, or `None` if they name no wait.
 
-    `Retry-After` and its forms in milliseconds come first. Without them, the wait is until the last of the
-    used-up limits is reset. `headers` have names in lower case; `now` is in seconds since the epoch, and is
-    used if the headers do not say when the reply was sent.
+    Without a `Retry-After`, this is the wait until the last of the used-up limits is reset. `headers` have
+    names in lower case; `now`, in seconds since the epoch, is used if they do not say when the reply was
+    sent.
     """
     # This machine's clock may be wrong. Without this, a date would lead to no wait, or to one of hours.
     sent = _date(headers.get("date", ""))

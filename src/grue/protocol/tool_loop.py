@@ -90,9 +90,7 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error
 
 
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
-    """Return the next state, and the commands to carry out, in order.
-
-    The numbers in the comments are those of the rules in this module's docstring.
+    """Return the next state, and the commands to carry out, in order. The comments name the rules above.
 
     Raises:
         IllegalEvent: The event cannot happen in this state.

@@ -107,12 +107,7 @@ class AnthropicAssembler:
         return self.finished or bool(self._message.get("stop_reason"))
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Add the next event, and return the text in it.
-
-        Raises:
-            DamagedStream: The event is damaged, or an earlier event is missing.
-            OversizedStream: The reply has more than `MAX_CALLS` blocks.
-        """
+        """Add the next event, and return the text in it. It raises `DamagedStream` or `OversizedStream`."""
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:

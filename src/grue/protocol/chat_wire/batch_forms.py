@@ -32,14 +32,12 @@ _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."
 
 
 class BatchState(Struct, frozen=True, kw_only=True):
-    """What a provider says about a batch.
+    """What a provider says about a batch. `refused`: no request of the batch was processed.
 
     Attributes:
-        state: `refused` means that no request of the batch was processed.
         key: The key that grue has put into the batch's metadata; empty: there is none.
-        file: The id of the uploaded file with the batch's requests; empty: the provider does not say.
-        created_at: When the batch was made, as the provider writes it.
-        total: How many requests the batch has; `None`: the provider does not say.
+        file: The id of the uploaded file with the batch's requests, if the provider says it.
+        created_at: As the provider writes it.
         results: API paths of the files with the batch's results; none before the batch has ended.
         why: What the provider says about a batch that was refused or that ended early.
         left: How the batch ended, if it ended so early that some requests have no result; else empty.
@@ -57,12 +55,10 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of one request of a batch. It is stored as a line of JSON.
+    """The outcome of one request (`item`) of a batch, stored as a line of JSON.
 
-    Attributes:
-        item: The request's id.
-        status: HTTP status of the reply; `None`: there was no reply, and `kind`, `reason` and `message` say
-            why, as in `Fault`.
+    `status` is that of the reply; `None`: there was none, and `kind`, `reason` and `message` say why, as in
+    `Fault`.
     """
 
     item: str
@@ -79,11 +75,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request that got no reply.
-
-    `left` says how its batch ended before the request was processed; empty: the cause is not known. `why` is
-    the provider's text about the batch's end; it is not used if `left` is empty.
-    """
+    """Return the result of a request without a reply; `left`: how its batch ended, if early, and `why`."""
     match left:
         case "expired":
             words = "the batch expired before this request was processed"
@@ -120,11 +112,7 @@ class OpenAIBatches:
         )
 
     def state(self, batch: Json) -> BatchState:
-        """Return the state of a batch, from the object with which the provider describes the batch.
-
-        Raises:
-            ValueError: The provider's answer cannot be read.
-        """
+        """Return the state of a batch, from the provider's object; `ValueError`: it cannot be read."""
         status = str(batch.get("status"))
         ended = status in ("completed", "expired", "cancelled")
         errors = (batch.get("errors") or {}).get("data") or ()
@@ -147,11 +135,7 @@ class OpenAIBatches:
         )
 
     def result(self, line: bytes) -> Result:
-        """Return the outcome of one request, from its line in the provider's results.
-
-        Raises:
-            ValueError: The line cannot be read.
-        """
+        """Return the outcome of one request, from a line of the results; `ValueError`: it cannot be read."""
         read = msgspec.json.decode(line, type=_OpenAILine)
         error = read.error or {}
         if read.response is None:
@@ -189,11 +173,7 @@ class AnthropicBatches:
         return msgspec.json.encode({"custom_id": item})[:-1] + b',"params":' + body + b"}\n"
 
     def state(self, batch: Json) -> BatchState:
-        """Return the state of a batch, from the object with which the provider describes the batch.
-
-        Raises:
-            ValueError: The provider's answer cannot be read.
-        """
+        """Return the state of a batch, from the provider's object; `ValueError`: it cannot be read."""
         id_, ended = _text(batch, "id"), batch.get("processing_status") == "ended"
         counts = {name: n for name, n in (batch.get("request_counts") or {}).items() if isinstance(n, int)}
         return BatchState(
@@ -205,11 +185,7 @@ class AnthropicBatches:
         )
 
     def result(self, line: bytes) -> Result:
-        """Return the outcome of one request, from its line in the provider's results.
-
-        Raises:
-            ValueError: The line cannot be read.
-        """
+        """Return the outcome of one request, from a line of the results; `ValueError`: it cannot be read."""
         read = msgspec.json.decode(line, type=_AnthropicLine)
         match read.result.type:
             case "succeeded" if read.result.message:
@@ -245,11 +221,7 @@ FORMS: Mapping[BatchFormName, BatchForm] = {"openai": OpenAIBatches(), "anthropi
 
 
 def batch_form_of(wire: str) -> BatchForm:
-    """Return the batch API of the providers that use a wire format.
-
-    Raises:
-        MCPConfigError: The providers that use this format take no batches.
-    """
+    """Return the batch API of a wire format; `MCPConfigError`: its providers take no batches."""
     form = FORMATS[wire].batches
     if form is None:
         raise MCPConfigError(f"No batches are known for the wire format {wire!r}. Ask without `batch`.")
@@ -257,13 +229,7 @@ def batch_form_of(wire: str) -> BatchForm:
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Return the batches on a page of a provider's list, and the id after which the next page begins.
-
-    On the last page, the id is empty.
-
-    Raises:
-        ValueError: The page cannot be read.
-    """
+    """Return the batches on a page, and the id after which the next page begins, empty on the last page."""
     page = msgspec.json.decode(body, type=_Page)
     found = [form.state(each) for each in page.data]
     return found, found[-1].id if page.has_more and found else ""

@@ -83,11 +83,7 @@ class ChatCompletions(w.WireFormat):
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
-        """Read the body of a reply.
-
-        Tool calls are recognised by their presence and not by `finish_reason`, because some endpoints send
-        `stop` with tool calls.
-        """
+        """Read the body of a reply. Some endpoints send the `finish_reason` `stop` with tool calls."""
         match answer.get("choices"):
             case [{"error": error}, *_] if error:
                 return fault_of_error(error)
@@ -234,10 +230,7 @@ def _function(call: m.JsonObject) -> m.JsonObject:
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
-    """Read the tokens of a reply, as vLLM and llama.cpp report them; `None`: no token can be read.
-
-    If one id cannot be read, all ids are left out. The same holds for the logprobs.
-    """
+    """Read the tokens of a reply. One unreadable id makes all ids be left out, and so with the logprobs."""
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
     content = [w.as_object(entry) for entry in w.listed(w.as_object(choice.get("logprobs")).get("content"))]
@@ -301,11 +294,8 @@ _FUNCTION = frozenset({"name", "arguments"})
 class _Call(Struct):
     """A call whose pieces are coming in.
 
-    Attributes:
-        index: The call's index in the stream; `None`: the stream gives calls no index.
-        whole: The arguments, if they came as a JSON object and not as text.
-        closed: Whether the arguments were complete when the next call began. If so, no piece may add to them.
-        chunk: The number of the chunk that brought the call's last piece.
+    `whole`: the arguments, if they came as an object. `closed`: they were complete when the next call began,
+    so no piece may add to them. `chunk`: the number of the chunk that brought the last piece.
     """
 
     index: object
@@ -359,12 +349,7 @@ class ChatAssembler:
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Add the next chunk, and return the text in it.
-
-        Raises:
-            DamagedStream: This chunk or an earlier one is damaged.
-            OversizedStream: The reply has too many calls, or names them too often.
-        """
+        """Add the next chunk, and return the text in it. It raises `DamagedStream` or `OversizedStream`."""
         if event.text.strip() == "[DONE]":
             if self._finish is None:
                 raise DamagedStream("ends the reply, but no event gave it a finish_reason")
@@ -464,11 +449,7 @@ class ChatAssembler:
 
 
 class _Calls:
-    """The tool calls of a reply.
-
-    A piece names its call by an index or by an id. A piece with neither belongs to the last call. But some
-    endpoints send the same index with all calls, or a new call with neither: see `_is_another`.
-    """
+    """The tool calls of a reply. A piece names its call by index or id; else it belongs to the last call."""
 
     def __init__(self) -> None:
         self.chunk = 0

@@ -1,8 +1,5 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
-Add messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. If the profile or an
-older entry changes, the whole `history` is encoded again.
-
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call without a result.
 - If the profile has cache markers, they are put on the system text and on the newest messages, four at most.
@@ -15,7 +12,6 @@ older entry changes, the whole `history` is encoded again.
   messages do not change.
 - Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
   the model that it came from.
-- The id of a tool call, such as one of another endpoint, is replaced if `WireProfile.call_ids` rules it out.
 """
 
 from __future__ import annotations
@@ -46,13 +42,10 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """The messages of a prompt as JSON, in order. Only the newest cache markers are kept, at most `room`.
+    """The messages of a prompt as JSON, in order, with only the newest cache markers, at most `room`.
 
-    Older messages are kept joined, so that a request, which contains all messages, is made of few parts.
-
-    Attributes:
-        room: How many messages may have a cache marker. Lower it only before the first marker is added.
-        size: Bytes of all messages, as they were added.
+    Older messages are joined, so that a request is made of few parts. `size` has the bytes of all messages as
+    they were added. Lower `room` only before the first marker is added.
     """
 
     def __init__(self, room: int) -> None:
@@ -71,10 +64,10 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add encoded messages. With `marked`, the last of them that has a cache marker counts in `room`.
+        """Add messages. With `marked`, the last of them that has a cache marker counts in `room`.
 
-        If too many count, the oldest marker is cut out of its encoded message. Encoding the message again
-        would change other bytes: a text without a marker is a string, and one with a marker a list of parts.
+        If too many count, the oldest marker is cut out of its message. Encoding this again would change other
+        bytes.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
@@ -91,10 +84,7 @@ class EncodedMessages:
 
 
 def _append(parts: list[bytes], part: bytes) -> None:
-    """Add a part, and join small parts: their number grows with the logarithm of the number of messages.
-
-    Two parts that have `STEP` bytes or more together stay apart: copying them would block other threads.
-    """
+    """Add a part, and join small ones; joining `STEP` bytes or more would block other threads."""
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
         last = parts.pop()
@@ -187,16 +177,13 @@ class EncodedConversation:
 
     Args:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
-        history: The history so far; default: an empty one.
         names: The wire names that requests in an earlier part of the conversation have used for tools.
-        given_markers: How many cache markers the host will set in its texts (`SystemText.cache_points`,
-            `UserText.cache_points`). They take precedence over the markers that the conversation sets.
+        given_markers: How many cache markers the host will set in its texts; they take precedence.
 
     Attributes:
         tools: The tools that were offered last.
         bytes_per_token: Computed from the endpoint's last token count; `None`: there was none yet.
-        unread_thoughts: How many replies have thoughts or signatures of another format or model, which are
-            not sent.
+        unread_thoughts: How many replies have thoughts of another format or model, which are not sent.
     """
 
     def __init__(
@@ -229,11 +216,7 @@ class EncodedConversation:
         self._encode_all()
 
     def rewrite(self, rewritten: m.Rewritten) -> None:
-        """Replace entries of the history, and encode all messages again.
-
-        Raises:
-            ValueError: The positions of the entries to replace are not in the history.
-        """
+        """Replace entries of the history (`History.rewrite`), and encode all messages again."""
         self.history.rewrite(rewritten)
         self._encode_all()
 
@@ -245,32 +228,21 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> EncodedConversation:
-        """Return a copy with `new` added, for a single request, such as one that asks for a summary.
-
-        If no request has followed the last reply yet, the copy does not contain that reply.
-        """
+        """Return a copy with `new` added, and without a last reply that no request has followed."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
         return other
 
     def ask(self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer) -> None:
-        """Add new items, and set whether the next request offers tools or asks for the answer.
-
-        Raises:
-            ValueError: A tool message does not belong to a call of the last reply.
-        """
+        """Add new items (`History.say`), and set whether the next request offers tools or wants an answer."""
         self._encode(self.history.say(new, mode.answer, beside_tools=isinstance(mode, m.OfferTools)))
         self._mode = mode
         if isinstance(mode, m.OfferTools) and mode.tools is not None:
             self.offer(mode.tools)
 
     def offer(self, tools: tuple[m.ToolDefinition, ...]) -> None:
-        """Offer these tools from the next request on.
-
-        A tool with the same description and arguments as before is written in the same bytes, even if its
-        server lists the keys of its schema in another order now.
-        """
+        """Offer tools from now on. If only the order of a schema's keys has changed, it keeps its bytes."""
         before = {tool.name: tool for tool in self.tools}
         self.tools = tuple(_as_before(tool, before.get(tool.name)) for tool in tools)
         self._encode_tools()
@@ -321,11 +293,9 @@ class EncodedConversation:
         extra: Mapping[str, object] | None = None,
         stream: bool = False,
     ) -> bytes:
-        """Return the body of the request that `ask` prepared. A retry may call this again.
+        """Return the body of the request that `ask` prepared. `choice` is for requests that offer tools.
 
-        `choice` says whether the model has to call a tool, and which; default: the model decides. It is not
-        used if the request asks for the answer. The fields in `extra` take precedence over those in
-        `settings.extra_body`. `stream` is ignored if the endpoint cannot stream.
+        The fields in `extra` take precedence over those in `settings.extra_body`.
         """
         answering = isinstance(self._mode, m.RequireAnswer)
         return self.format.body(
@@ -350,11 +320,10 @@ class EncodedConversation:
         used_ids: Collection[str],
         text_tool_calls: TextToolCalls = "keep",
     ) -> w.Reply | Fault:
-        """Read the body of the reply, without adding it to the conversation.
+        """Read the body of the reply, as `WireFormat.decode`, without adding it to the conversation.
 
-        The calls of a refusal, and of a reply that the endpoint stopped early, are removed. Lone surrogates
-        are replaced, thoughts in the text are moved to `reasoning`, and tool calls in the text are read. The
-        arguments are as in `WireFormat.decode` and `ModelSettings`.
+        Thoughts in the text are moved to `reasoning`, and tool calls in the text are read
+        (`ModelSettings.text_tool_calls`).
         """
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
@@ -401,11 +370,7 @@ class EncodedConversation:
         return self._newest_attachments() is not None
 
     def drop_attachments(self) -> m.Rewritten | None:
-        """Replace the newest attachments by lines of text; return the change, or `None` if nothing changes.
-
-        Call this after the endpoint has refused the request. The older attachments stay, because the endpoint
-        has accepted them before.
-        """
+        """Replace the newest attachments, which were refused, by text; return the change, or `None`."""
         at = self._newest_attachments()
         if at is None:
             return None
@@ -432,9 +397,9 @@ class EncodedConversation:
     def leaves_tools_out(self, reply: w.Reply) -> bool:
         """Return whether the endpoint's token count shows that the prompt did not contain the tools.
 
-        The count shows this if it is smaller than the number of words and punctuation marks in the texts and
-        the tools, and no reply has called a tool so far. A count that is too small for the texts alone shows
-        nothing: some endpoints always report the same number.
+        The count is then smaller than the number of words and punctuation marks in the texts and the tools. A
+        count that is too small for the texts alone shows nothing: some endpoints always report the same
+        number.
         """
         tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0
         if tools < _TELLING_TOOLS or self._has_calls or reply.tool_calls or reply.written:

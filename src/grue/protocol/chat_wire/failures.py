@@ -37,11 +37,7 @@ DOCTOR_CHECKS = " `grue doctor` checks it."
 
 
 def says(pattern: str, words: str) -> re.Match[str] | None:
-    """Search an endpoint's text for a pattern, ignoring case.
-
-    The patterns here and in `profiles.py` are strings: compiling all of them at import would take tens of
-    milliseconds, and most programs never read a refusal.
-    """
+    """Search an endpoint's text for a pattern, ignoring case. Patterns are compiled at their first use."""
     return re.search(pattern, words, re.IGNORECASE)
 
 
@@ -151,12 +147,7 @@ _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
 
 
 def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = None) -> FailureReason:
-    """Return why an endpoint refused a request.
-
-    `status` is the HTTP status of the reply or, for a reply with 200, the status that its error object names;
-    200 if it names none. `words` is the provider's message; `codes` are the codes, types and statuses in the
-    error object. `asked_s` is the wait that the reply asks for, in seconds.
-    """
+    """Return why an endpoint refused a request: by HTTP status (or the error object's), text and codes."""
     text = _LITELLM.sub(" ", f"{_URL.sub(_fragment, words)}\n{codes}")
     if status < 400 and status != 200:
         return "address"
@@ -204,11 +195,7 @@ def reason_of_kind(kind: FailureKind) -> FailureReason:
 
 
 def kind_of_status(status: int, words: str = "") -> FailureKind:
-    """Return the kind of failure that an HTTP status other than 2xx stands for.
-
-    `words` are the provider's message and code: a 429 can also mean that the credit is used up, and a 400
-    that the model's output was garbled.
-    """
+    """Return the kind of failure that an HTTP status other than 2xx and the provider's words stand for."""
     return kind_of(reason_of(status, words))
 
 
@@ -289,12 +276,10 @@ class Fault(Struct, frozen=True, kw_only=True):
 
     Attributes:
         message: The endpoint's text, not redacted yet, or grue's own text about what happened.
-        status: HTTP status of the reply, or of the error object inside it; `None`: the status is not known.
+        status: HTTP status of the reply, or of the error object inside it.
         reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
         retry_after_s: The wait that the endpoint asked for after a temporary failure, in headers or text.
-        received: Rough size, in characters, of the part of a streamed reply that had arrived before the
-            failure. This part is billed.
-        usage: The tokens and the cost of the broken reply, if the endpoint states them.
+        received: Rough size, in characters, of what had arrived of a streamed reply. This is billed.
         used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
         remedy: What the user can do; empty for the usual advice for this reason.
     """
@@ -317,11 +302,10 @@ def fault_of_status(
     retry_after_s: float | None = None,
     now_s: float | None = None,
 ) -> Fault:
-    """Return the fault that a reply with a status other than 2xx stands for.
+    """Return the fault of a reply with a status other than 2xx, whose body may be anything.
 
-    `body` is JSON in one of many shapes, a web page, or nothing. `location` is the address that a redirect
-    points to, `retry_after_s` the wait in seconds that the headers ask for. `now_s` is the time in seconds
-    since the epoch; `None`: headers within the body are not read.
+    `location`: where a redirect points to. `retry_after_s`: the wait in the headers. `now_s`, in seconds
+    since the epoch, is needed for headers within the body.
     """
     if 300 <= status < 400:
         # Leave out user, password and query: in a redirect to a login page they may be secrets.
@@ -344,10 +328,7 @@ def fault_of_error(error: object) -> Fault:
 
 
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
-    """Read an object that came with HTTP status 200 and is not a completion: an error in any shape.
-
-    If the body has no error text, the message contains `missing`, which says what the body lacks.
-    """
+    """Read an object with status 200 that is an error of any shape, or lacks what `missing` says."""
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
 
@@ -497,9 +478,8 @@ def describe(
 ) -> m.LlmFailure:
     """Return the description of a fault: safe to show, with a remedy.
 
-    `profile` names the environment variable of the API key. `redacted` is called before the endpoint's text
-    is cut to what is shown, so that no part of a secret remains. `key` is a sentence about where the API key
-    was looked for; empty: the host gave the key.
+    `redacted` is called before the endpoint's text is cut, so that no part of a secret remains. `key` is a
+    sentence about where the API key was looked for.
     """
     message = redacted(beginning(fault.message, _MOST_READ))
     reason = reason_of_fault(fault)

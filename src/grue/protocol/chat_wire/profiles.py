@@ -59,11 +59,7 @@ _BY_HOST = {
 
 @functools.lru_cache(maxsize=64)
 def provider_name(base_url: str, wire: str) -> str:
-    """Return the provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
-
-    An unknown host gets the name of the provider whose wire format it uses, because the name tells which
-    further attributes a span may have.
-    """
+    """Return the provider's OpenTelemetry name; for an unknown host, that of its wire format's maker."""
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     # Vertex AI puts the region and a dash before its host: europe-west4-aiplatform.googleapis.com.
     known = (name for end, name in _BY_HOST.items() if host == end or host.endswith((f".{end}", f"-{end}")))
@@ -451,13 +447,7 @@ _OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
 
 
 class ListedModel(Struct, frozen=True):
-    """An entry of an endpoint's model list.
-
-    Attributes:
-        parameters: The request parameters that the model accepts, in OpenRouter's terms; `None` if not
-            listed.
-        inputs: The model's kinds of input, such as `text`, `image`, `audio` and `file`; `None` if not listed.
-    """
+    """An entry of an endpoint's model list; `parameters` and `inputs` are `None` if not listed."""
 
     name: str
     parameters: frozenset[str] | None = None
@@ -543,10 +533,7 @@ NAME_RULES = tuple(
 
 @functools.lru_cache(maxsize=64)
 def rule_for(model: str) -> NameRule | None:
-    """Return the first row of `NAME_RULES` that matches `model`; `None`: no row does.
-
-    Source: R12.1-3
-    """
+    """Return the first row of `NAME_RULES` that matches `model`; `None`: no row does."""
     name = model.strip().lower().rstrip("/").rpartition("/")[2]
     return next((rule for rule in NAME_RULES if rule.pattern.search(name)), None)
 
@@ -554,16 +541,7 @@ def rule_for(model: str) -> NameRule | None:
 def supports_tool_calling(
     model: str, config: ToolSupportPolicy | None = None, endpoint_says: bool | None = None
 ) -> bool:
-    """Return whether `model` may be offered tools.
-
-    Args:
-        model: The name as the endpoint takes it, with or without a vendor's path ("openai/gpt-4o").
-        config: If its `mcp_force_tool_support` is set, the answer is yes without a check; default: not set.
-        endpoint_says: What the endpoint's model list says, which takes precedence over the model's name;
-            `None`: the list says nothing.
-
-    Source: R12, P13
-    """
+    """Return whether `model` may be offered tools: by `config`, else the endpoint's list, else its name."""
     forced = config is not None and config.mcp_force_tool_support
     return checked_support(model, "", forced=forced, endpoint_says=endpoint_says).supported
 
@@ -571,11 +549,9 @@ def supports_tool_calling(
 def checked_support(
     model: str, endpoint: str, *, forced: bool = False, endpoint_says: bool | None = None
 ) -> m.ToolSupportChecked:
-    """Return whether `model` may be offered tools, and which source decided that.
+    """Return whether `model` may be offered tools, and which source decided that; `forced` skips every check.
 
-    `forced` skips every check. `endpoint_says` is what the endpoint's model list says; `None`: nothing.
-
-    Source: R12, D8
+    `endpoint_says` is what the endpoint's model list says, which takes precedence over the name.
     """
     checked = functools.partial(m.ToolSupportChecked, model=model, endpoint=endpoint)
     if forced:
@@ -589,10 +565,7 @@ def checked_support(
 
 
 def tool_support_error(model: str, reason: str = "") -> MCPError:
-    """Return the error for a turn that has tools, but a model that cannot call them.
-
-    Source: R12.5
-    """
+    """Return the error for a turn that has tools, but a model that cannot call them."""
     why = f"\nWhy: {reason}." if reason else ""
     return MCPError(
         f"Model '{model}' does not support tool calling.\n"

@@ -64,13 +64,9 @@ _MOST_COMPARED = 100
 
 
 class _CallEvents(Struct):
-    """What the events so far contain about one tool call.
+    """What the events so far contain about one tool call; `told`: the last event's response has it too.
 
-    Attributes:
-        name: The tool's name; `None`: no event has named it.
-        whole: All arguments, from one event; `None`: no event has contained all of them.
-        done: Whether the event that ends the call has arrived.
-        told: Whether the call was also found in the response that the last event contains.
+    `whole` has all arguments, if one event contained them. `done`: the event that ends the call has arrived.
     """
 
     ids: frozenset[str] = frozenset()
@@ -120,11 +116,7 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far.
-
-        A stream has the reply up to three times: as pieces of text and arguments, as items, and as a whole
-        response. The largest of these counts.
-        """
+        """The size of the reply: the largest of its copies, as pieces, as items, and as a whole response."""
         return max(self._held.values())
 
     @property
@@ -133,13 +125,7 @@ class ResponsesAssembler:
         return self.finished
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Add the next event, and return the text in it.
-
-        Raises:
-            DamagedStream: The event is damaged, an earlier one is missing, or the response differs from the
-                earlier events.
-            OversizedStream: The reply has too many items.
-        """
+        """Add the next event, and return the text in it. It raises `DamagedStream` or `OversizedStream`."""
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
@@ -166,11 +152,7 @@ class ResponsesAssembler:
         return to_json(self._response)
 
     def _count(self, number: object) -> None:
-        """Remember the first gap in the sequence numbers.
-
-        There is no gap if all events have the same number, as at some endpoints, or if a number is below the
-        last one: a gateway may give one kind of event a fixed number.
-        """
+        """Remember the first gap in the sequence numbers. A gateway may give all events one number."""
         if not isinstance(number, int):
             return
         if self._numbers is None:

@@ -44,11 +44,7 @@ class ServerEvent(Struct, frozen=True):
 
     @property
     def object(self) -> m.JsonObject:
-        """The data as a JSON object; an empty one for blank data and for `[DONE]`.
-
-        Raises:
-            DamagedStream: The data is not JSON, or not an object.
-        """
+        """The data as a JSON object, empty for blank data and `[DONE]`; other data raises `DamagedStream`."""
         if self.text.strip() in ("", "[DONE]"):
             return {}
         try:
@@ -61,24 +57,14 @@ class ServerEvent(Struct, frozen=True):
 
 
 def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
-    """Return the object, after checking that the names of its members are not garbled forms of `names`.
-
-    Without this check a garbled member would be ignored, as unknown members are, and its value would be lost.
-
-    Raises:
-        DamagedStream: A member is garbled.
-    """
+    """Return the object; `DamagedStream`: the name of a member is a garbled form of one of `names`."""
     for name in value:
         ungarbled(name, names, "member")
     return value
 
 
 def ungarbled(name: str, names: frozenset[str], what: str) -> str:
-    """Return the name, after checking that it is not a garbled form of one of `names`.
-
-    Raises:
-        DamagedStream: The name has 4 to 24 characters, and differs from one of `names` in one character.
-    """
+    """Return the name; `DamagedStream`: it differs from one of `names` in one character."""
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
         if meant:
@@ -93,11 +79,9 @@ def _garbled(name: str, names: frozenset[str]) -> str:
 
 
 class EventLines:
-    """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
+    """Splits bytes into events; LF, CRLF or CR ends a line. `damage`: what is wrong with the first bad line.
 
-    Attributes:
-        damage: What is wrong with the first line that cannot be part of an event; empty: nothing. If there
-            were no events at all, ignore `damage`: the body may be plain JSON.
+    If there were no events at all, ignore `damage`: the body may be plain JSON.
     """
 
     def __init__(self) -> None:
@@ -114,11 +98,7 @@ class EventLines:
         return len(self._rest)
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
-        """Add the next bytes, and yield the events that they complete.
-
-        Raises:
-            ValueError: A line that has not ended yet is longer than `MAX_LINE_BYTES`.
-        """
+        """Add the next bytes, and yield the events that they complete; `ValueError`: a line is too long."""
         self._rest += chunk
         while (line := self._line()) is not None:
             event = self._take(line)

@@ -27,13 +27,10 @@ def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
 
 
 def strict_schema(schema: m.JsonObject) -> m.JsonObject:
-    """Translate a schema to OpenAI's strict dialect, so that it accepts the same values as far as possible.
+    """Translate a schema to OpenAI's strict dialect; `ValueError`: the dialect cannot express it.
 
-    All properties are required: the model writes `null` for an optional property that it would leave out
-    otherwise.
-
-    Raises:
-        ValueError: The dialect cannot express the schema.
+    All properties are required there: the model writes `null` for an optional property that it would leave
+    out.
     """
     # OpenAI refuses a schema whose outermost level is an array, a union or a `$ref`.
     if schema.get("type") != "object":

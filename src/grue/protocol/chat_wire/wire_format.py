@@ -100,10 +100,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class CallIds:
-    """Gives each call of a reply an id that no other call of the reply has, nor an earlier one (`used`).
-
-    Ids that have to be made up become `call_{request}_{n}`.
-    """
+    """Gives each call of a reply an id that no other call has, also none of the earlier calls in `used`."""
 
     def __init__(self, request: int, used: Collection[str] = ()) -> None:
         self._request = request
@@ -173,11 +170,10 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a reply that was cut off. If needed, mark the last one as incomplete (`CUT_MARK`).
+    """Return the calls of a reply that was cut off; the last is marked if it may look complete (`CUT_MARK`).
 
-    `given` are the last call's arguments as the endpoint sent them. A text that is not blank needs no mark:
-    if it was cut off, it is not valid JSON. A blank text needs the mark, because the arguments may not have
-    arrived. An object needs it too, because a gateway may have completed arguments that were cut off.
+    `given` are its arguments as sent. Cut text is invalid JSON without a mark. But blank text may be all that
+    has arrived, and a gateway may have completed an object.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -188,8 +184,7 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return the reply without the calls that may be incomplete, or a fault if it ended with an error.
 
-    If the reply is a refusal, or has a finish reason that is unknown or says that the endpoint stopped early,
-    all calls are left out: a call whose arguments have not arrived may look like a call without arguments.
+    A refusal, or an unknown `finish_reason`, drops all calls: one without arguments may lack them.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
@@ -319,10 +314,7 @@ def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.A
 
 
 def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, shown: str = "") -> str:
-    """Return the text of a message, with a line for each attachment that is not sent in this message.
-
-    `shown`: the line about an attachment that is sent in another message; empty: there is no other message.
-    """
+    """Return a message's text, with a line for each attachment that is not sent in this message."""
     lines = [message.text if isinstance(message, m.UserText) else message.content]
     for each in message.attachments:
         if each.kind not in profile.inputs:
@@ -345,11 +337,7 @@ def label(message: m.ToolMessage) -> str:
 
 
 def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireItem, ...]:
-    """Insert user messages with the attachments of the tool messages.
-
-    Each user message comes after the last of several tool messages in a row, because providers require the
-    results of all calls before any other message.
-    """
+    """Insert user messages with attachments after the last of several tool messages in a row."""
     arranged: list[WireItem] = []
     waiting: list[m.ToolMessage] = []
     for item in items:
@@ -407,13 +395,10 @@ class Choice(Struct, frozen=True):
 
 
 class WireRequest(Struct, frozen=True, kw_only=True):
-    """The parts of a request's body.
+    """The parts of a request's body. `system`: for formats that keep instructions apart from the messages.
 
-    Attributes:
-        system: The encoded instructions, for formats that keep them apart from the messages.
-        messages: The encoded messages of the conversation; a part may hold several, joined by commas.
-        tools: The encoded list of tools; if it is empty, the request does not mention tools.
-        answer: The schema of the answer; `None` allows any text.
+    A part of `messages` may hold several, joined by commas. Without `tools`, the request does not mention
+    tools.
     """
 
     settings: ModelSettings
@@ -523,7 +508,7 @@ class WireFormat(Protocol):
     def encode_items(
         self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
     ) -> EncodedItems:
-        """Encode items between two replies. `marked` has the indexes of the items that get a cache marker.
+        """Encode items between two replies; those whose index is in `marked` get a cache marker.
 
         Take texts from `user_text` and `result_text`: they mention attachments that are not sent.
         """
@@ -536,10 +521,7 @@ class WireFormat(Protocol):
     def encode_tools(
         self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
     ) -> bytes:
-        """Encode a list of tools; `b""` if there are no tools, because endpoints refuse an empty list.
-
-        Source: R4.1, P10
-        """
+        """Encode a list of tools; `b""` if there are no tools, because endpoints refuse an empty list."""
         encoded: list[m.JsonObject] = []
         for tool in tools:
             short = shortened(tool, profile.max_description_chars)
@@ -558,13 +540,7 @@ class WireFormat(Protocol):
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the body of a reply with an HTTP status of 2xx. The body is untrusted and may be any bytes.
-
-        `request` is the number of the request in its turn. `used_ids` are the ids of earlier calls: the calls
-        of this reply get other ids.
-
-        Source: R4.2, P11
-        """
+        """Read the untrusted body of a reply with status 2xx; its calls get other ids than the `used_ids`."""
         answer = read_object(body)
         return answer if isinstance(answer, Fault) else self.read(answer, CallIds(request, used_ids), names)
 
@@ -587,10 +563,7 @@ EPHEMERAL: m.JsonObject = {"type": "ephemeral"}
 
 
 def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[str, m.JsonObject | None]]:
-    """Split a text at its cache markers; return the pieces, each with the marker at its end or `None`.
-
-    If `marked`, a text without `cache_points` gets a marker at its end.
-    """
+    """Split a text at its cache markers; `marked`: a text without markers gets one at its end."""
     text = item.text
     points = item.cache_points or ((m.CachePoint(len(text), EPHEMERAL),) if marked else ())
     if _is_blank(text):
@@ -620,8 +593,7 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
     """Return a request's `own` fields and those of `extra`, which take precedence.
 
-    If both have an object of the same name, such as `text` with a format and with a verbosity, their members
-    are joined. An object of `extra` that is empty or has a member `type` replaces grue's own.
+    Objects of the same name are joined, unless that in `extra` is empty or has a member `type`.
     """
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 
@@ -635,11 +607,9 @@ def _joined(own: object, given: object) -> object:
 def encode_body(
     request: WireRequest, messages: str, head: m.JsonObject, choice: object, tail: m.JsonObject
 ) -> bytes:
-    """Return the body of a request.
+    """Return the body of a request; `messages` is the name of its list of messages.
 
-    `messages` is the name of the list of messages. `head` has the fields before this list: one that is `None`
-    is left out, and one that is also in `request.extra` is sent in the tail. `choice` is the value of
-    `tool_choice`. `tail` has the fields after the messages, including those of `request.extra`.
+    Fields of `head` that are `None` are left out; those in `request.extra` too, as `tail` has them.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     tail = {name: _joined(head.get(name), value) for name, value in tail.items()}

@@ -105,12 +105,10 @@ class WrittenCall(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """A reply with tool calls written as text; `before` is the text before them.
+    """A reply with tool calls written as text in the syntax `form`; `before` is the text before them.
 
-    Attributes:
-        form: The syntax of the calls, such as `hermes` or `mistral`.
-        calls: Empty if the calls are not exactly in the form, or if grue does not read the form.
-        sure: Whether the calls are whole, nothing follows them, and the text cannot be anything else.
+    `calls` is empty if they are not exactly in the form, or the form is not read. `sure`: nothing else is
+    meant.
     """
 
     form: str
@@ -133,10 +131,10 @@ class _Unreadable(Exception):  # noqa: N818 - never leaves this module
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their tags, and the rest of the text.
 
-    If the closing tag is missing, the whole text is thoughts. The opening tag may be missing because some
-    templates put it into the prompt. Then the closing tag ends the thoughts only if it stands in a line of
-    its own, or if it is outside of code blocks and no white space, quote, bracket, comma, colon or semicolon
-    is beside it. In OpenAI's harmony format, the messages of the channel `analysis` are the thoughts.
+    If the closing tag is missing, all is thoughts. Some templates put the opening tag into the prompt. Then
+    the closing tag counts only in a line of its own, or with no space, quote or punctuation beside it and
+    outside of code blocks. In OpenAI's harmony format, the messages of the channel `analysis` are the
+    thoughts.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -171,9 +169,7 @@ def _is_attached(char: str) -> bool:
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    If the endpoint puts the opening tag into the prompt, the thoughts are returned as content, because only
-    the closing tag, which comes after them, shows that they are thoughts. Thoughts in OpenAI's harmony format
-    are returned as content too.
+    Thoughts whose opening tag is in the prompt, or in OpenAI's harmony format, are returned as content.
     """
 
     def __init__(self) -> None:
@@ -253,13 +249,10 @@ def _recipient(head: re.Match[str]) -> str:
 def read_written(
     text: str, tools: Iterable[m.ToolDefinition], wire_names: Iterable[str] = (), *, bare: bool = True
 ) -> Written | None:
-    """Read the tool calls in a text; `None`: it seems to have none, or is longer than `MAX_CHARS`.
+    """Read the tool calls in a text without thoughts; `None`: it seems to have none, or is too long.
 
-    Args:
-        text: The text, without the model's thoughts.
-        tools: The tools that are offered. Bare JSON is a call only if it names an offered tool.
-        wire_names: The names of these tools in the request, in the same order.
-        bare: Whether bare JSON may be a call: JSON without a tag such as `<tool_call>` around it.
+    `wire_names` are the names of `tools` in the request. `bare`: JSON without a tag around it may be a call,
+    if it names an offered tool.
     """
     text = text.strip()
     for end in _ENDS:
@@ -311,10 +304,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 
 
 def _attached_mark(text: str) -> re.Match[str] | None:
-    """Find the first tag of a tool call directly after other text, without a space or line break between.
-
-    `None`: there is no such tag, or the text begins as a JSON object, which may be the answer.
-    """
+    """Find the first tag that directly follows other text. `None` also if the text begins as JSON."""
     if text.startswith("{"):
         return None
     form = re.compile(_FORMS)

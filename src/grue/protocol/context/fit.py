@@ -66,12 +66,10 @@ parts. If the two differ by more than this factor, the sizes counted earlier are
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
-    """The sizes of a conversation's parts. The sizes decide which parts are cleared (replaced by stubs).
+    """The sizes of a conversation's parts: all items of its first request (`head`), the tools, and the rest.
 
-    Attributes:
-        head: All items of the conversation's first request. Never cleared.
-        items: All other parts, oldest first. Neighbours that cannot be cleared may be joined into one.
-        current: The items from this position on, usually the last reply and what follows, are never cleared.
+    Neighbouring `items` that cannot be cleared may be joined. Those from position `current` on, usually the
+    last reply and what follows, are never cleared (replaced by stubs).
     """
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN
@@ -187,8 +185,8 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 def _learned(bytes_per_token: float, factor: float) -> float:
     """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
 
-    A prediction that was too high is corrected only by half: it merely clears old results too soon. A
-    prediction that was too low is corrected in full: it leads to a request that the model refuses.
+    A prediction that was too high is corrected by half: it only clears results too soon. One that was too low
+    leads to a refused request.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -240,13 +238,9 @@ class Room(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True, kw_only=True):
-    """How the next request is made to fit into the context window.
+    """How a request is made to fit: by what is `cleared`, cut in `new`, or by a summary before it is sent.
 
-    Attributes:
-        ledger: The sizes of the history's parts after the clearing, without the items in `new`.
-        new: The new items of the request; tool results that are too long are cut.
-        cleared: The parts of the history that stubs replace; `None`: none.
-        summarise: Whether a summary is needed before the request is sent.
+    `ledger` has the sizes of the history's parts after the clearing, without `new`.
     """
 
     ledger: ContextLedger
@@ -269,11 +263,7 @@ def stub_of(
     plain: bool = False,
     handle: str = "",
 ) -> str:
-    """Return the text that the model sees in the place of a cleared result.
-
-    With `handle` the model can read the result again by the tool `read_result`; empty: it cannot. With
-    `handle` or `plain` the text is not put into JSON.
-    """
+    """Return the text in place of a cleared result; `handle`: the model can read it by `read_result`."""
     if handle:
         return READ_AGAIN.format(handle=handle)
     definition = offered.get(tool)
@@ -372,10 +362,7 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Leave out old items, so that about `most` tokens remain; `None`: nothing is older than the last reply.
-
-    Return the ledger without these items, and the fraction of the tokens in `ledger.items` that stays.
-    """
+    """Return the ledger cut to about `most` tokens, and the share of `items` kept; `None`: nothing is old."""
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):
         return None
@@ -386,10 +373,7 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to which larger items have to be cut, so that all together have at most `most`.
-
-    `sizes` are in ascending order. No item is cut to less than `_SHORTEST_RESULT` tokens.
-    """
+    """Return the size to which larger ones of the (ascending) `sizes` are cut, to have `most` together."""
     left = most
     for done, size in enumerate(sizes):
         share = left // (len(sizes) - done)

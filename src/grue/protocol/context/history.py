@@ -1,16 +1,9 @@
 """The history of a conversation: a sequence of entries, and the rules by which it grows.
 
-The methods of `History`:
-
-- `say` adds the texts and results that a request sends to the model.
-- `keep` holds the model's reply, which becomes an entry only at the next `say` or `close`: if the turn fails
-  before it has used the reply (`TurnFailed.unread`), `close` drops the reply.
-- `close` ends a turn. It adds an error as the result of each tool call that has no result, because providers
-  refuse a conversation with an unanswered call.
-- `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
-
-`RunTurn.history` refers to the earlier entries by count and digest (`Ledger`), so that what a turn records
-does not grow with the history.
+A reply that `keep` holds becomes an entry only at the next `say` or `close`: if the turn fails before it has
+used the reply (`TurnFailed.unread`), the reply is dropped. Each tool call gets a result, an error if need be,
+because providers refuse a conversation with an unanswered call. `RunTurn.history` refers to the earlier
+entries by count and digest (`Ledger`), so that what a turn records does not grow with the history.
 """
 
 from __future__ import annotations
@@ -34,13 +27,9 @@ _MAX_CHARS = 1000
 class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
-    Args:
-        save: Called with the JSON of each entry; `None`: nothing is saved. A reply is saved when it arrives,
-            before it is an entry. Until it is one, a call with `b""` removes it from the file again.
-
-    Attributes:
-        length: How many entries were added. A `Rewritten`, which replaces earlier entries, counts as one.
-        digest: The SHA-256, in hexadecimal, of the previous digest and the last entry's JSON; empty at first.
+    `save` is called with the JSON of each entry (`None`: nothing is saved); with `b""` it removes a reply
+    again, which is saved before it is an entry. `length` counts a `Rewritten` as one entry. `digest` is the
+    SHA-256, in hexadecimal, of the previous digest and the last entry's JSON; empty at first.
     """
 
     def __init__(self, save: Callable[[bytes], None] | None = None) -> None:
@@ -93,21 +82,15 @@ class Ledger:
 
 
 class History:
-    """The entries of a conversation, in order.
-
-    Args:
-        ledger: Counts and saves the entries; `None`: the conversation ends with its turn.
-        call_ids: Call ids of all conversations with the same LLM actor; the history adds its own to this set.
+    """The entries of a conversation, in order; `call_ids` may be shared by several conversations.
 
     Attributes:
-        entries: The entries, without those that were replaced.
         unread: The last reply, while it may still be dropped. It is not an entry yet.
         asked: The last answer schema that a request asked for.
         in_words: Whether a request with tools has asked for `asked`, so that its text states the schema.
         replies: How many replies there were, empty ones included.
-        plain: Whether the turn under way gives tool results to the model as text (`RunTurn.plain_results`).
-        restates: Whether a request with tools states a schema that only requests without tools asked for
-            (`RunTurn.restates_answer`).
+        plain: `RunTurn.plain_results` of the turn under way.
+        restates: `RunTurn.restates_answer` of the turn under way.
     """
 
     def __init__(self, ledger: Ledger | None = None, call_ids: set[m.CallId] | None = None) -> None:
@@ -128,13 +111,9 @@ class History:
         *,
         beside_tools: bool = False,
     ) -> tuple[m.Said | m.AssistantReply, ...]:
-        """Add a request's texts and tool results to the history, and return the new entries.
+        """Add the last reply, without calls that `new` does not answer, then `new`; return the entries.
 
-        Before that, the last reply becomes an entry, without those tool calls that `new` does not answer.
-        `beside_tools`: the request offers tools too.
-
-        Raises:
-            ValueError: A tool message does not belong to a call of the last reply.
+        `beside_tools`: the request offers tools too. A result of an unknown call raises `ValueError`.
         """
         answers = {item.call_id for item in new if isinstance(item, m.ToolMessage)}
         reply = self.unread
@@ -167,10 +146,7 @@ class History:
             self.ledger.expect(reply)
 
     def close(self, end: m.TurnEnd | None) -> tuple[m.Said | m.AssistantReply, ...]:
-        """End a turn, and return the entries that this adds.
-
-        If `end` is `None`, the turn crashed or was killed, so unanswered calls may have taken effect.
-        """
+        """End a turn, and return the entries added. `None`: unanswered calls may have taken effect."""
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()
         if self.unread is None:
@@ -188,11 +164,7 @@ class History:
         return self.say((*told, *others))
 
     def rewrite(self, rewritten: m.Rewritten) -> None:
-        """Replace entries of the history.
-
-        Raises:
-            ValueError: A position is not in the history.
-        """
+        """Replace entries of the history; a position that is not in it raises `ValueError`."""
         if not 0 <= rewritten.start <= rewritten.stop <= len(self.entries):
             raise ValueError(
                 f"entries {rewritten.start} to {rewritten.stop} of {len(self.entries)} cannot be replaced"
@@ -284,10 +256,7 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Replace tool results by those in `shorter`, and at most `texts` user texts by their stubs.
-
-    Return the items, and how many more user texts may be replaced.
-    """
+    """Replace results by those in `shorter`, and at most `texts` user texts; return how many may follow."""
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):
@@ -301,11 +270,7 @@ def _cleared(
 
 
 def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledger: Ledger) -> History:
-    """Build a history from a system text and items. Calls without an answer are left out.
-
-    Raises:
-        ValueError: A tool message does not belong to a call of the reply before it.
-    """
+    """Build a history, without calls that have no answer; a result of an unknown call raises `ValueError`."""
     history = History(ledger)
     said: list[m.ConversationItem] = [m.SystemText(system)]
     for item in items:
@@ -342,11 +307,7 @@ SaidStep: TypeAlias = (
 
 
 def take_step(history: History, step: SaidStep) -> None:
-    """Apply a recorded message to a history, as the process that recorded the message did.
-
-    Raises:
-        ValueError: The message does not fit the history before it.
-    """
+    """Apply a recorded message to a history; one that does not fit the history raises `ValueError`."""
     match step:
         case m.RunTurn():
             history.plain, history.restates = step.plain_results, step.restates_answer
@@ -367,10 +328,7 @@ def take_step(history: History, step: SaidStep) -> None:
 def items_said(
     steps: Iterable[SaidStep], end: m.TurnEnd, *, plain: bool, begun: History | None = None
 ) -> tuple[m.HistoryItem, ...]:
-    """Return the texts, tool results and replies of a turn, for `TurnRequest.history` of a later turn.
-
-    `begun` is the turn's history before `steps`, if the turn was resumed; this function adds to it.
-    """
+    """Return the items of a turn, for `TurnRequest.history`; a resumed turn's earlier history is `begun`."""
     history = History() if begun is None else begun
     history.plain = plain
     for step in steps:

@@ -1,12 +1,9 @@
 """The tools that grue itself offers to a model, beside those of the servers.
 
-Calls of these tools go to one server, `SERVER`, which is an actor of the turn (`actors/built_in.py`) and
-needs no session. A built-in tool has no effect outside the turn, so no policy judges it.
-
-If there are more tools than `ToolSearch.above` allows, the model is offered `find_tools` and `call_tool` in
-place of the servers' tools, except those in `ToolSearch.always`. A call of `call_tool` becomes a call of the
-named tool, if there is such a tool, before anything else is decided (`named_call`). The conversation and the
-recorded reply keep the call as the model wrote it.
+Calls of these tools go to one server, `SERVER`, an actor of the turn (`actors/built_in.py`). They have no
+effect outside the turn, so no policy judges them. With many tools (`ToolSearch.above`), the model is offered
+`find_tools` and `call_tool` in place of most of the servers' tools. A call of `call_tool` becomes a call of
+the named tool before anything else is decided; the conversation keeps the call as the model wrote it.
 
 To add a tool, put its definition here, the code that answers its calls into `tool_sessions/`, and a row for
 it into `engine/turn_actors.py`.
@@ -94,11 +91,7 @@ _FIND_TOOLS = _defined(
 
 
 def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
-    """Return the definition of the tool `find_tools`. Its description names the servers that a turn may call.
-
-    The names come from the configuration, so the definition stays the same whichever servers start. At most
-    100 servers are named.
-    """
+    """Return the definition of `find_tools`. It names the configured servers, whichever have started."""
     names = list(servers)
     named = ", ".join(names[:_MOST_SERVERS])
     more = f" and {len(names) - _MOST_SERVERS} more" if len(names) > _MOST_SERVERS else ""
@@ -116,11 +109,10 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 
 
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
-    """Return the call that a call of `call_tool` asks for, without a check that the named tool exists.
+    """Return the call that a call of `call_tool` asks for; unchanged if it is no such call, or names no tool.
 
-    Any other call is returned unchanged, and so is one that names no tool. So is a call with the tool's
-    arguments beside `name`, and not in `arguments`, as some models write it: otherwise the tool would run
-    without its arguments. Without `bind`, as in the replay of an old trace, such a call gets no arguments.
+    A call with the tool's arguments beside `name` is unchanged too: otherwise the tool would run without
+    them. Without `bind`, as in the replay of an old trace, such a call gets no arguments.
     """
     if call.name != CALL_TOOL.name:
         return call

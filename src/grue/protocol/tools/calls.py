@@ -52,10 +52,7 @@ _NONE_MISSING: Mapping[m.ServerName, str] = {}
 
 
 class Unmade(Struct, frozen=True):
-    """A call that is not sent to a server. The model gets `reason` in place of a result.
-
-    `denied`: the policy or a person does not allow the call; otherwise the call itself cannot be made.
-    """
+    """A call that is not sent to a server; the model gets `reason`. `denied`: by the policy or a person."""
 
     call: m.ToolCall
     reason: str
@@ -63,10 +60,7 @@ class Unmade(Struct, frozen=True):
 
 
 class ValidCall(Struct, frozen=True):
-    """A call that its server can take: the server serves the tool, and the arguments are an object.
-
-    `task` is the MCP task as which the server runs the call, if an earlier process has sent the call.
-    """
+    """A call that its server can take; `task`: the MCP task as which an earlier process has sent it."""
 
     call: m.ToolCall
     tool: m.ToolDefinition
@@ -78,8 +72,8 @@ class ValidCall(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session together.
 
-    Several `parallel` runs may be under way at the same time, each at a different server. Each has only one
-    call, so that the other calls are still unsent, and can be skipped, if a call at any server times out.
+    `parallel` runs may be under way together, each at another server. Each has one call, so that the other
+    calls can still be skipped if a call at any server times out.
     """
 
     server: m.ServerName
@@ -107,11 +101,7 @@ def without_doubles(
 def tool_of(
     name: str, listed: Mapping[str, m.ToolDefinition], serving_unlisted: tuple[m.ServerName, ...]
 ) -> m.ToolDefinition | None:
-    """Return the tool that a call names; `None` if no server serves it.
-
-    The servers in `serving_unlisted` also take calls of tools that they do not list. The definition of such a
-    tool has only its name.
-    """
+    """Return the tool that a call names; `None` if no server serves it, even one in `serving_unlisted`."""
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None
     if found is None:
@@ -128,9 +118,7 @@ def is_as_decided(
 ) -> bool:
     """Return whether a call's tool still has the definition that it had when the call was allowed.
 
-    `listed` are the tools that the server lists now, without those that the tool lock refuses. If
-    `serves_unlisted`, the server also takes calls of tools that it does not list. The result is `True` as
-    well if the call has no digest of the definition (old traces), or is an MCP task already.
+    `True` also for a call that is an MCP task already, or has no digest of the definition (old traces).
     """
     if not call.definition or call.task is not None:
         return True
@@ -171,12 +159,8 @@ def read_calls(
 ) -> tuple[tuple[ValidCall, ...], tuple[Unmade, ...]]:
     """Return the valid calls in order, and the calls with an unknown tool or with unreadable arguments.
 
-    Args:
-        calls: The calls of one reply.
-        tools: The tools that may be called.
-        serving_unlisted: The servers that accept calls of tools which they do not list.
-        offered: The tools that the error about an unknown tool names; `None`: all of `tools`.
-        missing: Servers that could not be used, with the reason for each.
+    `offered` are the tools that the error about an unknown tool names; `None`: all. `missing` are the servers
+    that could not be used, with the reason for each.
 
     Source: R5.3, R6.4, R8.3
     """
@@ -225,8 +209,8 @@ def _unknown(name: str) -> str:
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
     """Group consecutive calls to the same server. A call marked as `parallel` is a run of its own.
 
-    With `bind`, each call that is not an MCP task already gets the digest of its tool's definition. The
-    session then refuses the call if the server has changed the tool meanwhile.
+    With `bind`, a call gets the digest of its tool's definition: the session refuses it if the tool has
+    changed.
     """
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
@@ -317,14 +301,10 @@ def tool_messages(
     plain: bool = False,
     refers: bool = False,
 ) -> tuple[m.ToolMessage, ...]:
-    """Return the tool messages of a reply's calls, in order.
+    """Return the tool messages of a reply's calls, in order; `room` collects their attachments.
 
-    Args:
-        records: The settled calls.
-        max_result_chars: Longest text of one message.
-        room: Collects the attachments; `None` attaches nothing.
-        plain: Whether the model gets a tool's text as plain text, and not within JSON.
-        refers: Whether a result that is too long gets a handle for `read_result`. This needs `plain` too.
+    `plain`: a tool's text is not put into JSON. `refers` (needs `plain`): a result that is too long gets a
+    handle for `read_result`.
 
     Source: R5.4, P44
     """
@@ -371,8 +351,7 @@ class ReadChangedTools(Struct, frozen=True):
 class MakeCall(Struct, frozen=True):
     """Record the message `called`, and make the call; the next event is its settlement.
 
-    Do neither if the call would be refused before it is sent, or if the tool has changed since the call was
-    allowed. Then the next event is `ToolSkipped`.
+    If the call is refused before it is sent, do neither; the next event is `ToolSkipped`.
     """
 
     called: m.ToolCalled

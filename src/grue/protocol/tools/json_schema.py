@@ -1,14 +1,11 @@
-"""Compare a JSON value with a JSON Schema. Both may be hostile.
+"""Compare a JSON value with a JSON Schema by the library `jsonschema-rs`. Both may be hostile.
 
-Servers write the schemas, and servers or models write the values. The library `jsonschema-rs` does the check.
-It holds the GIL, cannot be stopped, and exhausts the stack on a long chain of references. So grue first
-computes how much work a check can be: the number of schema parts that can apply to one place of a value,
-times the number of nested values. Above a limit the value is not checked. References are resolved only within
-the schema; nothing is fetched. A regular expression that cannot run in linear time is ignored.
-
-Loading the library takes 6 MB and 10 ms. So a value that fits a schema of only the commonest keywords
-(`_is_plain`) is accepted without the library. Formats, `unevaluatedItems` and `unevaluatedProperties` are not
-checked.
+The library holds the GIL, cannot be stopped, and exhausts the stack on a long chain of references. So grue
+first computes how much work a check can be: the number of schema parts that can apply to one place of a
+value, times the number of nested values. Above a limit the value is not checked. References lead nowhere
+outside the schema; a regular expression that cannot run in linear time is ignored. Formats,
+`unevaluatedItems` and `unevaluatedProperties` are not checked. Loading the library takes 6 MB and 10 ms, so a
+value that fits a schema of only the commonest keywords (`_is_plain`) is accepted without it.
 """
 
 import contextlib
@@ -97,12 +94,9 @@ class NotCheckedError(Exception):
 
 
 def check_of(schema: m.JsonObject) -> Check:
-    """Compile a schema. Compiled schemas are cached, because each turn has a new session with the same tools.
+    """Compile a schema, cached. A schema that cannot be used raises any exception; `reason(error)` says why.
 
     A property with a default may be left out, even if it is `required`: some libraries write such schemas.
-
-    Raises:
-        Exception: The schema cannot be used, for example because it is too large; `reason(error)` says why.
     """
     written = msgspec.json.encode(schema)
     if len(written) > MAX_SCHEMA_BYTES:
@@ -236,10 +230,7 @@ def _shown(value: object) -> str:
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
-    """Return a schema without the keywords that cannot be checked. Properties with a default are optional.
-
-    `names`: the keys of `part` are names and not keywords, as in the value of `properties`.
-    """
+    """Return a schema without keywords that cannot be checked. `names`: its keys are names, not keywords."""
     if isinstance(part, list):
         return [_checkable(inner, whole_schema) for inner in part]
     if not isinstance(part, dict):
@@ -341,8 +332,7 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
     """Return the largest number of parts of the schema that can apply to one place of a value.
 
-    A state is the list of the parts that apply to one place. The search begins at the outermost place and
-    goes inwards. A recursive schema leads to the same state again, which is not followed a second time.
+    A state is the list of the parts for one place. A recursive schema leads to the same state again.
     """
     states = [[root]]
     seen: set[tuple[int, ...]] = set()

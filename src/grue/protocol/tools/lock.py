@@ -1,8 +1,4 @@
-"""Compare the tools that a server lists with the definitions that the user has approved (the lock).
-
-Four digests pin a definition, one for each part that a server can change without the user's knowledge. The
-order of tools and of keys does not matter.
-"""
+"""Compare the tools that a server lists with the definitions that the user has approved (the lock)."""
 
 from __future__ import annotations
 
@@ -22,13 +18,9 @@ _SUMMARY_CHARS = 100
 
 
 class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
-    """The digests of one approved tool definition.
+    """The digests of one approved definition; the `summary` of its description, for people, is not compared.
 
-    Attributes:
-        summary: First line of the description, for people. It is not compared.
-        description: The digest of the description. The fields after this one are digests, too.
-        output_schema: `None`: the tool declares no such schema.
-        annotations: `None` in an old lock: annotations are then neither compared nor trusted.
+    `annotations` is `None` in an old lock: they are then neither compared nor trusted.
     """
 
     summary: str
@@ -43,11 +35,7 @@ ServerPins: TypeAlias = Mapping[str, ToolPin]
 
 
 class ToolLock(Struct, frozen=True):
-    """The approved definitions of every server, by the servers' names.
-
-    Attributes:
-        listings: The definitions themselves, as the servers listed them when they were approved.
-    """
+    """The approved definitions of every server, as digests and, in `listings`, as the servers sent them."""
 
     servers: Mapping[str, ServerPins] = {}
     listings: Mapping[str, tuple[m.ToolDefinition, ...]] = {}
@@ -73,10 +61,7 @@ class ToolDrift(Struct, frozen=True):
 def lock_of(
     tools: Iterable[m.ToolDefinition], shown: Iterable[m.ToolDefinition] | None = None
 ) -> dict[str, ToolPin]:
-    """Return the pins of one server's tools, by bare name, sorted.
-
-    `shown`: the same tools in the same order, without secrets; the summaries are made from these.
-    """
+    """Return the pins of a server's tools, sorted by bare name; `shown`: the same tools without secrets."""
     tools = tuple(tools)
     pins = {tool.tool: _pin(tool, each.description) for tool, each in zip(tools, shown or tools, strict=True)}
     return dict(sorted(pins.items()))
@@ -100,8 +85,7 @@ def screen(
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
     """Return the tools that `on_drift` allows, in order, and a note for each tool that has drifted.
 
-    If a tool has not drifted, and the lock has a digest of its annotations, these are marked as trusted: the
-    user has approved them. If `on_drift` is `ignore`, the tools are not compared with the lock.
+    The annotations of a tool that has not drifted, and whose lock has their digest, are marked as trusted.
     """
     if on_drift == "ignore":
         return tools, ()

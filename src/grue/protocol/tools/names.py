@@ -1,11 +1,8 @@
 """Tools as a model sees them: their names, their definitions, and the arguments that the model writes.
 
-The canonical name, used everywhere inside grue, is `{server}.{tool}`. MCP allows dots and up to 128
-characters in a tool's name. Most LLM endpoints allow only letters, digits, `_` and `-`, and at most 64
-characters, so `WireNames` encodes names.
-
-Arguments may be any text of any size. `read_arguments` rejects those that are too large before they are
-parsed, because parsing cannot be interrupted and blocks the event loop.
+The canonical name, used everywhere inside grue, is `{server}.{tool}`, with dots and up to 128 characters in
+the tool's name. Most endpoints allow only letters, digits, `_` and `-`, and at most 64 characters:
+`WireNames`.
 
 Source: R8.2
 """
@@ -43,13 +40,7 @@ def is_built_in(tool: m.ToolDefinition) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a canonical name at its first dot into server and tool.
-
-    Raises:
-        ValueError: The name has no dot.
-
-    Source: R8.3, P35
-    """
+    """Split a canonical name at its first dot into server and tool; without a dot, raise `ValueError`."""
     server, dot, tool = name.partition(".")
     if not dot:
         raise ValueError(f"Invalid tool name format: {name}. Expected format: {{server_name}}.{{tool_name}}")
@@ -57,19 +48,13 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def split_known(name: str, servers: Iterable[str]) -> tuple[str, str] | None:
-    """Split a canonical name into one of `servers` and a tool; `None` if it begins with none of them.
-
-    A server's name may contain a dot, such as `mcp.files`, so the longest server name that fits counts.
-    """
+    """Split a canonical name into server and tool; the longest of `servers` that fits counts; else `None`."""
     server = max((each for each in servers if name.startswith(f"{each}.")), key=len, default=None)
     return None if server is None else (server, name[len(server) + 1 :])
 
 
 def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | None:
-    """Split a tool name that no server lists into server and tool; `None` if it names none of `servers`.
-
-    The model may have written `server.tool`, or the readable form of a wire name, `server__tool`.
-    """
+    """Split `server.tool` or `server__tool` (as on the wire); `None` if it names none of `servers`."""
     for server in servers:
         for separator in (".", "__"):
             tool = name.removeprefix(f"{server}{separator}")
@@ -88,8 +73,8 @@ def is_wire_name(name: str) -> bool:
 class WireNames:
     """A two-way table of canonical names and wire names. Once added, an entry never changes.
 
-    A canonical name that is a valid wire name is used unchanged. Any other gets a readable wire name. If a
-    wire name is taken or too long, a hash is put at its end. With the style `canonical`, no name is changed.
+    A name that is no valid wire name gets a readable one, with a hash at its end if that is taken or too
+    long. With the style `canonical`, no name is changed.
     """
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:
@@ -104,11 +89,7 @@ class WireNames:
             self.to_wire(name)
 
     def to_wire(self, name: str) -> str:
-        """Return the wire name, and add the name if it is new.
-
-        A name that the model invented is added too. It is sent to the endpoint with the history, so its wire
-        name must be valid and must not be another tool's.
-        """
+        """Return the wire name. A new name is added, even one that the model invented: the history has it."""
         if self.style == "canonical":
             return name
         if name not in self._wire:
@@ -187,14 +168,10 @@ def _parameters(schema: m.JsonObject) -> m.JsonObject:
 
 
 class ToolRoutes(Struct, frozen=True):
-    """The names by which tools are shown and called.
+    """The names by which tools are shown (`listed`, in the tools' order) and can be called (`called`).
 
-    Attributes:
-        listed: Each tool by the name to show it with: its bare name, or its full name if the bare name calls
-            another tool. The order is that of the tools.
-        called: Each tool by every name that it can be called by.
-        shadowed: Pairs of tools with the same bare name. The first of a pair was listed later, and the bare
-            name calls it.
+    A tool is listed by its full name if its bare name calls another tool. In each pair in `shadowed`, the
+    first tool was listed later than the second, and takes the bare name of both.
     """
 
     listed: dict[str, m.ToolDefinition]
@@ -231,9 +208,9 @@ _DIGITS = 40
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
-    """Return the arguments in `text`, or an error text, for instance if `text` is longer than `room`.
+    """Return the arguments in `text`, or an error text; `room`: the characters that earlier calls have left.
 
-    `room`: how many characters the earlier calls of the reply have left of `MAX_CHARS`.
+    Arguments that are too large are rejected before they are parsed: parsing cannot be interrupted.
     """
     if text.endswith(CUT_MARK):
         return "the reply was cut at its length limit before its arguments were whole: make the call again"

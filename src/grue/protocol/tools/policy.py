@@ -54,13 +54,9 @@ class ToolHints(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What a policy says about a tool, or about one call of it.
+    """What a policy says about a tool or a call. `read_only`: the tool is known to change nothing.
 
-    Attributes:
-        reason: Why the call is denied or asked about; empty if the rule gives no reason.
-        max_calls: The most calls in one turn; `None`: no limit.
-        parallel: Whether a call may run while calls to other servers run.
-        read_only: Whether the tool is known to change nothing.
+    `parallel`: a call may run while calls to other servers run. `max_calls` is for one turn.
     """
 
     verdict: Verdict = "allow"
@@ -71,10 +67,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
-    """Return a tool's hints: its annotations, or the specification's defaults.
-
-    A read-only tool always counts as idempotent and not destructive.
-    """
+    """Return a tool's annotations, or the specification's defaults. Read-only means not destructive."""
     if annotations is None:
         return ToolHints()
     read_only = bool(annotations.read_only)
@@ -99,10 +92,10 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Return the `Terms` of each call of a reply, and a copy of `used` that counts those not denied, too.
+    """Return the `Terms` of the calls of a reply, and `used` with those that are not denied counted.
 
-    `tools` has the tool of each call. `used` says how often each tool that has a `max_calls` has been called
-    in this turn.
+    `tools` has the tool of each call; `used`: how often each tool that has a `max_calls` was called in the
+    turn.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}
@@ -144,11 +137,7 @@ def question_about(
     *,
     show_schema: bool = True,
 ) -> ApprovalQuestion:
-    """Return the question about a call of `tool`, with digests of the arguments and the tool's definition.
-
-    The question has copies of the arguments and the input schema. So a host that modifies them, for instance
-    to mask a value, does not change the call.
-    """
+    """Return the question about a call. A host that modifies its arguments does not change the call."""
     return ApprovalQuestion(
         call_id=call_id,
         name=tool.name,
@@ -162,11 +151,7 @@ def question_about(
 
 
 def check_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Check that all values of a policy can be used, and return the policy.
-
-    Raises:
-        MCPConfigError: A value cannot be used; the error names the rule and the field.
-    """
+    """Return the policy if all its values can be used; else the `MCPConfigError` names rule and field."""
     for n, rule in enumerate(policy.rules):
         if fault := _fault(rule):
             raise MCPConfigError.of_value("tool_policy", ("rules", n), f"rule {n + 1}: {fault}.")
@@ -222,10 +207,7 @@ UNMATCHED = ", which matches no tool"
 
 
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns that match none of the names, each once.
-
-    In a rule that denies tools, a misspelt pattern would silently deny nothing.
-    """
+    """Return the patterns that match no name: in a rule that denies, a misspelt pattern denies nothing."""
     known = tuple(names)
     return tuple(
         pattern
@@ -273,12 +255,7 @@ Decisions = Mapping[m.CallId, ApprovalDecision]
 
 
 class Judged(Struct, frozen=True):
-    """Whether the call that was decided on is made, and with which arguments.
-
-    Attributes:
-        denied: Why the call is not made; empty: it is made.
-        changed: The arguments to make the call with; `None`: the arguments that the person was shown.
-    """
+    """A decision about a call: why it is `denied` (empty: it is made), or its `changed` arguments."""
 
     denied: str = ""
     changed: m.JsonObject | None = None
@@ -342,8 +319,7 @@ def settled(
 ) -> tuple[dict[m.CallId, ApprovalDecision], tuple[m.DecisionIgnored, ...]]:
     """Return the decisions that count, by call id, and notes on those that are ignored or contradict another.
 
-    `before` are the decisions that were accepted earlier, for calls that have not been sent yet. The result
-    contains them too.
+    `before` are the decisions that were accepted earlier, which the result contains too.
     """
     asked = {question.call_id: question for question in questions}
     accepted = dict(before or {})
@@ -369,7 +345,7 @@ def settled(
 
 
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
-    """Return a program's answers as decisions. Leave out answers whose id, name or digest is not a text.
+    """Return a program's answers as decisions, without those whose id, name or digest is not a text.
 
     Raises:
         TypeError: One of the answers is not a decision.

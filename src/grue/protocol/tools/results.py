@@ -1,7 +1,5 @@
 """Turn a server's answer to `tools/call` into a `ToolCallResult`, and the result into text for the model.
 
-Values that JSON cannot express are replaced when the result is made, so that later code can encode it.
-
 | the server's result         | `content`, complete, as in the trace  | what the model reads          |
 |-----------------------------|---------------------------------------|-------------------------------|
 | structured content          | the structured content                | its JSON                      |
@@ -17,15 +15,11 @@ Values that JSON cannot express are replaced when the result is made, so that la
 | - SVG, or text in base64    |                                       | type, size, the decoded text  |
 | - anything else             |                                       | unchanged                     |
 
-A text that is too long is cut. The base64 of blocks is never part of the text. Data that cannot be attached
-is marked `omitted`, with the reason. If a result has structured content, its text blocks are dropped, because
-they repeat it.
+The model never reads base64. If a result has structured content, its text blocks are dropped, because they
+repeat it. Media are checked before they are attached: a provider refuses a request because of one broken
+image, and every later request would contain that image too. To add a media type, add it to the tables below.
 
-Images, audio and PDF files are checked before they are attached: a provider refuses a whole request because
-of one image with the wrong media type or broken base64, and every later request would contain that image too.
-To add a media type, add it to the tables below.
-
-Source: P43, P44
+Source: P25, P41-P44, R6.2, R11.1, R11.2, R11.4, R11.5
 """
 
 from __future__ import annotations
@@ -75,10 +69,7 @@ _EXPECTED = {
 
 
 class MediaRoom:
-    """Collects the attachments of one reply's tool results, up to the limits of the turn.
-
-    `used_bytes` is the decoded size of the turn's earlier attachments, those of the user included.
-    """
+    """Collects the attachments of one reply's results; `used_bytes` of the turn's limit are used already."""
 
     def __init__(self, limits: TurnLimits, used_bytes: int = 0) -> None:
         self.attachments: list[m.Attachment] = []
@@ -86,10 +77,7 @@ class MediaRoom:
         self._left = limits.max_media_bytes - used_bytes
 
     def attach(self, declared: str, data: str, uri: str = "") -> str:
-        """Attach base64 data. Return why it cannot be attached; empty: it was attached.
-
-        `declared` is the type of the content block. `uri` gives a PDF file its name.
-        """
+        """Attach base64 data; return why it cannot be attached, or an empty text. `uri` names a PDF file."""
         data = _without_prefix(data)
         found = _sniffed(data[:_HEAD_CHARS])
         if found is None:
@@ -119,10 +107,7 @@ class MediaRoom:
 
 
 def text_in(mime: object, data: str) -> str | None:
-    """Return the text in base64 data, if the media type is that of a text, such as SVG.
-
-    `None`: the data is not text, not UTF-8, or larger than a megabyte.
-    """
+    """Return the text in base64 data; `None`: not of a textual media type, not UTF-8, or over a megabyte."""
     if not isinstance(mime, str) or not _TEXTUAL.match(mime) or decoded_bytes(data) > _MAX_TEXT_BYTES:
         return None
     try:
@@ -145,8 +130,7 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    Data that is not base64 may contain a secret, which the trace replaces by a placeholder. A replay would
-    compute another size, so none is returned. Data of more than a megabyte is taken for base64 unchecked.
+    The trace may replace other data, which may be a secret, and a replay would then compute another size.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
@@ -169,10 +153,7 @@ def _sniffed(base64_head: str) -> tuple[MediaKind, str] | None:
 
 
 def _clean(data: str) -> str | None:
-    """Return base64 as providers take it: padded and without white space; `None` if it is not base64.
-
-    The check uses `bytes.translate`, because decoding would take ten times as long.
-    """
+    """Return base64 as providers take it: padded and without white space; `None` if it is not base64."""
     foreign = data.encode("ascii", "replace").translate(None, _ALPHABET)
     if foreign.strip(b"="):
         data = "".join(data.split())
@@ -236,10 +217,7 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of an error text about an unknown tool: which servers could not be used, and why.
-
-    Only servers that may have the tool are named. `missing` has the reasons, by server.
-    """
+    """Return the end of an error text about an unknown tool: why servers with such a tool were not used."""
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"
@@ -250,34 +228,22 @@ def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
 
 
 def success(content: object) -> m.ToolCallResult:
-    """Return the result of a tool that succeeded.
-
-    Source: R11.1, P41
-    """
+    """Return the result of a tool that succeeded."""
     return m.ToolCallResult(json_value(content))
 
 
 def failure(message: str, content: object = None) -> m.ToolCallResult:
-    """Return the result of a call that failed.
-
-    Source: R11.2, R11.4, P42
-    """
+    """Return the result of a call that failed."""
     return m.ToolCallResult(json_value(content), is_error=True, error_message=well_formed(message))
 
 
 def timed_out(timeout_s: float) -> m.ToolCallResult:
-    """Return the result of a call that did not return within `timeout_s` seconds.
-
-    Source: P25
-    """
+    """Return the result of a call that did not return within `timeout_s` seconds."""
     return failure(f"Tool call timed out after {timeout_s:g}s")
 
 
 def call_failed(cause: str) -> m.ToolCallResult:
-    """Return the result of a call that failed before the tool could answer.
-
-    Source: R6.2
-    """
+    """Return the result of a call that failed before the tool could answer."""
     return failure(f"Tool call failed: {cause}")
 
 
@@ -348,10 +314,7 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return a result as plain text: the texts of its content blocks, if there are any.
-
-    Otherwise return the content or, for a failed call without blocks, the error's message.
-    """
+    """Return a result as plain text: its blocks' texts, else the error's message or the content."""
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)
@@ -378,10 +341,7 @@ def history_text(result: m.ToolCallResult, max_chars: int) -> str:
 
 
 def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
-    """Return a tool result as JSON text for the model, and its attachments, which are added to `room` too.
-
-    What does not fit into `room` is not attached; without `room` nothing is. `note`: a further sentence.
-    """
+    """Return a result as JSON text for the model; without `room` nothing is attached."""
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()
     if result.blocks:
@@ -402,11 +362,9 @@ def told_plainly(
     *,
     handle: str = "",
 ) -> Told:
-    """Return a tool message's text with the tool's own text unchanged (not as JSON), and its attachments.
+    """Return a result for the model, with the tool's own text unchanged; other content becomes JSON.
 
-    Content that is not text becomes JSON. The markers of cuts are not counted in `max_chars`. `room` collects
-    the attachments of all results of a reply; `None` attaches nothing. `note` is a further text for the
-    model. `handle` is the handle for `read_result` that a cut text names; empty: it names none.
+    `handle` is the handle for `read_result` that a cut text names; empty: it names none.
     """
     before = len(room.attachments) if room else 0
     said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
@@ -509,10 +467,9 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 
 
 def cut_middle(content: str, max_chars: int) -> str:
-    """Return a result's text, without its middle if it is too long.
+    """Return a result's text, without its middle if it is too long: many tools print totals and errors last.
 
-    JSON stays JSON: an object keeps its members, and any other value becomes `{"content": ...}`. The end is
-    kept because many tools print totals and errors last. Markers and braces are not counted in `max_chars`.
+    JSON stays JSON: an object keeps its members, and any other value becomes `{"content": ...}`.
     """
     if len(content) <= max_chars:
         return content

@@ -85,10 +85,7 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
 
 
 def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
-    """Return the next step after an answer to `tasks/get`.
-
-    `answered` are the names of the questions that the host has answered already. A server may repeat these
-    questions.
+    """Return the next step after an answer to `tasks/get`; the questions in `answered` may come again.
 
     Raises:
         ValueError: The answer cannot be used.

@@ -214,10 +214,9 @@ def _summary_request(turn: Turn) -> m.UserText:
 
 
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
-    """Put a summary in the place of everything but the first entry and this turn's last reply.
+    """Put a summary in the place of all but the first entry and this turn's last reply.
 
-    In a continued conversation the summary may replace the turn's user text too. Then that text is added
-    again after the summary.
+    In a continued conversation this replaces the turn's user text, which is added again after the summary.
     """
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
@@ -231,11 +230,7 @@ def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
 def _after_overflow(
     turn: Turn, overflow: ContextOverflow
 ) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
-    """Shorten the history after an endpoint has refused a request as too long.
-
-    The model cannot be asked for a summary: that request would be too long as well. There are no changes if
-    nothing can be cleared, cut or left out.
-    """
+    """Shorten the history after a refusal as too long. A request for a summary would be too long as well."""
     policy, ledger = _kept(turn)
     ledger = ledger.counted(overflow.prompt_tokens or 0)
     windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]

@@ -81,7 +81,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
         clears: Whether the agent can shorten the history if a request is too long.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
-        cut: The cut reply, after which the request was sent with a larger limit; `None`: none was cut.
+        cut: The cut reply, if this request asks for a longer one.
         lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 
@@ -110,14 +110,10 @@ class ReplyRead(Struct, frozen=True):
 
 
 class RequestFailed(Struct, frozen=True, kw_only=True):
-    """The request gave no completion.
+    """The request gave no completion; `failure` describes the fault for a person, without the attempts.
 
-    Attributes:
-        failure: The fault, described for a person. `attempt_step` fills in the number of attempts.
-        profile: The endpoint's profile for which the request was encoded.
-        attachments: Whether the conversation holds images or files. A further attempt may leave them out.
-        shown: Whether some text of the reply was streamed.
-        jitter: A random number from 0 to 1: the larger, the longer is the wait before a retry.
+    `attachments`: the conversation holds images or files that a further attempt may leave out. `shown`: some
+    text was streamed. `jitter`, from 0 to 1, lengthens the wait before a retry.
     """
 
     fault: Fault
@@ -204,9 +200,7 @@ class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, and n
 
 
 def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
-    """Return the next state, and the commands to carry out, in order.
-
-    The last command is `SendRequest`, whose outcome is the next event, or `Finish`.
+    """Return the next state, and the commands to carry out, in order; the last is `SendRequest` or `Finish`.
 
     Raises:
         IllegalAttemptEvent: The event cannot happen in this state.
@@ -227,10 +221,7 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
 
 
 def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
-    """Return a larger token limit for a second try after a cut reply.
-
-    `None`: the user has set a limit, no limit is known, or `retry` or the model allows no larger one.
-    """
+    """Return a token limit for a second try after a cut reply; `None`: no larger one is known or allowed."""
     limit = profile.limit(settings)
     if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():
         return None
@@ -242,10 +233,7 @@ def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPoli
 def smaller_limit(
     settings: ModelSettings, profile: WireProfile, overflow: ContextOverflow | None
 ) -> int | None:
-    """Return a limit on the reply's tokens with which a request that was too long fits into the window.
-
-    `None`: no smaller limit helps, the refusal does not name the sizes, or `extra_body` sets the limit.
-    """
+    """Return a limit on the reply with which a too long request fits into the window; `None`: none helps."""
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():
         return None
@@ -350,11 +338,7 @@ def moves_on(failure: m.LlmFailure) -> bool:
 def next_to_ask(
     breakers: Sequence[Breaker], now_s: float, tried: Collection[int], usable: Collection[int]
 ) -> int | None:
-    """Return the position of the model to ask next; `None`: every usable model was tried.
-
-    A model whose breaker is open is asked only if there is no other. `usable` are the models that may get
-    this request.
-    """
+    """Return the position of the model to ask next, paused ones last; `None`: all `usable` were tried."""
     left = [at for at in range(len(breakers)) if at in usable and at not in tried]
     return min(left, key=lambda at: (breakers[at].is_open(now_s), at), default=None)
 

@@ -41,13 +41,10 @@ class Proven(Struct, frozen=True, tag=True):
 
 
 class Disabled(Struct, frozen=True, tag=True):
-    """The server is not used, for this `reason`.
+    """The server is not used, for this `reason`; `last_words`: the last line that it wrote to stderr.
 
-    Attributes:
-        failures: How often the server has been disabled since a connect last succeeded.
-        until_s: When the server may be tried again, on the clock of `ConnectRequested.at_s`; `None`: not in
-            this episode.
-        last_words: The last line that the server wrote to stderr; empty: it wrote none.
+    It has been disabled `failures` times since a connect last succeeded, and may be tried again at `until_s`,
+    on the clock of `ConnectRequested.at_s`; `None`: not in this episode.
     """
 
     reason: str
@@ -57,13 +54,10 @@ class Disabled(Struct, frozen=True, tag=True):
 
 
 class Connecting(Struct, frozen=True, tag=True):
-    """The session is trying to connect to the server.
+    """The session is trying to connect, for the time `attempt` (from 1) in this turn.
 
-    Attributes:
-        attempt: Number of the attempt within the turn, from 1.
-        first: Whether the state before was `Untried`. If so, `FailurePolicy.first_connect` says what follows
-            a failure.
-        failures: As in `Disabled`.
+    `first`: the state before was `Untried`, so `FailurePolicy.first_connect` says what follows a failure.
+    `failures`: as in `Disabled`.
     """
 
     attempt: int

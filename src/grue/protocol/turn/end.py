@@ -60,10 +60,7 @@ def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
 
 
 def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
-    """End a turn whose time is up or that was interrupted, whatever its state.
-
-    A call that is not settled gets no `ToolCallRecord`.
-    """
+    """End a turn whose time is up or that was interrupted. An unsettled call gets no `ToolCallRecord`."""
     turn = state.turn
     notes: tuple[s.CallNote, ...] = ()
     match state:
@@ -96,10 +93,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 def with_calls_ended(
     state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
-    """Return the turn as it ends in `state`: with records of the settled calls, and an answer to each call.
-
-    The sessions of the `starting` servers are closed too. Return also the notes that are not recorded yet.
-    """
+    """Return the turn with its settled calls and an answer to each call, and the notes still to record."""
     turn = state.turn
     # A call with a task was sent by an earlier process, even if its run has not been sent again.
     unsent = {call.call_id for run in state.unsent for call in run.calls if call.task is None}
@@ -120,8 +114,7 @@ def answers_at_end(
 ) -> tuple[m.ToolMessage, ...]:
     """Return an answer to every call of the reply, for later turns; empty if the turn is in no conversation.
 
-    The answer to an unsettled call says that the call was not made, if `unsent` has it, or that it may have
-    taken effect.
+    An unsettled call was not made, if `unsent` has it; otherwise it may have taken effect.
     """
     if turn.run.history is None:
         return ()

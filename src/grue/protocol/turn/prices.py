@@ -60,10 +60,7 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return `usage` with a cost: its own, else `reported` (by an HTTP header), else computed from `price`.
-
-    If none of these is known, the cost stays `None`.
-    """
+    """Return `usage` with its own cost, or that `reported` in an HTTP header, or that by `price`, or none."""
     if usage.cost_usd is not None:
         return usage
     if reported is None and price is not None:
@@ -77,10 +74,7 @@ def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.
 def most_usage(
     prompt_bytes: int, bytes_per_token: float, max_tokens: int | None, price: Price | None
 ) -> m.Usage:
-    """Estimate the tokens and the cost of a request from the size of its prompt.
-
-    `max_tokens`: the tokens of the reply that has arrived, or the most that it may have; `None`: 0 tokens.
-    """
+    """Estimate a request's tokens and cost; `max_tokens`: those of the reply, or the most it may have."""
     tokens = math.ceil(prompt_bytes / bytes_per_token)
     return with_cost(m.Usage(input_tokens=tokens, output_tokens=max_tokens or 0), None, price)
 
@@ -134,7 +128,7 @@ class Spent(Struct, frozen=True, kw_only=True):
             raise BudgetSpent(f"{what}: {reached}.\n{advice}")
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return a turn's budget: each limit is `turn`'s, or what the episode has left if this is less.
+        """Return a turn's budget: each limit is `turn`'s, or what the episode has left if that is less.
 
         Raises:
             BudgetSpent: The episode's budget is spent.

@@ -22,15 +22,12 @@ from grue.protocol.turn.tools import parked_at_questions
 def cut_off(
     state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
 ) -> m.Resumption | None:
-    """Return where a turn whose process was killed goes on.
+    """Return where a turn whose process was killed goes on; `None`: its end was already decided on.
 
-    A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
-    server has made an MCP task of the call, the turn asks the server for the result. Otherwise the turn tells
-    the model that the call was interrupted. Calls that were not sent are judged by the policy once more.
-
-    `state` is the turn's state after the last event of the trace; `called` are the calls that were sent, and
-    `tasks` those that their servers run as MCP tasks. A turn that waited for a batch asks for the reply
-    again. Return `None` if the turn had ended, or if its end was already decided on.
+    `state` is that after the last recorded event; `called` are the calls that were sent, `tasks` those that
+    their servers run as MCP tasks. A sent call without a settlement may have taken effect, so it is not sent
+    again: the turn asks for the task's result, or tells the model of the interruption. Other calls are judged
+    once more.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
@@ -118,10 +115,7 @@ def _waits(state: s.Waiting) -> m.TurnWaits:
 def waited(
     state: s.Waiting | s.AwaitingCompletion | s.AwaitingSummary,
 ) -> s.AwaitingCompletion | s.AwaitingSummary:
-    """Return the state in which a later process waits for the reply.
-
-    In this state no session is open. Each server starts again when one of its tools is called.
-    """
+    """Return the state in which a later process waits for the reply: no session is open."""
     then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn
     return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))
@@ -132,10 +126,10 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event, which led from `before` to `after`.
+    """Return whether a turn can be forked at an event that led from `before` to `after`.
 
-    It can if one of `commands` asks the model, calls tools, asks for an approval or checks an answer, and
-    nothing else is under way: no other call, and no start of a server.
+    `commands` must ask the model or a person, call tools or check an answer, and nothing else may be under
+    way.
     """
     if isinstance(after, _NOT_ALL_REPORTED):
         return False

@@ -103,10 +103,7 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
-    """Go on with the turn, unless a session is opening or the check for tool support is under way.
-
-    The turn sends its next request. A turn that was resumed at tool calls makes these calls instead.
-    """
+    """Go on with the turn, or with the calls at which it was parked, unless a session is still opening."""
     if state.pending or state.asking:
         return state, ()
     turn = state.turn
@@ -118,8 +115,8 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern of the request, or of the tool policy, that matches no tool of the turn.
 
-    Return no note if some tools are not known. Check the policy's patterns only if the request offers all
-    tools: otherwise a pattern may be about a tool that is not offered.
+    None if some tools are not known. If the request selects tools, the policy may have patterns for the
+    others.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:

@@ -1,8 +1,4 @@
-"""The states of a turn, each named for what it waits for, and the `Turn` that nearly all of them carry.
-
-The states are immutable, so each step copies the sequences that it changes. That is quick enough even for a
-reply with the most calls that a wire format accepts (`MAX_CALLS`).
-"""
+"""The states of a turn, each named for what it waits for, and the `Turn` that nearly all of them carry."""
 
 from __future__ import annotations
 
@@ -35,30 +31,22 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         tools: The tools of all open sessions and of servers that start when they are called, in the order of
-            the servers, without those that `RunTurn.tools` excludes; then `read_result`, if it is offered.
+            the servers, as far as `RunTurn.tools` selects them; then `read_result`, if it is offered.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
-        serving_unlisted: Servers that serve tools which they do not list.
         iterations: Replies with tool calls so far.
-        requests: Requests of this turn so far, which is also the number of the last one. A resumed turn
-            includes the requests that were `sampled` before it was parked.
-        sampled: Finished requests of servers to the model (sampling).
-        usage: Tokens and cost of `requests` and `sampled`.
+        requests: Requests so far; in a resumed turn also those that were `sampled` before it was parked.
+        sampled: Finished requests of servers to the model (sampling), which `usage` counts too.
         batches: The number of the last batch of tool calls. Notes about calls not sent use up a number too.
         records: The settled tool calls, without those of a reply whose calls are not all settled.
         media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
         forced: Why the final answer was forced; empty if it was not.
-        degraded: Why tools that the turn should have are missing; empty if none is missing.
-        missing: The servers that are disabled in this turn, with the reason.
-        reconnected: Whether the one reconnect of the turn has been used.
+        degraded: Why tools that the turn should have are missing; by server, see `missing`.
         ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
-        window: The model's context window in tokens; `None`: not known.
         last: The tool messages that the last request has added; empty without a `ledger`.
-        overflowed: Whether the one retry of a request that was too long has been used.
         used: How often each tool that has a `max_calls` in the tool policy has been called.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
         reminded: Whether the model has been reminded not to write tool calls as text.
-        unstarted: Servers that are not running, and start when they are called.
         searching: Whether the model is offered `find_tools` and `call_tool` instead of the servers' tools.
     """
 
@@ -97,10 +85,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """The point at which a resumed turn went on; `None`: it was not resumed, or has made calls since.
-
-        Without the second condition, a reconnect would make the parked calls again.
-        """
+        """Where a resumed turn went on; `None` after new calls: a reconnect would repeat the parked ones."""
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
 
@@ -135,11 +120,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def offered(self) -> tuple[m.ToolDefinition, ...]:
-        """The tools as a request offers them.
-
-        They are sorted (except in the replay of an old trace), because servers may list them in another order
-        each time, and a prompt cache needs the same bytes.
-        """
+        """The tools as a request offers them. Prompt caches need them sorted; in old traces they are not."""
         search = self.run.tool_search if self.searching else None
         shown = self.tools
         if search is not None:
@@ -241,12 +222,10 @@ class AwaitingSupport(Struct, frozen=True):
 
 
 class AwaitingSessions(Struct, frozen=True, gc=False):
-    """Waits until the session of each `pending` server has opened or has been given up.
+    """Waits until each `pending` server's session has opened or been given up; `new` are the next items.
 
-    Attributes:
-        new: Conversation items for the next request.
-        asking: Whether the check that the model can call tools is still under way.
-        presumed: The tools that the first request may offer before the sessions have opened.
+    `asking`: the check that the model can call tools is under way. `presumed`: tools to offer before the
+    sessions open.
     """
 
     turn: Turn
@@ -259,11 +238,8 @@ class AwaitingSessions(Struct, frozen=True, gc=False):
 class Presuming(Struct, frozen=True, kw_only=True):
     """Waits for the reply to a request that offers presumed tools, and for the sessions.
 
-    Attributes:
-        turn: Its `tools` are those that the sessions have listed so far.
-        offered: The tools that the request offers, or that the model can find by `find_tools`.
-        ledger: The sizes of the conversation's parts without the reply, in case the reply is dropped.
-        reply: The reply, which is not acted on before all servers have reported.
+    `turn.tools` are those listed so far, `offered` those of the request. `ledger` is without the reply, which
+    may be dropped, and which is not acted on before all servers have reported.
     """
 
     turn: Turn
@@ -274,11 +250,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
 
 
 class AwaitingDrop(Struct, frozen=True):
-    """Waits until the LLM actor has dropped the reply to the request with presumed tools.
-
-    Attributes:
-        failure: The failure with which the turn then ends; `None`: the turn sends the request again.
-    """
+    """Waits until the LLM actor has dropped a reply; then the turn fails with `failure`, or asks again."""
 
     turn: Turn
     failure: m.ServerFailure | None = None
@@ -318,8 +290,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
         earlier: Records of the calls that were answered before the turn was resumed.
         settled: Records of all calls that are answered already.
         used_before: `Turn.used` without the calls of this reply.
-        noted: Notes about the calls that are not made. Each is recorded when the calls before it in the
-            reply are settled. Empty in a turn of an old trace (without `RunTurn.binds_calls`).
+        noted: Notes about calls that are not made, each to be recorded when the calls before it are settled.
     """
 
     calls: Mapping[m.CallId, m.ToolCall]
@@ -331,10 +302,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
 
 
 class AwaitingApproval(Struct, frozen=True):
-    """Waits for a person's decisions on the remaining `questions`.
-
-    No call of the reply has been sent, except by an earlier process before the turn was resumed.
-    """
+    """Waits for decisions on `questions`. Only an earlier process may have sent calls of the reply."""
 
     turn: Turn
     reply: JudgedReply
@@ -343,10 +311,7 @@ class AwaitingApproval(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Tool calls that were sent to `server` together; those that are `pending` are not settled yet.
-
-    Other batches may be under way at the same time if they are all `parallel`.
-    """
+    """Calls that were sent to `server` together. Only `parallel` batches are under way at the same time."""
 
     number: m.BatchId
     server: m.ServerName
@@ -359,11 +324,10 @@ class AwaitingTools(Struct, frozen=True):
 
     Attributes:
         calls: All tool calls of the reply by id, in order.
-        under_way: The batches that have been sent and are not settled: at most one, unless calls run in
-            parallel; none while only servers in `starting` are waited for.
-        unsent: The calls that are sent after these batches, in runs of consecutive calls to one server.
-        settled: Records of the settled calls of the reply, in the order in which they were settled.
-        died: The server that died. Then `FailurePolicy.after_death` applies, even if a call has timed out.
+        under_way: The batches that are not settled: one, several parallel ones, or none while servers start.
+        unsent: The calls that are sent after these batches.
+        settled: Records in the order in which the calls were settled.
+        died: The server that died; `FailurePolicy.after_death` then applies, even if a call has timed out.
         timed_out: Whether a call has timed out, and `FailurePolicy.after_timeout` is not `continue`.
         changed: Arguments that a person has changed, by call id.
         tools: The tools, with their definitions at the time when the calls were allowed.
@@ -413,13 +377,7 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """Waits for a reply that the provider gives in a batch, hours later, in a later process.
-
-    Attributes:
-        then: The state in which the turn goes on when the reply has come.
-        pending: Servers whose session is not closed yet.
-        item: The id of the request in the batch.
-    """
+    """Waits for the reply to `item` of a provider's batch, in a later process, and then goes on as `then`."""
 
     then: AwaitingCompletion | AwaitingSummary
     pending: tuple[m.ServerName, ...]

@@ -117,10 +117,10 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...
 
 
 def _next_run(state: s.AwaitingTools) -> Run | None:
-    """Return the `Run` of calls to send to its server now; `None`: all unsent runs have to wait.
+    """Return the `Run` of calls to send now; `None`: all unsent runs have to wait.
 
-    A run waits until its server has started and the runs before it have ended. But consecutive parallel runs
-    wait for each other only if they have the same server, because a session makes one run's calls at a time.
+    A run waits for its server to start and for the runs before it. But of consecutive parallel runs, only
+    those at the same server wait for each other, because a session makes one run's calls at a time.
     """
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
@@ -261,8 +261,7 @@ def call(
     """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
     In a resumed turn, `settled` are the calls that are answered already, and `decisions` the answers to
-    earlier questions. `definitions` has, by tool name, the digest of the tool's definition before the turn
-    was parked. A call that needs no approval is not made if its tool has changed since.
+    earlier questions. `definitions` has the digests of the tools before the turn was parked, by tool name.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
@@ -308,11 +307,7 @@ def _noted(
 
 
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
-    """Return whether the call must not be made: its tool differs from the definition in `definitions`.
-
-    `False` if a person is going to be asked about the call: the person sees the new definition. Also `False`
-    for a call that is an MCP task: its server has it already.
-    """
+    """Return whether a call is not made because its tool has changed. If a person is asked, it is `False`."""
     if each.terms.verdict == "ask" or each.task is not None:
         return False
     made_for = definitions.get(each.tool.name)
