@@ -1,9 +1,8 @@
 """The wire format of Anthropic's messages, `POST {base_url}/messages`.
 
-Instructions are a field of their own. Tool results and user texts between two replies form one user message,
-because the endpoint requires the results of all calls in the message that follows the calls. Thinking blocks
-are signed by the endpoint and have to be sent back unchanged. If the events of a stream are not in the
-documented order, an event was lost or garbled, and `AnthropicAssembler` raises `DamagedStream`.
+Tool results and user texts between two replies form one user message, because the endpoint requires the
+results of all calls in the message after the calls. Thinking blocks are signed and have to be sent back
+unchanged.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The batch APIs of providers, which take many requests at once and answer within a day, at half the price.
 
-OpenAI takes a file with a line for each request, and a batch that names the file. Anthropic takes all
-requests in one body. Both give the results as lines, in any order.
-
-If a process is killed while it submits a batch, the batch may be in the provider's list already. With
-OpenAI's API, grue finds its batch by a key that it has put into the metadata, or by the id of the uploaded
-file, because some providers keep no metadata. Anthropic has neither: there, a batch is grue's own if it was
-made after grue began to submit, has the same number of requests, and its first readable result has the id of
-one of these requests.
+OpenAI takes a file with a line for each request, and Anthropic all requests in one body. If a process is
+killed while it submits a batch, the batch may be in the provider's list already. With OpenAI's API, grue
+finds its batch by a key in the metadata, or by the id of the uploaded file, because some providers keep no
+metadata. Of Anthropic's batches, one is grue's own if it was made after grue began to submit, has the same
+number of requests, and its first readable result has the id of one of these requests.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,7 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-Chunks have no sequence numbers, so a lost chunk is noticed only if the other chunks break a rule: the first
-piece of a call has the tool's name; the indexes of calls count up one by one (some servers send the same
-index for all calls, or none); the reply ends with a `finish_reason`. If a stream breaks a rule,
-`ChatAssembler` raises `DamagedStream`.
+A lost chunk is noticed only if the others break a rule: the first piece of a call has the tool's name; the
+indexes of calls count up one by one (or are all equal, or missing); the reply ends with a `finish_reason`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Read the errors of an endpoint, and describe them for a person: what failed, and what to do about it.
 
-An endpoint's text is untrusted and may repeat the API key. `describe` redacts and cuts the text, and removes
-control characters.
-
-To recognise another error text, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has the
-errors of many providers. The text decides first, because status codes hardly help: a 429 may mean used-up
-credit or a limit that is over in a second, and a 400, a 403 or a 404 nearly anything.
+An endpoint's text is untrusted and may repeat the API key: `describe` makes it safe. To recognise another
+error text, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has the errors of many
+providers. The text decides first, because status codes hardly help: a 429 may mean used-up credit or a limit
+that is over in a second, and a 400, a 403 or a 404 nearly anything.
 """
 
 from __future__ import annotations

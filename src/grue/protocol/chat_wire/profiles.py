@@ -3,17 +3,17 @@
 To add a provider, add a row to `PROFILES`, its name in OpenTelemetry's conventions for GenAI to `_BY_HOST`,
 and the name of its key's environment variable to `OWN_KEYS` in `tool_sessions/server_specs.py`.
 
-To handle another kind of refusal, add an adaptation. It recognises the refusal by its text, and returns the
-profile without the refused feature, or with the form that the endpoint asks for. No later adaptation reverses
-that change, with one exception: the change to `/responses`, which happens only once, also requests reasoning
-again. So a request is repeated a bounded number of times.
+To handle another kind of refusal, add an adaptation: by the refusal's text, it returns the profile without
+the refused feature, or with the form that the endpoint asks for. No adaptation may reverse another one
+(except that the change to `/responses`, once, requests reasoning again), so that a request is repeated a
+bounded number of times.
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
-or, as a heuristic, the table of names below. The rows for models without tools come first and cover whole
-families, so they also match some models that do call tools. A model that no row matches is assumed to call
-tools: if it does not, the first request fails with the provider's reason.
+or, as a heuristic, its name. The rows for models without tools come first and cover whole families. A model
+that no row matches is assumed to call tools: if it does not, the first request fails with the provider's
+reason.
 
-Source: R4.5, R12, P13
+Source: R4.5, R12.1-3, R12.5, D8, P13
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 The endpoint stores nothing (`store: false`), so every request contains the whole history. Encrypted reasoning
 has to be sent back unchanged, before the calls that followed it.
 
-The last event of a stream has the complete response. The earlier events show the text as it arrives, and the
-response is checked against them: if texts, calls or arguments differ, the stream is rejected. Calls are
-identified mainly by their ids, because a gateway may number and order the items of the events in its own
-way. A gap in the sequence numbers counts as damage only if the last event does not repeat the items, because
-a gateway may leave events out.
+The last event of a stream has the complete response, which is checked against the earlier events: texts,
+calls and arguments may not differ. Calls are identified mainly by their ids, because gateways number and
+order the items in their own way. A gap in the sequence numbers counts as damage only if the last event does
+not repeat the items, because a gateway may leave events out.
 """
 
 from __future__ import annotations

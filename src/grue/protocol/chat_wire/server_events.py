@@ -1,7 +1,6 @@
 """Parse server-sent events, as far as streamed replies use them.
 
-A damaged stream must not be used, because the rest of it does not show what is missing: a tool call with lost
-arguments could still look valid.
+A damaged stream must not be used: a tool call with lost arguments could still look valid.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
-To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams,
-and add a row to `formats.py`. For the endpoint that tests use, add a `Dialect` (`grue.testing.providers`).
-`tests/support/fourth_format.py` is an example of both. A stream consists of server-sent events. If a format
-streams in another way, `transports/llm/exchange.py` has to change too.
-
-The body of a request is a head (model, sampling), the messages, and a tail. Fields that change from request
-to request are in the tail, so that the endpoint can use its prompt cache.
+To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams
+of server-sent events, and add a row to `formats.py`; for the endpoint of tests, add a `Dialect`
+(`grue.testing.providers`). `tests/support/fourth_format.py` is an example of both.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can.
+
+Source: R4.1, R4.2, P10, P11
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Separate a model's thoughts and tool calls from its text, where the endpoint has left them in the text.
 
-If the endpoint does not know the chat template, or the model leaves out a tag such as `<tool_call>`, a call
-stays in the text, and would pass for an answer. A text *about* calls must not be taken for a call, so a tag
-in the middle of a sentence, in a block of code or between two paragraphs is usually ignored. The time is
-linear in the length of the text.
+A text *about* calls must not be taken for a call, so a tag in the middle of a sentence, in a block of code or
+between two paragraphs is usually ignored. The time is linear in the length of the text.
 
 `tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """

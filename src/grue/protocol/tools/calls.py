@@ -1,25 +1,17 @@
 """The tool calls of a reply: how they form batches, which calls of a batch are made, how each call ends.
 
-The turn's state machine (`protocol/turn/tools.py`) decides when a batch is sent. `begin_batch` and
-`batch_step` are the state machine of one batch within its session. The rules:
+`begin_batch` and `batch_step` are the state machine of one batch within its session. The rules:
 
-- Calls are made one at a time, because a server may handle concurrent requests in any order: the next call is
-  made when the one before is settled and its settlement reported.
-- After a timeout the rest of the batch is skipped, because the server may still be at work on the call. With
-  `FailurePolicy(after_timeout="continue")` the rest is sent all the same.
-- After the server's death the rest of the batch is skipped, and so is a batch that reaches a session without
-  a server.
+- Calls are made one at a time, because a server may handle concurrent requests in any order.
+- After a timeout the rest of the batch is skipped, because the server may still be at work on the call,
+  unless `FailurePolicy(after_timeout="continue")`. It is also skipped after the server's death.
 - A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server has died or no
   longer knows the task, the answer to the call says that the call may have taken effect.
-- A call that would be refused before it is sent, for instance because its arguments do not match the tool's
-  schema, is not recorded as a call. Its settlement says why, and the batch goes on.
-- If the definition of a tool has changed since the policy or a person allowed the call, the call is skipped,
-  and the calls after it go on.
-- Every call of a batch gets exactly one settlement. A settlement for a call that is already settled, such as
-  a late answer after a timeout, is ignored.
+- A call that is refused before it is sent, for instance because its arguments do not match the tool's schema,
+  or because the tool has changed since the call was allowed, is settled as skipped, and the batch goes on.
+- Every call gets exactly one settlement; a later one, such as an answer after a timeout, is ignored.
 - If the server's tools have changed, they are listed again before the next call, and before the settlement of
-  a batch's last call is reported (not if the rest of the batch is skipped): after this settlement the turn
-  may ask the model again, and should offer the new tools.
+  a batch's last call is reported: after that the turn may ask the model again, with the new tools.
 
 Source: R5.2, R6.3, P17, P24
 """

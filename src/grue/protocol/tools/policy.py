@@ -1,14 +1,9 @@
 """Apply a `ToolPolicy` to the calls of a reply, and read what a person has decided about them.
 
-A reply is judged as a whole before any of its calls is sent, so that a person decides before any of them has
-had an effect.
-
 Annotations come from the server, which may lie. So a tool whose annotations are not trusted is judged twice:
-with its annotations, and with the defaults of the MCP specification. The stricter result counts. Whether a
-server runs in a box (a sandbox) is known from the host's settings, and not from the server.
+with its annotations, and with the defaults of the MCP specification. The stricter result counts.
 
-A person's decision is passed on by the host's code, so its values may be anything. All decisions are checked
-here. The rules:
+A person's decision is passed on by the host's code, so its values may be anything. The rules:
 
 - A call that was asked about is made only if the verdict is `approve`, or `change` with usable arguments.
   Everything else is a denial: another word, `None`, a change without arguments, an approval with arguments.

@@ -1,14 +1,11 @@
 """Decide which requests one completion takes (retries, adaptations, a larger limit): a pure state machine.
 
 The LLM actor sends the first request, which begins the state `Sent`, and then carries out the commands of
-`attempt_step`, in order; the outcome of a request is the next event.
+`attempt_step`, in order; the outcome of a request is the next event. The rules:
 
-The rules:
-
-- A refusal that shows what the endpoint does not accept changes the profile, and the request is sent again at
-  once. This uses up no retry. It happens a bounded number of times (`chat_wire/profiles.py`).
-- A refusal with no known cause may be due to images or files. The newest of them are replaced by a line of
-  text, and the request is sent again at once; this uses up no retry either.
+- A refusal that shows what the endpoint does not accept changes the profile (`chat_wire/profiles.py`). If its
+  cause is not known, the newest images or files are replaced by a line of text. Then the request is sent
+  again at once. Neither uses up a retry.
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
   again once, with the limit that fits, if this is at least a fourth of the limit before.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported
@@ -17,28 +14,21 @@ The rules:
   all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- A reply that does not end within the time limit is requested only once more, and so is a streamed reply of
-  which no further piece comes in time: each try is billed, and a further one seldom ends better.
-- If a reply fails after some of its text was streamed, readers of the stream are told to discard that text
-  before the next request.
-
-```
-Sent ──RequestFailed──▶ Sent (next request) | Ended
- └─────ReplyRead──────▶ Ended | Sent (once, with a larger limit)
-```
+- A reply that does not end in time, or of whose stream no further piece comes in time, is requested only once
+  more: each try is billed, and a further one seldom ends better.
+- If a reply fails after some of its text was streamed, readers of the stream are told to discard that text.
 
 `LlmSettings.then` names the models that are asked if the first model fails. The rules of such a chain:
 
 - The next model is asked if all retries have failed and the endpoint cannot be reached, is overloaded (most
-  5xx and 429), does not answer in time, or breaks its reply off. A refusal (a wrong key, an unknown model, a
-  request that is too long) and a reply that cannot be read end the completion: another model would hide the
-  fault.
+  5xx and 429), does not answer in time, or breaks its reply off. After a refusal or an unreadable reply no
+  other model is asked: it would hide the fault.
 - A model that has failed in such a way is paused (a circuit breaker): for 30 s, doubled with each failure in
-  a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for a longer wait. After the
-  pause it is tried again, but without retries until it has answered.
-- A turn begins with the first model that is not paused, and stays with the model that has answered.
-- Within a request each model is asked at most once. Paused models are asked after all others. A request with
-  tools is not sent to models that cannot call tools.
+  a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for it. After the pause it is
+  tried again, but without retries until it has answered.
+- A turn begins with the first model that is not paused, and stays with the model that has answered. Within a
+  request each model is asked at most once, the paused ones last. A request with tools is not sent to models
+  that cannot call tools.
 """
 
 from __future__ import annotations

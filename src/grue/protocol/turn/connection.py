@@ -1,20 +1,10 @@
 """Decide whether and how often to connect to a tool server during an episode; a pure state machine.
 
-The rules:
-
 - A server's first connect of an episode, or of a resumed turn, gets one attempt. If the attempt fails, the
   turn fails, or the server is disabled (`FailurePolicy.first_connect`).
 - If a later connect fails, it is retried in the same turn, at most `connect_retries` times (by default 1).
-- If the retries fail too, the server is disabled. If `retry_disabled_s` is `None`, it stays disabled for the
-  rest of the episode. Otherwise the first turn after that many seconds makes one attempt. If this attempt
-  fails, the wait is doubled, up to 15 minutes.
-
-```
-Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──▶ Proven ──ConnectRequested──▶ Connecting ...
-                                  │
-                                  └─AttemptFailed─▶ Connecting (next attempt), Disabled or Untried
-Disabled ──ConnectRequested, and it is time──▶ Connecting
-```
+- If the retries fail too, the server is disabled: for the rest of the episode, or for `retry_disabled_s`. The
+  first turn after that makes one attempt. If it fails, the wait is doubled, up to 15 minutes.
 
 `Untried`, `Proven` and `Disabled` are the states between turns. `Connecting` exists only within a turn.
 

@@ -3,20 +3,15 @@
 Presumed tools (`ToolsPresumed`) are those that the starting servers will probably list. The rules for a
 request that offers them:
 
-- Only a turn's first request, or its first after a resumption, may offer presumed tools, and only if a server
-  is still starting, no check of whether the model can call tools is under way, and the budget leaves a
-  further request after this one.
-- Nothing follows from the reply before all servers have reported: no call, and no check of an answer. If a
-  server reports `StartupFailed`, the request's cost is counted, and the turn ends.
-- The reply is used if each tool that it calls is listed with the same definition as presumed. Otherwise the
-  reply is dropped, and the request is sent again with the listed tools.
-- If the request fails, the failure stands only if the servers list the presumed tools, and serve no others.
-  Otherwise the request is sent again with the listed tools: the endpoint may have refused a changed tool.
+- Only a turn's first request, or its first after a resumption, may offer them, and only if a server is still
+  starting, no check of tool support is under way, and the budget leaves a further request.
+- Nothing follows from the reply before all servers have reported. If one does not start, the turn ends.
+- The reply is used if each tool that it calls is listed as presumed; else it is dropped, and the request is
+  sent again with the listed tools. So is a failed request, unless the servers list just the presumed tools.
 - A request that is under way is cancelled if every tool that it offers has changed or is not listed, unless
   it offers `find_tools` (`Turn.searching`).
 
-`DropCompletion` is always answered by one `ReplyDropped`. A reply that was on its way arrives before that
-answer.
+`DropCompletion` is always answered by one `ReplyDropped`, before which a reply may still arrive.
 """
 
 from __future__ import annotations

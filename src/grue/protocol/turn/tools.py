@@ -1,23 +1,18 @@
 """The part of the turn's state machine that follows a reply: its tool calls are judged, sent and settled.
 
-The rules for the calls of a reply, besides those in `tool_loop.py`:
+The rules for the calls of a reply, besides those in `tool_loop.py` and, for decisions, `tools/policy.py`:
 
-- What a decision means, and for which call it counts, is in `tools/policy.py`. A decision that does not
-  count, or comes too late, is noted and ignored.
+- A decision that does not count, or comes too late, is noted and ignored.
 - A call that is not made gets a note in the trace, recorded in the order of the reply's calls.
-- A denied call is answered with the reason. The other calls of the reply are made all the same.
 - A call that an earlier process has sent, and that its server works on as a task, is neither asked about nor
   counted again.
 - If no person decides now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
-
-More rules, for servers that start when they are called (`RunTurn.when_called`):
-
-- The tools that such a server then lists replace those that the model was offered. If they are the same, the
-  next request offers the same list, in the same order. If a tool has changed, the session does not send calls
-  of it (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
-- If the server does not start, calls of its tools are answered with the reason, and the turn goes on without
-  these tools; or the turn fails, if the server is required.
+- The tools of a server that starts when it is called (`RunTurn.when_called`) replace those that the model was
+  offered. If they differ, the session does not send calls of changed tools (`actors/mcp_session.py`), and the
+  next request offers the new list; otherwise that is the same list, in the same order.
+- If such a server does not start, calls of its tools are answered with the reason, and the turn goes on
+  without these tools; or the turn fails, if the server is required.
 """
 
 from __future__ import annotations
