@@ -1,19 +1,19 @@
 """Decide what to clear so that the next request fits into the model's context window.
 
 1.  Nothing is cleared until a request would fill more than `high_water` of the window (always without the
-    tokens  that are kept free for the reply).
+    tokens that are kept free for the reply).
 2.  Then the oldest parts are replaced by stubs until the request fills at most `low_water`, so that several
     requests pass before the next clearing, with a valid prompt cache. A stub is a line such as "[Cleared to
-    save  room ...]" for a tool result, and for a user text the host's shorter text (`UserText.stub`), if any.
+    save room ...]" for a tool result, and for a user text the host's shorter text (`UserText.stub`), if any.
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If that is not enough, the model is asked for a summary: at most `max_summaries` times in a turn, and only
-    if  the budget allows it and the summary can free enough. It replaces everything but the history's first
-    entry  and the turn's last reply.
+    if the budget allows it and the summary can free enough. It replaces everything but the history's first
+    entry and the turn's last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
     largest first.
 6.  If the endpoint still reports an overflow, the smaller of the window in its error and the known one
-    counts; if  neither is known, the size of the request. Then the oldest parts are cleared until the request
-    fills at most  `low_water`. If that is not enough, the newest results are cut.
+    counts; if neither is known, the size of the request. Then the oldest parts are cleared until the request
+    fills at most `low_water`. If that is not enough, the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
 A `ContextLedger` holds the size of each part of the conversation, oldest first: an estimate, until the tokens
