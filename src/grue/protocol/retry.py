@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import assert_never
 
 from msgspec import Struct
 
@@ -15,6 +14,8 @@ from grue.field_checks import OwnKeywords, check_settings
 from grue.policies import FailureKind
 
 _UNREACHABLE_DELAY_S = 0.5
+_MOST_RETRIES: dict[FailureKind, int] = {"refused": 0, "invalid_reply": 1, "unreachable": 1}
+"""For kinds that are seldom over soon: after the last two, most often the base URL is wrong."""
 
 _UNIT_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "mi": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_S |= {"秒": 1.0, "分": 60.0, "小": 3600.0}
@@ -44,12 +45,8 @@ _TAKEN_AT_ITS_WORD = 5
 that always says `Retry-After: 0` would otherwise get hundreds of requests a second."""
 
 _ABOVE_0 = (
-    "exponential_base",
-    "timeout_s",
-    "connect_timeout_s",
-    "first_byte_timeout_s",
-    "idle_timeout_s",
-    "length_retry_factor",
+    *("exponential_base", "length_retry_factor"),
+    *("timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"),
 )
 
 
@@ -106,7 +103,7 @@ def next_delay(
     0 to 1.
     """
     of_kind = attempt if of_kind is None else of_kind
-    if attempt > policy.max_retries or of_kind > _most_retries(failure.kind):
+    if attempt > policy.max_retries or of_kind > _MOST_RETRIES.get(failure.kind, math.inf):
         return None
     delay = failure.retry_after_s
     if delay is None:
@@ -119,17 +116,6 @@ def next_delay(
         delay = min(delay, _UNREACHABLE_DELAY_S)
     # The jitter never shortens the delay: a request before the delay is over would be refused again.
     return delay * (1 + policy.jitter_factor * jitter)
-
-
-def _most_retries(kind: FailureKind) -> float:
-    match kind:
-        case "refused":
-            return 0
-        case "invalid_reply" | "unreachable":
-            return 1
-        case "unavailable" | "timed_out" | "damaged":
-            return math.inf
-    assert_never(kind)
 
 
 def backoff(policy: RetryPolicy, attempt: int) -> float:
@@ -200,15 +186,17 @@ def _until(value: str, now: float) -> float | None:
         return max(0.0, moment - now) if moment > 1e8 else moment
     if re.fullmatch(_DURATION, text, re.IGNORECASE):
         return _seconds(text)
+    date = _moment(datetime.fromisoformat, text)
+    return None if date is None else max(0.0, date - now)
+
+
+def _moment(read: Callable[[str], datetime], text: str) -> float | None:
+    """Return a date in seconds since the epoch (UTC if it names no time zone); `None`: it cannot be read."""
     try:
-        return max(0.0, _moment(datetime.fromisoformat(text)) - now)
-    except (ValueError, OverflowError):
+        date = read(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError):
         return None
-
-
-def _moment(date: datetime) -> float:
-    """Return a date in seconds since the epoch. A date without a time zone counts as UTC."""
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def _number(text: str | None) -> float | None:
@@ -228,11 +216,7 @@ def retry_after(header: str | None, now: float) -> float | None:
 
 
 def _date(header: str) -> float | None:
-    """Return the date in a header, in seconds since the epoch; `None`: it cannot be read."""
     # imported here, because most programs never read a date in a header, and the import takes 6 ms
     from email.utils import parsedate_to_datetime
 
-    try:
-        return _moment(parsedate_to_datetime(header))
-    except (ValueError, TypeError, OverflowError):
-        return None
+    return _moment(parsedate_to_datetime, header)

@@ -7,6 +7,7 @@ unchanged.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
@@ -43,17 +44,9 @@ _ADDS_TO = {
 }
 """The kinds of deltas that each kind of block consists of. A block of another kind may have any deltas."""
 
-_BLOCK_KINDS = frozenset(_ADDS_TO)
 _KINDS = frozenset(
-    {
-        "message_start",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-        "error",
-    }
+    {"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"}
+    | {"message_stop", "error"}
 )
 _KEPT = ("stop_reason", "stop_sequence", "stop_details")
 """Members of the message that come only with the last events of the stream."""
@@ -75,12 +68,10 @@ class _Block(Struct):
         text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        # Arguments that are cut short or not strict JSON stay text. The call is then rejected with an error
-        # that the model reads.
-        try:
+        # Arguments that are not strict JSON stay text. The call is then rejected, as the model is told.
+        with contextlib.suppress(ValueError):
             return self.fields | begun | {"input": strict_value(text)}
-        except ValueError:
-            return self.fields | begun | {"input": text}
+        return self.fields | begun | {"input": text}
 
 
 class AnthropicAssembler:
@@ -153,7 +144,7 @@ class AnthropicAssembler:
         fields = said.get("content_block")
         if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
             raise DamagedStream("starts a block of no type")
-        ungarbled(fields["type"], _BLOCK_KINDS, "block of type")
+        ungarbled(fields["type"], frozenset(_ADDS_TO), "block of type")
         if fields["type"] == "tool_use" and not isinstance(fields.get("name"), str):
             raise DamagedStream("starts a tool call without a name")
         if key in self._latest and self._latest[key].open:
@@ -418,15 +409,13 @@ def _blocks_of(reply: w.Reply) -> list[object]:
 
 
 def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
-    arguments = strict_object(call.arguments)
-    name = names.to_wire(call.name)
-    return {"type": "tool_use", "id": call.call_id, "name": name, "input": arguments or {}}
+    arguments = strict_object(call.arguments) or {}
+    return {"type": "tool_use", "id": call.call_id, "name": names.to_wire(call.name), "input": arguments}
 
 
 def _choice(choice: w.Choice) -> object:
-    if choice.mode == "named":
-        return {"type": "tool", "name": choice.name}
-    return {"type": _CHOICES[choice.mode]}
+    named = choice.mode == "named"
+    return {"type": "tool", "name": choice.name} if named else {"type": _CHOICES[choice.mode]}
 
 
 # --- Replies ---

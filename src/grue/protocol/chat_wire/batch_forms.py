@@ -73,16 +73,16 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
     """Return the result of a request without a reply; `left`: how its batch ended, if early, and `why`."""
-    match left:
-        case "expired":
-            words = "the batch expired before this request was processed"
-            return Result(item=item, kind="timed_out", reason="timeout", message=why or words)
-        case "cancelled":
-            words = "the batch was cancelled before this request was processed"
-            return Result(item=item, kind="refused", reason="request", message=why or words)
-        case _:
-            words = "the batch has ended, and its results have nothing readable for this request"
-            return Result(item=item, message=words)
+    if not left:
+        words = "the batch has ended, and its results have nothing readable for this request"
+        return Result(item=item, message=words)
+    words = why or f"the batch {_LEFT[left]} before this request was processed"
+    if left == "expired":
+        return Result(item=item, kind="timed_out", reason="timeout", message=words)
+    return Result(item=item, kind="refused", reason="request", message=words)
+
+
+_LEFT = {"expired": "expired", "cancelled": "was cancelled"}
 
 
 class OpenAIBatches:
@@ -99,14 +99,8 @@ class OpenAIBatches:
 
     def created(self, file_id: str, path: str, key: str) -> bytes:
         """Return the body of the request that creates a batch from an uploaded file."""
-        return msgspec.json.encode(
-            {
-                "input_file_id": file_id,
-                "endpoint": f"/v1{path}",
-                "completion_window": "24h",
-                "metadata": {KEY: key},
-            }
-        )
+        body = {"input_file_id": file_id, "endpoint": f"/v1{path}", "completion_window": "24h"}
+        return msgspec.json.encode({**body, "metadata": {KEY: key}})
 
     def state(self, batch: Json) -> BatchState:
         """Return the state of a batch, from the provider's object; `ValueError`: it cannot be read."""
@@ -114,9 +108,6 @@ class OpenAIBatches:
         ended = status in ("completed", "expired", "cancelled")
         errors = (batch.get("errors") or {}).get("data") or ()
         why = "; ".join(str(each.get("message", "")) for each in errors if isinstance(each, dict))
-        left: Literal["", "expired", "cancelled"] = ""
-        if status in ("expired", "cancelled"):
-            left = "expired" if status == "expired" else "cancelled"
         files = (batch.get("output_file_id"), batch.get("error_file_id"))
         counts = batch.get("request_counts") or {}
         return BatchState(
@@ -128,7 +119,7 @@ class OpenAIBatches:
             total=counts.get("total"),
             results=tuple(f"/files/{each}/content" for each in files if ended and each),
             why=why,
-            left=left,
+            left="expired" if status == "expired" else "cancelled" if status == "cancelled" else "",
         )
 
     def result(self, line: bytes) -> Result:

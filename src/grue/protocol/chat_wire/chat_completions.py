@@ -26,7 +26,6 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
 """Key in `Reply.echo` for the calls' fields `extra_content`, by call id."""
 
-
 _NO_SIGNATURE = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 
 
@@ -168,9 +167,8 @@ def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
 
 
 def _choice(choice: w.Choice) -> object:
-    if choice.mode == "named":
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice.mode
+    named = {"type": "function", "function": {"name": choice.name}}
+    return named if choice.mode == "named" else choice.mode
 
 
 def _answer(answer: m.AnswerSchema | None, profile: WireProfile) -> m.JsonObject:
@@ -188,11 +186,16 @@ def _read(
     answer: m.JsonObject, choice: m.JsonObject, message: m.JsonObject, ids: w.CallIds, names: WireNames
 ) -> w.Reply:
     raw_calls = [call for call in w.listed(message.get("tool_calls")) if isinstance(call, dict)]
-    calls = tuple(_call(call, ids, names) for call in raw_calls)
+    # Some local endpoints leave out the inner object `function`.
+    functions = [w.as_object(call.get("function")) or call for call in raw_calls]
+    calls = tuple(
+        w.read_call(call.get("id"), function.get("name"), function.get("arguments"), ids, names)
+        for call, function in zip(raw_calls, functions, strict=True)
+    )
     finish = w.as_text(choice.get("finish_reason"))
     finish = "length" if finish and finish.lower() in w.LENGTH else finish
     if finish == "length" and raw_calls:
-        calls = w.unless_cut(calls, _function(raw_calls[-1]).get("arguments"))
+        calls = w.unless_cut(calls, functions[-1].get("arguments"))
     beside = {
         call.call_id: {"extra_content": raw["extra_content"]}
         for call, raw in zip(calls, raw_calls, strict=True)
@@ -215,16 +218,6 @@ def _read(
         echo=echo | ({_OF_CALLS: beside} if beside else {}),
         tokens=_tokens(choice),
     )
-
-
-def _call(call: m.JsonObject, ids: w.CallIds, names: WireNames) -> m.ToolCall:
-    function = _function(call)
-    return w.read_call(call.get("id"), function.get("name"), function.get("arguments"), ids, names)
-
-
-def _function(call: m.JsonObject) -> m.JsonObject:
-    # Some local endpoints leave out the inner object `function`.
-    return w.as_object(call.get("function")) or call
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
@@ -256,14 +249,12 @@ def _token_id(entry: m.JsonObject) -> object:
 
 def _usage(usage: m.JsonObject) -> m.Usage:
     prompt = w.as_object(usage.get("prompt_tokens_details"))
-    cached = prompt.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
-    reasoning = w.as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
     return w.usage_of(
         input_tokens=usage.get("prompt_tokens"),
         output_tokens=usage.get("completion_tokens"),
-        cached_tokens=cached,
+        cached_tokens=prompt.get("cached_tokens", usage.get("prompt_cache_hit_tokens")),
         cache_write_tokens=prompt.get("cache_write_tokens"),
-        reasoning_tokens=reasoning,
+        reasoning_tokens=w.as_object(usage.get("completion_tokens_details")).get("reasoning_tokens"),
         cost_usd=usage.get("cost"),
     )
 
@@ -497,9 +488,7 @@ class _Calls:
 
     def _known(self, index: object, call_id: str) -> _Call | None:
         if index is None:
-            if call_id or not self._calls:
-                return self._by_id.get(call_id)
-            return self._calls[-1]
+            return self._by_id.get(call_id) if call_id or not self._calls else self._calls[-1]
         latest = self._by_index.get(_key(index))
         # The piece continues the latest call with its index, unless the piece and that call have different
         # ids: some endpoints give all calls one index.

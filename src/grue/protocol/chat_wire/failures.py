@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import assert_never
 
 from msgspec import Struct
 
@@ -160,36 +159,25 @@ def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = 
     return _of_status(status, text)
 
 
+_KINDS: dict[FailureReason, FailureKind] = {
+    **dict.fromkeys(("rate", "overloaded"), "unavailable"),
+    "reply": "invalid_reply",
+    "timeout": "timed_out",
+    "connection": "unreachable",
+}
+
+REASONS: dict[FailureKind, FailureReason] = {
+    "refused": "request",
+    "timed_out": "timeout",
+    **dict.fromkeys(("unavailable", "unreachable"), "connection"),
+    **dict.fromkeys(("invalid_reply", "damaged"), "reply"),
+}
+"""The reason to assume for each kind of failure if no reply of the endpoint names a reason."""
+
+
 def kind_of(reason: FailureReason) -> FailureKind:
     """Return the kind of failure that a reason belongs to."""
-    match reason:
-        case "rate" | "overloaded":
-            return "unavailable"
-        case "reply":
-            return "invalid_reply"
-        case "timeout":
-            return "timed_out"
-        case "connection":
-            return "unreachable"
-        case "key" | "permission" | "credit" | "region" | "model" | "tools" | "content" | "too_long":
-            return "refused"
-        case "request" | "address":
-            return "refused"
-    assert_never(reason)
-
-
-def reason_of_kind(kind: FailureKind) -> FailureReason:
-    """Return the reason to assume for a failure of this kind if no reply of the endpoint names a reason."""
-    match kind:
-        case "refused":
-            return "request"
-        case "unavailable" | "unreachable":
-            return "connection"
-        case "timed_out":
-            return "timeout"
-        case "invalid_reply" | "damaged":
-            return "reply"
-    assert_never(kind)
+    return _KINDS.get(reason, "refused")
 
 
 def kind_of_status(status: int, words: str = "") -> FailureKind:
@@ -233,31 +221,24 @@ def _of_failing(status: int, text: str) -> FailureReason:
         return "tools"
     if "model_not_found" in text:
         return "model"
-    if status == 500 and says(_MONEY, text):
-        return "credit"
-    return "overloaded"
+    return "credit" if status == 500 and says(_MONEY, text) else "overloaded"
+
+
+_OF_STATUS: dict[int, FailureReason] = {
+    200: "overloaded",  # the error object names no status, so the failure counts as temporary
+    409: "overloaded",  # something is locked for a moment
+    401: "key",
+    403: "permission",
+    404: "address",
+    405: "address",
+    407: "connection",
+    451: "region",
+}
 
 
 def _of_status(status: int, text: str) -> FailureReason:
-    match status:
-        # 200: the error object names no status, so the failure counts as temporary. 409: something is locked
-        # for a moment.
-        case 200 | 409:
-            return "overloaded"
-        case 404 if says(r"\bmodel\b", text):
-            return "model"
-        case 401:
-            return "key"
-        case 407:
-            return "connection"
-        case 403:
-            return "permission"
-        case 404 | 405:
-            return "address"
-        case 451:
-            return "region"
-        case _:
-            return "request"
+    of_model = status == 404 and says(r"\bmodel\b", text)
+    return "model" if of_model else _OF_STATUS.get(status, "request")
 
 
 _MOST_READ = 20_000
@@ -378,12 +359,10 @@ def _codes(error: object) -> str:
     match error:
         case [first, *_]:
             return _codes(first)
-        case {**fields}:
-            named = (
-                error.get(key) for key in ("code", "type", "status", "reason", "error_code", "innererror")
-            )
+        case dict():
+            named = map(error.get, ("code", "type", "status", "reason", "error_code", "innererror"))
             own = " ".join(str(name)[:200] for name in named if isinstance(name, str | int | dict))
-            return " ".join(filter(None, (own, *(_codes(fields.get(key)) for key in ("error", "errors")))))
+            return " ".join(filter(None, (own, *(_codes(error.get(key)) for key in ("error", "errors")))))
         case _:
             return ""
 
@@ -424,9 +403,7 @@ def _upstream_words(metadata: object) -> str:
 
 
 def _text(value: object) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return to_json(value).decode()
+    return value or "" if value is None or isinstance(value, str) else to_json(value).decode()
 
 
 def _error_status(error: object) -> int | None:
@@ -499,7 +476,7 @@ def reason_of_fault(fault: Fault) -> FailureReason:
     if fault.reason is not None:
         return fault.reason
     if fault.kind not in ("refused", "unavailable") or fault.status in (None, 200):
-        return reason_of_kind(fault.kind)
+        return REASONS[fault.kind]
     return reason_of(fault.status, fault.message)
 
 
@@ -511,41 +488,29 @@ def _remedy(
             accepted = "to a key that this endpoint accepts for this model."
             return f"{key} Set {profile.key_variable} {accepted}".lstrip()
         case "permission":
-            return (
-                "Allow the key's account what the endpoint's words name, at the provider, or set"
-                f" {profile.key_variable} to the key of an account that may do it."
-            )
-        case "credit":
-            return "Add credit or raise the spending limit at the provider, or choose another model."
+            allow = "Allow the key's account what the endpoint's words name, at the provider, or set"
+            return f"{allow} {profile.key_variable} to the key of an account that may do it."
         case "rate":
             return f"{_when(fault)}, send fewer requests at once, or ask the provider for a higher limit."
         case "overloaded":
             return f"{_when(fault)}, or choose another model."
-        case "region":
-            return "Choose a provider that serves this country or region."
         # Redirects are not followed, because the request's API key would be sent to the other address.
         case "model" | "address" if fault.status is not None and 300 <= fault.status < 400:
             return "Set the base URL to where it redirects, if you trust that."
         # Providers answer 404 also for a model that the account may not use.
         case "model":
-            return (
-                f"Check the model name '{model}' and the base URL, and whether the key's account may use it."
-                " `grue doctor` names the models that are most like it."
-            )
+            check = f"Check the model name '{model}' and the base URL, and whether the key's account may use"
+            return f"{check} it. `grue doctor` names the models that are most like it."
         case "address":
             return f"Check the model name '{model}' and the base URL, which usually ends in /v1."
         case "tools" if re.search(r"--(?:enable-auto-tool-choice|jinja)\b", fault.message):
             return "Start the server with the options that its words name, or turn MCP off."
         case "tools":
             return f"Choose a model that can call tools instead of '{model}', or turn MCP off."
-        case "content":
-            return "The provider's moderation refused what was sent: change it, or choose another model."
         case "too_long" if says(_MORE_THAN_A_MINUTE, fault.message):
             return "Set a ContextPolicy, send less, or ask the provider for more tokens a minute."
         case "too_long" if fault.status == 413 and not is_too_long(fault.message):
             return "Send less, above all fewer images, or raise the limit of the proxy before the endpoint."
-        case "too_long":
-            return "Set a ContextPolicy, send less, or choose a model with a larger context window."
         case "request" if fault.message.startswith("grue.testing: the script has no reply"):
             return (
                 "Add a reply to the script of the test, or find out why the agent asked again:"
@@ -553,18 +518,23 @@ def _remedy(
             )
         case "request" if fault.message.startswith("grue.testing: "):
             return "Correct the script of the test."
-        case "request":
-            return "Check the model and its settings against the endpoint's words."
         case "connection":
             return _connection_remedy(fault, base_url)
-        case "timeout":
-            return (
-                "Raise timeout_seconds under retry (in code RetryPolicy(timeout_s=...)), set max_tokens, or"
-                " choose a faster model."
-            )
         case "reply":
             return _reply_remedy(fault)
-    assert_never(reason)
+        case _:
+            return _REMEDIES[reason]
+
+
+_REMEDIES: dict[FailureReason, str] = {
+    "credit": "Add credit or raise the spending limit at the provider, or choose another model.",
+    "region": "Choose a provider that serves this country or region.",
+    "content": "The provider's moderation refused what was sent: change it, or choose another model.",
+    "too_long": "Set a ContextPolicy, send less, or choose a model with a larger context window.",
+    "request": "Check the model and its settings against the endpoint's words.",
+    "timeout": "Raise timeout_seconds under retry (in code RetryPolicy(timeout_s=...)), set max_tokens, or"
+    " choose a faster model.",
+}
 
 
 def _connection_remedy(fault: Fault, base_url: str) -> str:
@@ -598,10 +568,9 @@ def _when(fault: Fault) -> str:
         return "Try again later"
     if wait_s < 120:
         return f"Try again in {math.ceil(wait_s)} s"
+    minutes = wait_s / 60
     return (
-        f"Try again in {wait_s / 60:.0f} minutes"
-        if wait_s < 7200
-        else f"Try again in {wait_s / 3600:.0f} hours"
+        f"Try again in {minutes:.0f} minutes" if minutes < 120 else f"Try again in {minutes / 60:.0f} hours"
     )
 
 
@@ -639,7 +608,7 @@ _MORE_THAN_A_MINUTE = r"request too large for"
 """The refusal of a request that alone exceeds the limit of tokens per minute: waiting does not help."""
 
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
-"""Refusals because of a limit of tokens per time, for which waiting helps. They may match `_TOO_LONG` too."""
+"""Waiting helps after a refusal because of a limit of tokens per time, which may match `_TOO_LONG` too."""
 
 _SIZE = r"([1-9][\d,]{1,9})"
 _WINDOW = (
@@ -701,6 +670,4 @@ def overflow_of(words: str) -> ContextOverflow:
 
 def _first(pattern: str, words: str) -> int | None:
     found = says(pattern, words)
-    if found is None:
-        return None
-    return int(next(group for group in found.groups() if group).replace(",", ""))
+    return None if found is None else int(next(filter(None, found.groups())).replace(",", ""))

@@ -136,18 +136,10 @@ DEEPSEEK = _like_openai(
 )
 
 GROQ = _like_openai(
-    name="groq",
-    key_variable="GROQ_API_KEY",
-    max_tokens_field="max_completion_tokens",
-    given_cache_markers=0,
+    name="groq", key_variable="GROQ_API_KEY", max_tokens_field="max_completion_tokens", given_cache_markers=0
 )
 
-GEMINI = _like_openai(
-    name="gemini",
-    key_variable="GEMINI_API_KEY",
-    audio=True,
-    given_cache_markers=0,
-)
+GEMINI = _like_openai(name="gemini", key_variable="GEMINI_API_KEY", audio=True, given_cache_markers=0)
 
 SHORT_CALL_IDS = r"[a-zA-Z0-9]{9}"
 
@@ -332,17 +324,15 @@ def _description(profile: WireProfile, words: str) -> WireProfile | None:
     return replace(profile, max_description_chars=int(length[1]))
 
 
-def _tools_with_forced(profile: WireProfile, words: str) -> WireProfile | None:
-    return replace(profile, tools_with_forced=True) if says(_TOOLS, words) else None
+def _if_told(pattern: str, **change: object) -> Adaptation:
+    def adapt(profile: WireProfile, words: str) -> WireProfile | None:
+        return replace(profile, **change) if says(pattern, words) else None
+
+    return adapt
 
 
 def _names(profile: WireProfile, words: str) -> WireProfile | None:
     return replace(profile, names="encoded") if profile.names == "learn" and says(_NAME, words) else None
-
-
-def _call_ids(profile: WireProfile, words: str) -> WireProfile | None:
-    # The shortest ids of all suit every endpoint.
-    return replace(profile, call_ids=SHORT_CALL_IDS) if says(_CALL_ID, words) else None
 
 
 def _signatures(profile: WireProfile, words: str) -> WireProfile | None:
@@ -359,12 +349,6 @@ def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
     return replace(profile, max_output_tokens=int(most[1]) - (1 if most[2] else 0))
 
 
-def _cache_markers(profile: WireProfile, words: str) -> WireProfile | None:
-    if "cache_control" not in words:
-        return None
-    return replace(profile, cache_markers=0, given_cache_markers=0)
-
-
 def _answer_format(profile: WireProfile, words: str) -> WireProfile | None:
     if not says(_FORMAT, words) or not says(_REFUSAL, words):
         return None
@@ -373,15 +357,9 @@ def _answer_format(profile: WireProfile, words: str) -> WireProfile | None:
 
 
 def _system_role(profile: WireProfile, words: str) -> WireProfile | None:
-    if says(_NO_INSTRUCTION, words):
-        return replace(profile, system_role="user")
     if not says(_ROLE, words) or not says(_REFUSAL, words) or profile.system_role not in words.lower():
         return None
     return replace(profile, system_role="system" if profile.system_role == "developer" else "user")
-
-
-def _order(profile: WireProfile, words: str) -> WireProfile | None:
-    return replace(profile, assistant_after_results=True) if says(_ORDER, words) else None
 
 
 def _stream(profile: WireProfile, words: str) -> WireProfile | None:
@@ -422,13 +400,14 @@ def _media(profile: WireProfile, words: str) -> WireProfile | None:
 _ADAPTATIONS: tuple[Adaptation, ...] = (
     _other_wire,
     _description,
-    _tools_with_forced,
+    _if_told(_TOOLS, tools_with_forced=True),
     _names,
-    _call_ids,
+    _if_told(_CALL_ID, call_ids=SHORT_CALL_IDS),  # the shortest ids of all suit every endpoint
     _signatures,
     _max_tokens,
-    _cache_markers,
-    _order,
+    _if_told("cache_control", cache_markers=0, given_cache_markers=0),
+    _if_told(_ORDER, assistant_after_results=True),
+    _if_told(_NO_INSTRUCTION, system_role="user"),
     _system_role,
     _answer_format,
     _sampling,
@@ -438,11 +417,7 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (
 )
 """The most specific adaptations are tried first."""
 
-_OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
-    404: (_other_wire, _media),
-    415: (_media,),
-    500: (_media,),
-}
+_OF_STATUS: dict[int, tuple[Adaptation, ...]] = {404: (_other_wire, _media), 415: (_media,), 500: (_media,)}
 """The adaptations to try after a status; 400 and 422: all. llama.cpp refuses images with a 500."""
 
 
@@ -469,15 +444,12 @@ def read_models(body: bytes) -> dict[str, ListedModel] | None:
         return None
     models: dict[str, ListedModel] = {}
     for entry in map(as_object, listed(answer["data"])):
-        name, given = entry.get("id"), entry.get("supported_parameters")
         inputs = as_object(entry.get("architecture")).get("input_modalities")
-        if isinstance(name, str):
-            models[name] = ListedModel(name, _names_of(given), _names_of(inputs))
+        given = (entry.get("supported_parameters"), inputs)
+        names = (frozenset(map(str, each)) if isinstance(each, list) else None for each in given)
+        if isinstance(name := entry.get("id"), str):
+            models[name] = ListedModel(name, *names)
     return models
-
-
-def _names_of(given: object) -> frozenset[str] | None:
-    return frozenset(map(str, given)) if isinstance(given, list) else None
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:

@@ -4,15 +4,8 @@ from grue import messages as m
 from grue.protocol.tools.names import WireNames
 
 _UNIONS = ("anyOf", "oneOf")
-_UNSAYABLE = {
-    "allOf",
-    "not",
-    "if",
-    "prefixItems",
-    "patternProperties",
-    "dependentRequired",
-    "dependentSchemas",
-}
+_UNSAYABLE = {"allOf", "not", "if", "prefixItems", "patternProperties"}
+_UNSAYABLE |= {"dependentRequired", "dependentSchemas"}
 
 
 def strict_format(answer: m.AnswerSchema) -> m.JsonObject:

@@ -12,6 +12,7 @@ Source: R4.1, R4.2, P10, P11
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -133,19 +134,15 @@ def _arguments(value: object) -> str:
 def _without_copies(text: str) -> str:
     """Return a call's arguments once, if a gateway has sent them several times: `{"a":1}{"a":1}`."""
     text = text.strip()
-    several = _SEVERAL.search(text)
-    if several is None:
+    if (several := _SEVERAL.search(text)) is None:
         return text
     first = text[: several.start() + 1]
     if not text.replace(first, "").strip() and strict_object(first) is not None:
         return first
-    if len(text) > _MOST_COMPARED:
-        return text
-    try:
-        return _one_of_equals(text)
-    except (ValueError, RecursionError):
-        # The text is not JSON, is nested too deeply, or has an integer with more digits than Python converts.
-        return text
+    # Suppressed: the text is not JSON, too deep, or has an integer with more digits than Python converts.
+    with contextlib.suppress(ValueError, RecursionError):
+        return _one_of_equals(text) if len(text) <= _MOST_COMPARED else text
+    return text
 
 
 def _one_of_equals(text: str) -> str:
@@ -227,11 +224,8 @@ def text_of(content: object) -> str:
 
 def facts_of(answer: m.JsonObject) -> m.ReplyFacts:
     """Return id, service tier and system fingerprint of an endpoint's answer."""
-    return m.ReplyFacts(
-        id=_short(answer.get("id")),
-        service_tier=_short(answer.get("service_tier")),
-        system_fingerprint=_short(answer.get("system_fingerprint")),
-    )
+    id_, tier, system = map(_short, map(answer.get, ("id", "service_tier", "system_fingerprint")))
+    return m.ReplyFacts(id=id_, service_tier=tier, system_fingerprint=system)
 
 
 def _short(value: object) -> str:
@@ -350,7 +344,15 @@ def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireIte
 
 def without_attachments(items: Iterable[m.ConversationItem]) -> tuple[m.ConversationItem, ...]:
     """Return the items with a line of text in place of each attachment."""
-    return tuple(_stripped(item) if isinstance(item, m.ToolMessage | m.UserText) else item for item in items)
+    stripped: list[m.ConversationItem] = []
+    for item in items:
+        lines = "".join(f"\n{_line(each, REFUSED)}" for each in getattr(item, "attachments", ()))
+        if isinstance(item, m.UserText):
+            item = replace(item, text=item.text + lines, attachments=())
+        elif isinstance(item, m.ToolMessage):
+            item = replace(item, content=item.content + lines, attachments=())
+        stripped.append(item)
+    return tuple(stripped)
 
 
 def has_attachments(items: Iterable[m.ConversationItem], profile: WireProfile) -> bool:
@@ -361,13 +363,6 @@ def has_attachments(items: Iterable[m.ConversationItem], profile: WireProfile) -
 def data_url(attachment: m.Attachment) -> str:
     """Return an attachment as a `data:` URL."""
     return f"data:{attachment.mime};base64,{attachment.data}"
-
-
-def _stripped(message: m.ToolMessage | m.UserText) -> m.ToolMessage | m.UserText:
-    lines = [_line(each, REFUSED) for each in message.attachments]
-    if isinstance(message, m.UserText):
-        return replace(message, text="\n".join([message.text, *lines]), attachments=())
-    return replace(message, content="\n".join([message.content, *lines]), attachments=())
 
 
 def _line(attachment: m.Attachment, said: str) -> str:
@@ -426,25 +421,20 @@ class Assembler(Protocol):
     @property
     def begun(self) -> bool:
         """Whether a piece of text or of a call has arrived."""
-        ...
 
     @property
     def held(self) -> int:
         """About the characters of text and arguments so far, plus the `weight` of all else that came."""
-        ...
 
     @property
     def whole(self) -> bool:
         """Whether the reply is complete, even if the last event has not arrived."""
-        ...
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
         """Add the next event, and return the pieces of text in it."""
-        ...
 
     def body(self) -> bytes:
         """Return the reply so far, or the error, as the body that an unstreamed reply would have."""
-        ...
 
 
 class WireFormat(Protocol):
@@ -510,11 +500,9 @@ class WireFormat(Protocol):
 
         Take texts from `user_text` and `result_text`: they mention attachments that are not sent.
         """
-        ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode a reply as the assistant's message of later requests; empty if there is nothing to send."""
-        ...
 
     def encode_tools(
         self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
@@ -529,11 +517,9 @@ class WireFormat(Protocol):
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool as a request lists it, from its name, description and `parameters`."""
-        ...
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
-        ...
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
@@ -544,11 +530,9 @@ class WireFormat(Protocol):
 
     def read(self, answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply | Fault:
         """Read the JSON object in a reply's body. It is unchecked: any member may be missing."""
-        ...
 
     def assembler(self) -> Assembler:
         """Return an assembler for a streamed reply."""
-        ...
 
 
 def non_blank(text: str) -> str:
@@ -597,9 +581,8 @@ def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
 
 
 def _joined(own: object, given: object) -> object:
-    if isinstance(own, dict) and isinstance(given, dict) and given and "type" not in given:
-        return own | given
-    return given
+    both = isinstance(own, dict) and isinstance(given, dict) and given and "type" not in given
+    return as_object(own) | as_object(given) if both else given
 
 
 def encode_body(

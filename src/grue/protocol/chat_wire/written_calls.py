@@ -23,16 +23,8 @@ MAX_CHARS = 2 * 2**20
 _MOST_CALLS = 100
 
 _ENDS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "</s>",
-    "</assistant>",
-    "<|role_end|>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|role_end|>"),
+    *("</s>", "</assistant>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
 )
 """Marks of a reply's end, which some servers leave in it."""
 
@@ -185,7 +177,9 @@ class ThoughtSplitter:
         while at < len(held) and not self._decided:
             if self._end:
                 end = held.find(self._end, at)
-                stop = end if end >= 0 else len(held) - _beginning_at_end(held[at:], self._end)
+                sizes = range(len(self._end) - 1, 0, -1) if end < 0 else ()
+                begun = next((size for size in sizes if held[at:].endswith(self._end[:size])), 0)
+                stop = end if end >= 0 else len(held) - begun
                 out += [("reasoning", held[at:stop])] if stop > at else []
                 at = stop
                 if end < 0:
@@ -208,10 +202,6 @@ class ThoughtSplitter:
         held, self._held = self._held, ""
         held = held.lstrip() if self._thought and not self._end else held
         return [("reasoning" if self._end else "content", held)] if held else []
-
-
-def _beginning_at_end(text: str, mark: str) -> int:
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _split_harmony(text: str) -> tuple[str, str]:
@@ -373,12 +363,8 @@ def _function(text: str, at: int, tools: _Tools) -> _Found:
             raise _Unreadable
         inner = text[name.end() + 1 : end]
         tool = tools.get(name[0])
-        calls.append(
-            WrittenCall(
-                name[0],
-                _parameters(inner, tool) if "<parameter=" in inner else _object_text(inner.strip() or "{}"),
-            )
-        )
+        written = _parameters(inner, tool) if "<parameter=" in inner else _object_text(inner.strip() or "{}")
+        calls.append(WrittenCall(name[0], written))
         at = past_space(text, end + len("</function>"))
     return calls, at
 
@@ -504,17 +490,13 @@ def _kimi(text: str, at: int, _tools: _Tools) -> _Found:
     return calls, at + len(ending)
 
 
-def _llama(text: str, at: int, _tools: _Tools) -> _Found:
-    return _objects(text[at + len("<|python_tag|>") :].strip()), len(text)
-
-
 _READERS: dict[str, Callable[[str, int, _Tools], _Found]] = {
     "hermes": _hermes,
     "function": _function,
     "mistral": _mistral,
     "harmony": _harmony,
     "deepseek": _deepseek,
-    "llama": _llama,
+    "llama": lambda text, at, _tools: (_objects(text[at + len("<|python_tag|>") :].strip()), len(text)),
     "kimi": _kimi,
 }
 """Calls of other forms (`invoke`, `gemma`, `named`, `other`) are recognised, but are not read."""

@@ -23,7 +23,6 @@ of a whole prompt are reported. The difference is usually spread over the parts 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 import msgspec
@@ -32,8 +31,8 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ContextItem, ContextPolicy
-from grue.protocol.tools.policy import hints_of
-from grue.protocol.tools.results import READ_ON, cut_middle, history_text, success
+from grue.protocol.tools.policy import hints_of, matches_any
+from grue.protocol.tools.results import READ_ON, cut_middle, success, told
 
 Tools: TypeAlias = Mapping[str, str]
 """The canonical names of tools by the ids of calls."""
@@ -137,7 +136,10 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
             # counted sizes too, not only the guessed ones.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
-            _corrected(part, factor) if spread or not part.counted else part for part in parts
+            replace(part, tokens=round(part.tokens * factor), counted=True)
+            if spread or not part.counted
+            else part
+            for part in parts
         )
         older = _merge(items[: self.current])
         merged = (*older, *items[self.current :])
@@ -188,10 +190,6 @@ def _learned(bytes_per_token: float, factor: float) -> float:
     if factor < 1:
         wanted = (bytes_per_token + wanted) / 2
     return min(max(wanted, 0.5), 12.0)
-
-
-def _corrected(part: ContextItem, factor: float) -> ContextItem:
-    return replace(part, tokens=round(part.tokens * factor), counted=True)
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
@@ -263,16 +261,9 @@ def stub_of(
     if handle:
         return READ_AGAIN.format(handle=handle)
     definition = offered.get(tool)
-    again = any(fnmatchcase(tool, pattern) for pattern in policy.read_only) or (
-        definition is not None and is_read_only(definition)
-    )
-    stub = CALL_AGAIN if again else DO_NOT_REPEAT
-    return stub if plain else history_text(success(stub), _STUB_CHARS)
-
-
-def is_read_only(tool: m.ToolDefinition) -> bool:
-    """Return whether a tool is known to change nothing; an untrusted server's annotations do not count."""
-    return tool.trusted and tool.annotations is not None and hints_of(tool.annotations).read_only
+    hints = hints_of(definition.annotations if definition is not None and definition.trusted else None)
+    stub = CALL_AGAIN if hints.read_only or matches_any(tool, policy.read_only) else DO_NOT_REPEAT
+    return stub if plain else told(success(stub), _STUB_CHARS).text
 
 
 def fit(

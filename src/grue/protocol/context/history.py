@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -229,11 +230,9 @@ class History:
 
     def branch(self) -> History:
         """Return an independent copy, whose ledger does not write to a file."""
-        other = History(None if self.ledger is None else self.ledger.branch())
-        other.entries = [*self.entries]
-        other.unread, other.asked, other.replies = self.unread, self.asked, self.replies
-        other.call_ids, other.plain = {*self.call_ids}, self.plain
-        other.in_words, other.restates = self.in_words, self.restates
+        other = copy(self)
+        other.ledger = None if self.ledger is None else self.ledger.branch()
+        other.entries, other.call_ids = [*self.entries], {*self.call_ids}
         return other
 
     def _note_schema(self, said: m.Said) -> None:

@@ -164,11 +164,7 @@ def _compiled(schema: m.JsonObject, dialect: str) -> Any:
     import jsonschema_rs
 
     return getattr(jsonschema_rs, dialect)(
-        schema,
-        validate_formats=False,
-        retriever=_OUTSIDE.__getitem__,
-        pattern_options=_linear(),
-        mask=_VALUE,
+        schema, validate_formats=False, retriever=_OUTSIDE.__getitem__, pattern_options=_linear(), mask=_VALUE
     )
 
 
@@ -244,9 +240,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
     }
     if names:
         return whole
-    properties, required, patterns = (
-        whole.get(key) for key in ("properties", "required", "patternProperties")
-    )
+    properties, required, patterns = map(whole.get, ("properties", "required", "patternProperties"))
     if isinstance(required, list) and isinstance(properties, dict):
         whole["required"] = [
             name
@@ -272,19 +266,11 @@ def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS
         return False
     if "default" in part:
         return True
-    inner = [each for key in ("allOf", "anyOf", "oneOf") for each in _listed(part.get(key))[:2]]
-    inner += [_referred(part["$ref"], whole_schema)] if "$ref" in part else []
-    return any(_has_default(each, whole_schema, steps - 1) for each in inner)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
+    combined = (part.get(key) for key in ("allOf", "anyOf", "oneOf"))
+    inner = [each for parts in combined if isinstance(parts, list) for each in parts[:2]]
     with contextlib.suppress(NotCheckedError):
-        return _target(reference, whole_schema, {})
-    return None
+        inner += [_target(part["$ref"], whole_schema, {})] if "$ref" in part else []
+    return any(_has_default(each, whole_schema, steps - 1) for each in inner)
 
 
 def _is_linear(pattern: object) -> bool:
@@ -384,7 +370,9 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         for name, schema in (*members.items(), *items.items()):
             named[name] += _schemas(schema)
         others[str].append((list(_members(part.get("patternProperties")).values()), frozenset()))
-        others[str].append((_schemas(part.get("additionalProperties")), _names(part.get("properties"))))
+        properties = part.get("properties")
+        own_names = frozenset[object](properties if isinstance(properties, dict) else ())
+        others[str].append((_schemas(part.get("additionalProperties")), own_names))
         rest = part.get("items") if isinstance(part.get("items"), dict) else part.get("additionalItems")
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
@@ -408,10 +396,6 @@ def _schemas(value: object) -> list[m.JsonObject]:
 
 def _members(value: object) -> dict[str, m.JsonObject]:
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
-
-
-def _names(value: object) -> frozenset[object]:
-    return frozenset(value if isinstance(value, dict) else ())
 
 
 def _target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> m.JsonObject:

@@ -103,13 +103,13 @@ def screen(
         )
         for each in found
     )
-    offered = (tool for tool in tools if tool.tool not in refused)
-    return tuple(tool if tool.tool in drifted else _with_trust(tool, pins) for tool in offered), notes
-
-
-def _with_trust(tool: m.ToolDefinition, pins: ServerPins) -> m.ToolDefinition:
-    approved = tool.annotations is not None and pins[tool.tool].annotations is not None
-    return replace(tool, trusted=True) if approved else tool
+    trusted = {name for name, pin in pins.items() if pin.annotations is not None and name not in drifted}
+    offered = (
+        replace(tool, trusted=True) if tool.tool in trusted and tool.annotations is not None else tool
+        for tool in tools
+        if tool.tool not in refused
+    )
+    return tuple(offered), notes
 
 
 def drift_text(note: m.ToolDrifted) -> str:
@@ -143,7 +143,5 @@ _PARTS: tuple[m.ToolPart, ...] = ("description", "input_schema", "output_schema"
 
 
 def _changed(approved: ToolPin, listed: ToolPin) -> tuple[m.ToolPart, ...]:
-    parts = tuple(part for part in _PARTS if getattr(approved, part) != getattr(listed, part))
-    if approved.annotations not in (None, listed.annotations):
-        return (*parts, "annotations")
-    return parts
+    parts = _PARTS if approved.annotations is None else (*_PARTS, "annotations")
+    return tuple(part for part in parts if getattr(approved, part) != getattr(listed, part))

@@ -9,6 +9,7 @@ Source: R8.2
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -150,21 +151,16 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 
     Source: R8.1, R8.4, P33, P34, P36
     """
+    schema = tool.input_schema
     return {
         "type": "function",
         "function": {
             "name": tool.name if name is None else name,
             "description": tool.description,
-            "parameters": _parameters(tool.input_schema),
+            # OpenAI refuses an object schema without `properties`, which MCP allows.
+            "parameters": schema if "type" in schema and "properties" in schema else _NO_ARGUMENTS | schema,
         },
     }
-
-
-def _parameters(schema: m.JsonObject) -> m.JsonObject:
-    # OpenAI refuses an object schema without `properties`, which MCP allows.
-    if "type" in schema and "properties" in schema:
-        return schema
-    return {**_NO_ARGUMENTS, **schema}
 
 
 class ToolRoutes(Struct, frozen=True):
@@ -239,19 +235,12 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
 
 
 def _strict(text: str) -> object:
-    try:
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
         return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return _lenient(text)
-
-
-def _lenient(text: str) -> object:
     if is_crowded(text, _MAX_ODD_VALUES):
         raise ValueError("it cannot be read, and is too long to say why")
     value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    if isinstance(value, dict) and not is_deep(value):
-        return json_object(value)
-    return value
+    return json_object(value) if isinstance(value, dict) and not is_deep(value) else value
 
 
 def _no_constant(name: str) -> object:

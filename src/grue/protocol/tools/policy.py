@@ -100,9 +100,14 @@ def judge(
         terms = known.get(name)
         if terms is None:
             terms = known[name] = terms_of(policy, tool)
-        judged.append(_judge_call(terms, counts.get(name, 0)))
-        if judged[-1].verdict != "deny" and terms.max_calls is not None:
-            counts[name] = counts.get(name, 0) + 1
+        if terms.verdict == "deny":
+            terms = Terms(verdict="deny", reason=terms.reason or NOT_ALLOWED)
+        elif terms.max_calls is not None:
+            if counts.get(name, 0) < terms.max_calls:
+                counts[name] = counts.get(name, 0) + 1
+            else:
+                terms = Terms(verdict="deny", reason=LIMIT_REACHED.format(most=terms.max_calls))
+        judged.append(terms)
     return tuple(judged), counts
 
 
@@ -204,11 +209,8 @@ UNMATCHED = ", which matches no tool"
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns that match no name: in a rule that denies, a misspelt pattern denies nothing."""
     known = tuple(names)
-    return tuple(
-        pattern
-        for pattern in dict.fromkeys(patterns)
-        if not any(fnmatchcase(name, pattern) for name in known)
-    )
+    each_once = dict.fromkeys(patterns)
+    return tuple(pattern for pattern in each_once if not any(matches_any(name, [pattern]) for name in known))
 
 
 def may_match_tools_of(pattern: str, server: str) -> bool:
@@ -218,25 +220,13 @@ def may_match_tools_of(pattern: str, server: str) -> bool:
 
 
 def _stricter(one: Terms, other: Terms) -> Terms:
-    verdict, reason = max(
-        ((terms.verdict, terms.reason) for terms in (one, other)), key=lambda pair: _STRICTNESS[pair[0]]
-    )
     limits = [terms.max_calls for terms in (one, other) if terms.max_calls is not None]
-    return Terms(
-        verdict=verdict,
-        reason=reason,
+    return replace(
+        max(one, other, key=lambda terms: _STRICTNESS[terms.verdict]),
         max_calls=min(limits, default=None),
         parallel=one.parallel and other.parallel,
         read_only=one.read_only and other.read_only,
     )
-
-
-def _judge_call(terms: Terms, calls: int) -> Terms:
-    if terms.verdict == "deny":
-        return Terms(verdict="deny", reason=terms.reason or NOT_ALLOWED)
-    if terms.max_calls is not None and calls >= terms.max_calls:
-        return Terms(verdict="deny", reason=LIMIT_REACHED.format(most=terms.max_calls))
-    return terms
 
 
 DENIED_BY_PERSON = "the user does not allow it"

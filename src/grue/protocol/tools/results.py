@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import base64
 import bisect
+import contextlib
 import json
 import re
 import string
@@ -62,10 +63,7 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], MediaKind, str], ...] = (
     (re.compile(rb"%PDF-"), "file", "application/pdf"),
 )
 
-_EXPECTED = {
-    "image": "it is not a PNG, JPEG, GIF or WebP image",
-    "audio": "it is neither WAV nor MP3",
-}
+_EXPECTED = {"image": "it is not a PNG, JPEG, GIF or WebP image", "audio": "it is neither WAV nor MP3"}
 
 
 class MediaRoom:
@@ -274,7 +272,10 @@ def from_mcp(answer: m.JsonObject) -> m.ToolCallResult:
     content = structured if structured is not None else _unstructured(blocks)
     beside = [block for block in blocks if block.get("type") != "text"] if structured is not None else []
     if answer.get("isError") is True:
-        result = failure(_error_text(blocks) or "The tool reported an error", content)
+        texts = (block.get("text") for block in blocks if block.get("type") == "text")
+        said = "\n".join(str(text) for text in texts if text) or "The tool reported an error"
+        said = said if len(said) <= MAX_ERROR_CHARS else _marked(said, MAX_ERROR_CHARS)
+        result = failure(said, content)
     else:
         result = success(content)
     return replace(result, blocks=tuple(map(json_object, beside))) if beside else result
@@ -297,20 +298,10 @@ def _unstructured(blocks: list[m.JsonObject]) -> object:
     if len(texts) != 1:
         return "\n".join(str(text) for text in texts)
     text = str(texts[0])
-    looks_like_json = text[:_LOOK_CHARS].lstrip().startswith(("{", "["))
-    if looks_like_json and len(text) <= MAX_JSON_CHARS and count_of(text, "[{,") <= MAX_JSON_VALUES:
-        try:
+    if _looks_like_json(text) and len(text) <= MAX_JSON_CHARS and count_of(text, "[{,") <= MAX_JSON_VALUES:
+        with contextlib.suppress(ValueError, RecursionError):
             return json.loads(text)
-        except (ValueError, RecursionError):
-            return text
     return text
-
-
-def _error_text(blocks: list[m.JsonObject]) -> str:
-    text = "\n".join(
-        str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text")
-    )
-    return text if len(text) <= MAX_ERROR_CHARS else _marked(text, MAX_ERROR_CHARS)
 
 
 def raw_text(result: m.ToolCallResult) -> str:
@@ -330,18 +321,11 @@ class Told(NamedTuple):
     whole_chars: int = 0
 
 
-def history_text(result: m.ToolCallResult, max_chars: int) -> str:
-    """Return the JSON text of a result for the conversation, cut to `max_chars`.
+def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
+    """Return a result as JSON text for the model; without `room` nothing is attached.
 
     A text that is cut stays valid JSON. Its braces and the marks of the cuts are not counted in `max_chars`.
-
-    Source: R11.5, P44
     """
-    return told(result, max_chars)[0]
-
-
-def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
-    """Return a result as JSON text for the model; without `room` nothing is attached."""
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()
     if result.blocks:
@@ -406,12 +390,9 @@ def _laid_out(content: object) -> str:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))
     text = _plain(content)
-    is_text = isinstance(content, str) and not (
-        text[:_LOOK_CHARS].lstrip().startswith(("{", "[")) and text.count("\n") < len(text) // _LONG_LINE
-    )
-    if is_text:
-        return text
-    return in_lines(text)
+    has_lines = text.count("\n") >= len(text) // _LONG_LINE
+    is_text = isinstance(content, str) and (has_lines or not _looks_like_json(text))
+    return text if is_text else in_lines(text)
 
 
 def in_lines(text: str) -> str:
@@ -439,13 +420,17 @@ def _may_be_indented(text: bytes) -> bool:
     return not brackets
 
 
+def _looks_like_json(text: str) -> bool:
+    return text[:_LOOK_CHARS].lstrip().startswith(("{", "["))
+
+
 def _kind_of(content: object) -> str:
     match content:
         case dict():
             return f"a JSON object of {len(content)} members"
         case list():
             return f"a JSON array of {len(content)} values"
-        case str() if content[:_LOOK_CHARS].lstrip().startswith(("{", "[")):
+        case str() if _looks_like_json(content):
             return "probably JSON text"
         case _:
             return "text"
@@ -513,11 +498,10 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 def _readable(content: object, room: MediaRoom | None) -> object:
     """Return content blocks without base64, and any other content unchanged."""
-    if not isinstance(content, list):
+    blocks = content if isinstance(content, list) else ()
+    if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
         return content
-    if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in content):
-        return content
-    return [_readable_block(block, room) for block in content]
+    return [_readable_block(block, room) for block in blocks] if isinstance(content, list) else content
 
 
 def _readable_block(block: m.JsonObject, room: MediaRoom | None) -> m.JsonObject:
@@ -527,15 +511,11 @@ def _readable_block(block: m.JsonObject, room: MediaRoom | None) -> m.JsonObject
         case {"type": "resource_link", "uri": str()}:
             return _members(block, "type", "uri", "name", "description")
         case {"type": "resource", "resource": dict(resource)}:
-            return {"type": "resource", **_readable_resource(resource, room)}
+            described = {"type": "resource", **_members(resource, "uri", "mimeType", "text")}
+            blob = resource.get("blob")
+            return described | (_binary("resource", resource, blob, room) if isinstance(blob, str) else {})
         case _:
             return block
-
-
-def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.JsonObject:
-    described = _members(resource, "uri", "mimeType", "text")
-    blob = resource.get("blob")
-    return described | _binary("resource", resource, blob, room) if isinstance(blob, str) else described
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:

@@ -38,7 +38,9 @@ def _send_fitted(
     notes = (*notes, *_rewrite(turn, fitted.cleared, "window"))
     if fitted.summarise:
         turn = replace(turn, requests=turn.requests + 1, summaries=turn.summaries + 1)
-        request = _request(turn, (_summary_request(turn),), m.RequireAnswer(), aside=True)
+        words = min(int((turn.window or 0) / _SUMMARY_SHARE * _WORDS_PER_TOKEN), _MOST_WORDS)
+        text = m.UserText(_kept(turn)[0].summary_request.replace("{words}", str(words)))
+        request = _request(turn, (text,), m.RequireAnswer(), aside=True)
         return AwaitingSummary(turn, phase, new), (*notes, request)
     return _send(_said(turn, fitted.new), phase, fitted.new, notes)
 
@@ -205,12 +207,6 @@ def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     # replacement) is never cleared, so leave the `stub` out; a later turn gets the text with its `stub`.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
-
-
-def _summary_request(turn: Turn) -> m.UserText:
-    policy, _ = _kept(turn)
-    words = int((turn.window or 0) / _SUMMARY_SHARE * _WORDS_PER_TOKEN)
-    return m.UserText(policy.summary_request.replace("{words}", str(min(words, _MOST_WORDS))))
 
 
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:

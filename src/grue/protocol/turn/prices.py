@@ -99,15 +99,9 @@ class Spent(Struct, frozen=True, kw_only=True):
         mine, theirs = self.usage, other.usage
         known = mine.cost_usd is not None or theirs.cost_usd is not None
         cost = (mine.cost_usd or 0.0) - (theirs.cost_usd or 0.0) if known else None
-        usage = m.Usage(
-            input_tokens=mine.input_tokens - theirs.input_tokens,
-            output_tokens=mine.output_tokens - theirs.output_tokens,
-            cached_tokens=mine.cached_tokens - theirs.cached_tokens,
-            cache_write_tokens=mine.cache_write_tokens - theirs.cache_write_tokens,
-            reasoning_tokens=mine.reasoning_tokens - theirs.reasoning_tokens,
-            cost_usd=cost,
-        )
-        return Spent(requests=self.requests - other.requests, usage=usage)
+        counts = (name for name in m.Usage.__struct_fields__ if name != "cost_usd")
+        left = {name: getattr(mine, name) - getattr(theirs, name) for name in counts}
+        return Spent(requests=self.requests - other.requests, usage=m.Usage(**left, cost_usd=cost))
 
     def reached(self, episode: Budget) -> str:
         """Return a sentence that names the first limit that is reached; empty if no limit is."""
@@ -134,11 +128,10 @@ class Spent(Struct, frozen=True, kw_only=True):
             BudgetSpent: The episode's budget is spent.
         """
         self.check(episode)
-        cost = self.usage.cost_usd or 0.0
         return Budget(
             requests=_lesser(turn.requests, episode.requests, self.requests),
             tokens=_lesser(turn.tokens, episode.tokens, self.tokens),
-            cost_usd=_lesser(turn.cost_usd, episode.cost_usd, cost),
+            cost_usd=_lesser(turn.cost_usd, episode.cost_usd, self.usage.cost_usd or 0.0),
         )
 
 

@@ -47,7 +47,7 @@ def begin(run: m.RunTurn) -> Transition:
 
 def open_all(turn: Turn, new: tuple[m.ConversationItem, ...], *, asking: bool = False) -> Transition:
     """Open the sessions, then go on with `new`. `asking`: check meanwhile that the model can call tools."""
-    opening = tools.servers_at_start(turn)
+    opening = tuple(server for server in turn.run.servers if server not in turn.unstarted)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
     state = s.AwaitingSessions(turn, opening, new, asking)
     if asking:
@@ -134,12 +134,9 @@ def _with_all_tools(state: s.AwaitingSessions) -> Transition:
     turn, resumed = state.turn, state.turn.resuming
     if resumed is not None and resumed.parked.calls:
         parked = resumed.parked
+        settled, decisions = parked.settled, resumed.decisions
         return tools.call(
-            turn,
-            parked.calls,
-            settled=parked.settled,
-            decisions=resumed.decisions,
-            definitions=parked.definitions,
+            turn, parked.calls, settled=settled, decisions=decisions, definitions=parked.definitions
         )
     if turn.forced:
         return ask(turn, "forced", state.new)
@@ -184,7 +181,9 @@ def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
 
 def _ask_early(state: s.AwaitingSessions) -> Transition:
     turn, presumed = state.turn, state.presumed
-    if presumed is None or state.asking or not state.pending or not _may_ask(turn):
+    goes_on_with_calls = turn.resuming is not None and bool(turn.resuming.parked.calls)
+    cannot_ask = goes_on_with_calls or turn.forced or turn.reconnected or turn.budget_reached
+    if presumed is None or state.asking or not state.pending or cannot_ask:
         return state, ()
     listings = {each.server: each.tools for each in presumed.listings if each.server in state.pending}
     offering = turn.relist(listings) if listings else turn
@@ -193,10 +192,8 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
     asked, commands = ask(offering, "loop", state.new)
     *notes, request = commands
     rewritten = any(isinstance(note, m.RewriteHistory) for note in notes)
-    if (
-        not isinstance(asked, s.AwaitingCompletion)
-        or rewritten
-        or not isinstance(request, m.RequestCompletion)
+    if rewritten or not (
+        isinstance(asked, s.AwaitingCompletion) and isinstance(request, m.RequestCompletion)
     ):
         # Wait for the sessions: the history has to be shortened before the request, and by how much depends
         # on the size of the tools that the servers will list.
@@ -210,11 +207,6 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
     return following, (*notes, replace(request, presumed=True))
 
 
-def _may_ask(turn: Turn) -> bool:
-    goes_on_with_calls = turn.resuming is not None and bool(turn.resuming.parked.calls)
-    return not (goes_on_with_calls or turn.forced or turn.reconnected or turn.budget_reached)
-
-
 def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Transition | None:
     """Return the transition for an event while tools are presumed; `None`: `tool_loop.step` decides."""
     match state, event:
@@ -222,8 +214,9 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
             return _presumed_reported(state, event)
         case s.Presuming(pending=pending), m.StartupFailed() if event.server in pending:
             return _not_started(state, event)
-        case s.Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
-            return _replied(state, event)
+        case s.Presuming(reply=None, turn=turn), m.CompletionReceived() | m.CompletionFailed():
+            turn = heard(turn, event) if isinstance(event, m.CompletionReceived) else turn
+            return _when_verified(replace(state, turn=turn, reply=event))
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
             # The reply was on its way when the agent sent `DropCompletion`. Count only its cost.
             return replace(state, turn=turn.count(usage)), ()
@@ -245,11 +238,6 @@ def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisable
     pending = without(state.pending, event.server)
     following, commands = _when_verified(replace(state, turn=turn, pending=pending))
     return following, commands if pending else (*unmatched_notes(turn), *commands)
-
-
-def _replied(state: s.Presuming, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
-    turn = heard(state.turn, event) if isinstance(event, m.CompletionReceived) else state.turn
-    return _when_verified(replace(state, turn=turn, reply=event))
 
 
 def _not_started(state: s.Presuming, event: m.StartupFailed) -> Transition:

@@ -58,23 +58,15 @@ def start_calls(
     if not runs:
         # No batch is sent, but the notes about the calls that are not made have used the next batch's number.
         turn = replace(turn, batches=turn.batches + 1)
+    placed = _placed(reply)
     state = s.AwaitingTools(
-        turn,
-        reply.calls,
-        (),
-        runs,
-        reply.settled,
-        changed=changed,
-        tools=turn.callable,
-        noted=_placed(reply),
+        turn, reply.calls, (), runs, reply.settled, changed=changed, tools=turn.callable, noted=placed
     )
     following, commands = _send_runs(state)
     return following, (*notes, *commands)
 
 
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    if not reply.noted:
-        return ()
     notes = {note.call_id: note for note in reply.noted}
     made = {each.call.call_id for each in reply.open}
     placed: list[s.PlacedNote] = []
@@ -106,8 +98,6 @@ def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Tr
 def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
     """Take from `state.noted` the notes that can be recorded now, and return them."""
     due = tuple(takewhile(lambda each: each.settled <= len(state.settled), state.noted))
-    if not due:
-        return state, ()
     return replace(state, noted=state.noted[len(due) :]), tuple(each.note for each in due)
 
 
@@ -176,7 +166,11 @@ def settle(
     settled = record_settlement(state.calls[call_id], state.turn.iterations, event)
     if call_id in state.changed:
         settled = replace(settled, changed_arguments=state.changed[call_id])
-    under_way = _without_call(state.under_way, event)
+    left = (
+        replace(each, pending=without(each.pending, call_id)) if each.number == event.batch else each
+        for each in state.under_way
+    )
+    under_way = tuple(each for each in left if each.pending)
     state = replace(state, under_way=under_way, settled=(*state.settled, settled))
     notes: tuple[s.CallNote, ...] = ()
     match event:
@@ -189,16 +183,6 @@ def settle(
         case _:
             pass
     return _send_runs(state, notes)
-
-
-def _without_call(
-    under_way: tuple[s.Batch, ...], event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
-) -> tuple[s.Batch, ...]:
-    left = (
-        replace(each, pending=without(each.pending, event.call_id)) if each.number == event.batch else each
-        for each in under_way
-    )
-    return tuple(each for each in left if each.pending)
 
 
 def _skip_unsent(
@@ -265,10 +249,12 @@ def call(
         left, turn.callable, turn.unlisted, offered=turn.offered, missing=turn.missing
     )
     before = turn.used
-    turn, judged = _judged(turn, valid)
-    if tasks:
-        under_way = (open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
-        judged = _in_order(calls, (*judged, *under_way))
+    terms, used = judge(turn.run.tool_policy, (each.tool for each in valid), turn.used)
+    turn = replace(turn, used=used)
+    judged = [replace(each, terms=found) for each, found in zip(valid, terms, strict=True)]
+    judged += (open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
+    place = {call.call_id: number for number, call in enumerate(calls)}
+    judged.sort(key=lambda each: place[each.call.call_id])
     outdated: list[Unmade] = []
     denied: list[Unmade] = []
     made: list[ValidCall] = []
@@ -303,10 +289,10 @@ def _noted(
 
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
     """Return whether a call is not made because its tool has changed. If a person is asked, it is `False`."""
-    if each.terms.verdict == "ask" or each.task is not None:
-        return False
     made_for = definitions.get(each.tool.name)
-    return made_for is not None and made_for != definition_digest(each.tool)
+    if made_for is None or each.terms.verdict == "ask" or each.task is not None:
+        return False
+    return made_for != definition_digest(each.tool)
 
 
 def _ask(
@@ -373,20 +359,6 @@ def _questions(
     )
 
 
-def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[ValidCall, ...]]:
-    policy = turn.run.tool_policy
-    if not policy.rules:
-        return turn, valid
-    terms, used = judge(policy, (each.tool for each in valid), turn.used)
-    judged = (replace(each, terms=found) for each, found in zip(valid, terms, strict=True))
-    return replace(turn, used=used), tuple(judged)
-
-
-def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[ValidCall, ...]) -> tuple[ValidCall, ...]:
-    place = {call.call_id: number for number, call in enumerate(calls)}
-    return tuple(sorted(judged, key=lambda each: place[each.call.call_id]))
-
-
 def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tuple[ApprovalQuestion, ...]:
     return tuple(question for question in questions if question.call_id not in decided)
 
@@ -440,9 +412,11 @@ def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
     if reply.tool_calls:
         meant = tuple(map(turn.meant, reply.tool_calls))
         return call(replace(turn, iterations=turn.iterations + 1), meant)
-    unusable = m.ReplyUnusable(
-        finish_reason=reply.finish_reason, iteration=turn.iterations + 1, seen=_seen(reply)
-    )
+    seen = "thoughts and nothing else" if reply.reasoning else ""
+    if reply.written is not None:
+        seen = f"a tool call written as text ({reply.written})"
+    iteration = turn.iterations + 1
+    unusable = m.ReplyUnusable(finish_reason=reply.finish_reason, iteration=iteration, seen=seen)
     if reply.written is not None and not turn.reminded:
         turn, reminder = replace(turn, reminded=True), m.UserText(AS_A_CALL.format(written=reply.written))
         if turn.budget_reached:
@@ -482,12 +456,6 @@ def _why_not(reply: m.CompletionReceived) -> str:
     if reply.refusal and not _has_text(reply.content):
         return DECLINED.format(words=reply.refusal)
     return ""
-
-
-def _seen(reply: m.CompletionReceived) -> str:
-    if reply.written is not None:
-        return f"a tool call written as text ({reply.written})"
-    return "thoughts and nothing else" if reply.reasoning else ""
 
 
 def _check(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
@@ -570,11 +538,6 @@ def with_unstarted(turn: Turn) -> Turn:
     """Add to the turn the known tools of those servers that start only when they are called."""
     offered = {listing.server: listing.tools for listing in turn.run.when_called}
     return replace(turn.relist(offered), unstarted=tuple(offered)) if offered else turn
-
-
-def servers_at_start(turn: Turn) -> tuple[m.ServerName, ...]:
-    """Return the servers whose sessions are opened at the turn's start, in order."""
-    return tuple(server for server in turn.run.servers if server not in turn.unstarted)
 
 
 def with_report(turn: Turn, event: m.SessionOpened | m.McpDisabled) -> Turn:

@@ -23,7 +23,6 @@ from grue.protocol.tools.results import (
     cut_middle,
     failure,
     from_mcp,
-    history_text,
     is_small,
     success,
 )
@@ -50,6 +49,10 @@ VALUES = st.recursive(
     ),
     max_leaves=20,
 )
+
+
+def history_text(result: ToolCallResult, most: int) -> str:
+    return tool_results.told(result, most).text
 
 
 class Colour(enum.IntEnum):
