@@ -38,14 +38,9 @@ FORMAT = 1
 class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
-    Attributes:
-        length: How many entries the conversation had when the header was written. Entries that a `Rewritten`
-            has replaced stay counted, and the `Rewritten` counts as one more entry.
-        digest: The digest of these entries.
-        entries: How many entries were written with the header and follow it. `length` and `digest` include
-            them.
-        call_ids: Ids of tool calls that a `Rewritten` has removed from the conversation, so that no line of
-            the file has them. New calls must not reuse these ids.
+    `entries` entries were written with the header and follow it; `length` and `digest` are the ledger's after
+    them. `call_ids`: ids of tool calls that no line has, because a `Rewritten` has removed them; new calls
+    must not reuse these ids.
     """
 
     format: int
@@ -58,15 +53,11 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
-    """What a conversation has learned about its endpoint, and the tools that it has offered.
+    """What a conversation has learned about its endpoint, and the tools that it offered last.
 
     It is saved so that a request after a restart begins with the same bytes, for the provider's prompt cache.
-
-    Attributes:
-        first: The endpoint's profile as it was assumed before the first request.
-        profile: The profile now, corrected after requests that the endpoint refused.
-        names: The names under which the tools are sent to the endpoint, by canonical name (`SERVER.TOOL`).
-        tools: The tools that were offered last.
+    `first` is the profile that was assumed before the first request, `profile` the corrected one. `names` are
+    the tools' names on the wire, by canonical name.
     """
 
     model: str
@@ -81,10 +72,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """A line that takes back earlier lines: only the header and the first `lines` lines after it stay valid.
-
-    `lines` does not count lines that an earlier `Undone` has taken back.
-    """
+    """A line that takes back all still valid lines after the header, except for the first `lines` of them."""
 
     lines: int
 
@@ -139,13 +127,8 @@ _DROPPED = msgspec.json.encode(Dropped())
 class SavedConversation(Struct):
     """The content of a conversation's file.
 
-    Attributes:
-        mark: The turn that is parked, or was running when its process was killed.
-        recorded: The traces of the conversation's turns, oldest turn first.
-        lines: The lines after the header that no `Undone` has taken back.
-        cut_short: The last line was incomplete: the process was killed while it was written.
-        size: Number of bytes that were read.
-        restored: How many of the `header.entries` entries that follow the header have been read so far.
+    `lines` are those after the header that no `Undone` has taken back. `cut_short`: the process was killed
+    while it wrote the last line. `restored`: how many of the `header.entries` entries have been read.
     """
 
     header: FileHeader
@@ -190,8 +173,7 @@ class SavedConversation(Struct):
 class ConversationFile:
     """The file that a conversation is appended to. It is created if absent, and locked while it is open.
 
-    Its methods raise `ConversationError` if the file cannot be opened or written, and the constructor also if
-    another conversation is using it.
+    Its methods raise `ConversationError` if the file cannot be opened or written, or is locked already.
     """
 
     def __init__(self, path: Path) -> None:
@@ -267,8 +249,7 @@ class ConversationFile:
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
     """Read the conversation from `text`, or from the file `path` if `text` is `None`.
 
-    Raises `ConversationError`, with `path` and any damaged line, if the file is missing, damaged, too new, or
-    no conversation.
+    Raises `ConversationError` with `path` and the line if the file is missing, damaged, too new, or none.
     """
     lines = _lines(path, text)
     first = next(lines, None)
@@ -360,11 +341,10 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 
 
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
-    """Return the lines to append to the file, so that its lines for the last turn become those in `produced`.
+    """Return what to append to the file, so that its lines for the last turn become those in `produced`.
 
-    Lines that the file has already are not appended again. If the file has other lines, an `Undone` takes
-    them back. `kept` is the number of lines before the last turn. An empty line in `produced` stands for a
-    `Dropped`.
+    Lines that the file has already are not appended again; other lines are taken back by an `Undone`. `kept`:
+    the number of lines before the last turn. An empty line stands for a `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

@@ -70,8 +70,8 @@ _TAG = "ToolReturned"
 class EarlierResults:
     """Finds whole results of earlier turns, for the built-in tool `read_result`. Thread-safe.
 
-    For a turn that has a trace, only the trace's path is kept in memory (`turns`). For other turns, the
-    newest results are kept, up to `KEPT_BYTES`.
+    For a turn that has a trace, only the trace's path is kept in memory. For other turns, the newest results
+    are kept, up to `KEPT_BYTES`.
     """
 
     def __init__(self, turns: Iterable[TurnRecorded] = ()) -> None:
@@ -204,13 +204,9 @@ class TurnReport(Protocol):
 
 
 class TurnPast(Struct, kw_only=True):
-    """What a conversation passes to a turn that continues it, and what the turn reports back.
+    """What a conversation passes to a turn that continues it; the turn sets `actors` when it has made them.
 
-    Attributes:
-        history: Number and digest of the entries before the turn; `None`: the turn is in no conversation.
-        bytes_per_token: Bytes per token, from the endpoint's token counts; `None`: not known.
-        llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
-        actors: Set by the turn when it has made its actors.
+    `history`: number and digest of the entries before the turn; `None`: the turn is in no conversation.
     """
 
     history: m.HistoryReference | None = None
@@ -227,12 +223,8 @@ class KeptConversation:
     While a turn continues the conversation, `turn`, `abandon`, `catch_up`, `save`, `dumps` and `branch` raise
     `ConversationBusy`. Methods that read or write the file raise `ConversationError` if that fails.
 
-    Args:
-        name: The conversation's id in traces; default: a random id.
-        history: The history so far; its `Ledger` counts and digests the entries.
-        learned: What an earlier process has learned about the endpoint.
-        tools: The tools that were offered last, if `learned` is not given.
-        open_turn: A turn that can be resumed: it is parked, or its process was killed.
+    `learned` and `tools` are what an earlier process has learned about the endpoint, and has offered last.
+    `open_turn` is a turn that can be resumed: it is parked, or its process was killed.
     """
 
     def __init__(
@@ -350,17 +342,9 @@ class KeptConversation:
     ) -> Iterator[TurnPast]:
         """Lend the conversation to the turn that runs in the block. Then mark the turn as parked or ended.
 
-        Args:
-            lender: Makes the turn's LLM actor.
-            endpoint: The endpoint that this actor asks; `None`: the host makes LLM actors by its own factory.
-            number: The turn's number.
-            trace: The trace from which a later process can go on with the turn; `None`: it cannot be resumed.
-            recorded: The trace that gets the results of the turn's tool calls; `None`: no trace gets them.
-            resumed: The turn was parked, and goes on now.
-            plain: The model gets tool results as plain text (`RunTurn.plain_results`).
-
-        Raises:
-            ConversationParked: Another turn of the conversation is parked.
+        `trace`: where a later process can go on with the turn; `None`: it cannot be resumed. `recorded`: the
+        trace that gets the results of the turn's tool calls. `plain`: as `RunTurn.plain_results`. Raises
+        `ConversationParked` if another turn of the conversation is parked.
         """
         with self.held():
             self._require_saved()
@@ -444,9 +428,9 @@ class KeptConversation:
     ) -> None:
         """Mark a turn whose host was killed as parked, to be resumed, and add its recorded entries.
 
-        `replay` adds the entries, read from the turn's trace, to those before the turn (`began`). It is not
-        called for a conversation without a file, which has them already. `parked` says how far the turn had
-        come. `asks_again`: the turn repeats its last request, so the reply to it is dropped.
+        `replay` adds the entries of the turn's trace to those before the turn (`began`). A conversation
+        without a file has them already. `parked` says how far the turn had come. `asks_again`: the turn
+        repeats its last request, so the reply to it is dropped.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -461,10 +445,7 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other callers out of `ask` and `resume` within the block, even before the turn has started.
-
-        Raises `ConversationBusy` if another caller is in `ask` or `resume`.
-        """
+        """Keep other callers out of `ask` and `resume` within the block, or raise `ConversationBusy`."""
         return self._holding(self._in_ask)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
@@ -641,9 +622,7 @@ class KeptConversation:
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
         """Mark the turn as parked, or end it in the history, and write the new entries to the file.
 
-        If the LLM actor was cancelled before it read the agent's last request, add the texts and tool results
-        of this request (unless it was made `aside`): the trace has the request already, and the conversation
-        has to have the same entries. `parked` is the `TurnMark` that a resumed turn had while it was parked.
+        `parked` is the `TurnMark` that a resumed turn had while it was parked.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
@@ -694,10 +673,7 @@ def _tells_handles(entries: Iterable[m.Said | m.AssistantReply]) -> bool:
 def given_conversation(
     name: str, system: str, items: Sequence[m.HistoryItem | m.SystemText]
 ) -> KeptConversation:
-    """Return a conversation for one turn, whose history is given as plain data.
-
-    Raises `ConversationError` for a tool message that does not belong to a call of the reply before it.
-    """
+    """Return a conversation whose history is given as plain data, or raise `ConversationError`."""
     try:
         history = history_of(system, items, Ledger())
     except ValueError as error:
@@ -720,11 +696,7 @@ def is_parked_still(end: object) -> bool:
 def taken_up(
     file: ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
 ) -> tuple[History, list[bytes]]:
-    """Return the history up to the end of a turn, and the lines to append to the file for this turn.
-
-    The arguments are those of `KeptConversation.catch_up`. Raises `ConversationError` if the file does not
-    hold the entries before the turn.
-    """
+    """Return the history up to the end of a turn, and the lines to append to the file for this turn."""
     saved = read_conversation(file.path)
     found = begin_of_turn(saved, began)
     if found is None:

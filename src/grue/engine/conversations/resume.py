@@ -109,8 +109,7 @@ def resumed_turn(
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
     `counted`: the runner's spending includes what the turn spent before it was parked, if `writer` has
-    recorded the parking. Raises as `Runner.resume`, and `ActorCrashed` if an observer of the recorder raised
-    an exception.
+    recorded the parking. Raises as `Runner.resume` does.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
@@ -242,9 +241,8 @@ def conversation_of(
 ) -> Iterator[KeptConversation | None]:
     """Yield the conversation of a turn, ready to resume the turn; `None`: the turn is in no conversation.
 
-    A conversation that is loaded here, from its file or the trace, is closed after the block, so that the
-    host can load it. Raises `ConversationError` if the conversation is missing, in use or damaged, has later
-    turns, or does not hold what was said before the turn.
+    A conversation that is loaded here is closed after the block, so that the host can load it. Raises
+    `ConversationError` if the conversation is missing, in use or damaged, or does not fit the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:
