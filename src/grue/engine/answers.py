@@ -169,10 +169,7 @@ def spec_of(answer: AnswerSpec[T] | type[T] | None) -> AnswerSpec[T]:
 
 
 def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
-    """Return an `AnswerSpec` that checks an answer against a recorded schema.
-
-    The answer stays a JSON value, because a trace does not record the host's type.
-    """
+    """Return an `AnswerSpec` that checks an answer against a recorded schema. The answer stays JSON."""
     properties = form.schema.get("properties")
     value = properties.get("value") if isinstance(properties, dict) else None
     bare = value | {"$defs": form.schema.get("$defs", {})} if isinstance(value, dict) else {}
@@ -209,11 +206,7 @@ _TYPES_OF_TYPES = ("builtins", "types", "typing", "typing_extensions")
 
 
 class _Reader:
-    """Reads the values of one type from a model's text.
-
-    Attributes:
-        schema: The JSON schema that the endpoint gets: always the schema of an object.
-    """
+    """Reads the values of one type from a model's text. `schema` is always the schema of an object."""
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"

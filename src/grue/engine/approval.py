@@ -59,10 +59,7 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
 class Parking:
-    """Checks whether turns can be parked.
-
-    A parked turn is resumed from its trace file, so the file must hold the turn's messages unredacted.
-    """
+    """Checks whether turns can be parked: their trace file must hold all messages, unredacted."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -120,9 +117,8 @@ class Parking:
 class Approval(Struct, frozen=True):
     """Gets answers to the approval questions of a runner's turns.
 
-    Attributes:
-        approve: The host's callback; `None`: nobody can be asked.
-        parking: Checks whether a turn can be parked, or wait for a provider's batch; `None`: no turn can.
+    `approve`: the host's callback, if somebody can be asked. `parking`: checks whether a turn can be parked,
+    or wait for a provider's batch; `None`: no turn can.
     """
 
     approve: Approve | None = None
@@ -246,10 +242,7 @@ NOT_WRITTEN = "the call was not sent, because the trace file could not be writte
 class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
-    If the host was killed, the resumed turn does not repeat a call that is in the trace without a result,
-    because that call may have had an effect. So each call of a tool that is not read-only must be in the
-    trace before it is sent.
-
+    If the host is killed, the resumed turn does not repeat a call that the trace holds without a result.
     `policy` says which servers are trusted to mark their tools as read-only.
     """
 
@@ -298,10 +291,7 @@ def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[App
 def refused_changes(
     questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]
 ) -> list[tuple[ApprovalQuestion, str]]:
-    """Return each question whose decision has new arguments that cannot be used, with the reason.
-
-    The check may take half a second for each question.
-    """
+    """Return each question whose decision has new arguments that cannot be used, with the reason."""
     asked = {question.call_id: question for question in questions}
     changes = [each for each in decisions if each.verdict == "change" and each.call_id in asked]
     faults = ((asked[each.call_id], _fault(asked[each.call_id], each)) for each in changes)

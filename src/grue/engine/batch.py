@@ -49,9 +49,8 @@ _Asked: TypeAlias = tuple[int, bytes]
 class _Begun(Struct):
     """A turn whose start has been read from the trace, but not its end.
 
-    Attributes:
-        said: For a turn of a conversation: its recorded messages that add to the conversation.
-        partial: `said` is incomplete: a secret was redacted, or the messages before a resumption are missing.
+    `said` are the messages that add to the turn's conversation. They are `partial` if a secret was redacted,
+    or if those before a resumption are missing.
     """
 
     run: m.RunTurn
@@ -67,12 +66,9 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run. `recall` finds a turn by number, request and conversation.
+    """The completed turns of an earlier run, read from its trace.
 
-    A turn is run again if a secret in its request or outcome was redacted, because the trace does not have
-    the original text. A turn is found even if its conversation has the turn's entries already.
-
-    `path` is the trace of the earlier run, or runs. Raises `TraceError` if it cannot be read.
+    A turn is run again if a secret in its request or outcome was redacted.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -130,11 +126,10 @@ class CompletedTurns:
     def recall(
         self, command: m.RunTurn, answer: AnswerSpec[Any]
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
-        """Return the outcome of the earlier turn, and its messages that add to the turn's conversation.
+        """Return the outcome of the earlier turn, and the messages that the turn's conversation still lacks.
 
-        There are no messages if the turn has no conversation, or the conversation has its entries already.
-        `None`: no earlier turn fits, or `answer` does not accept the earlier answer, or the turn used a
-        fallback and `answer` has none. `command` is the message that would start the turn now.
+        `None`: no earlier turn fits `command`, which would start the turn now, or `answer` does not take the
+        outcome.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
         if known is None:
@@ -159,8 +154,7 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
     """Return a reference to a conversation's entries after a turn; `past` refers to the entries before it.
 
-    `None`: the turn rewrote earlier entries, of which only the digest is known, so no new digest can be
-    computed; or the turn's messages do not fit together.
+    `None`: the turn rewrote earlier entries, of which only the digest is known, or its messages do not fit.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
@@ -203,8 +197,7 @@ _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
 def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
     """Yield the result of each request, in order. Closing the iterator cancels the running turns.
 
-    Nothing starts before the first item is asked for. If a turn fails, the others go on. After one Ctrl-C all
-    turns clean up before `KeyboardInterrupt` is raised.
+    After one Ctrl-C all turns clean up before `KeyboardInterrupt` is raised.
     """
     last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
@@ -292,10 +285,7 @@ def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
 def with_bar(
     items: Iterator[BatchItem[T]], requests: Iterable[Any], total: int | None = None
 ) -> Iterator[BatchItem[T]]:
-    """Yield the items unchanged; at a terminal or in a notebook show a progress bar on standard error.
-
-    `total` is the number of items; `None`: `len(requests)`, if that is defined.
-    """
+    """Yield the items unchanged; at a terminal or in a notebook show a progress bar on standard error."""
     if total is None and isinstance(requests, Sized):
         total = len(requests)
     return _followed(items, total) if in_notebook() or sys.stderr.isatty() else items

@@ -52,18 +52,10 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, in which the turns of an episode run.
 
-    The connections to `endpoint`, if given, stay open between turns. At most `at_once` turns run in parallel,
-    each in a slot; the others wait. With `sessions="fresh"` each turn opens its own sessions, otherwise each
-    slot has a pool of sessions.
-
-    An episode holds no reference to its runner, so a runner that was never closed can be garbage collected.
-
-    Attributes:
-        resources: The processes of all turns, and the pool of sessions of the first slot.
-        expects_turns: Whether further turns may be submitted. If not, sessions are prewarmed only for turns
-            that are waiting already.
-        users: Number of calls that use the episode now. `CurrentEpisode` counts them.
-        loop: The event loop. Closing it cancels the turns and ends the sessions.
+    At most `at_once` turns run in parallel, each in a slot with a pool of sessions, or with
+    `sessions="fresh"` without one. Sessions are prewarmed for turns that wait already, and if `expects_turns`
+    also for turns to come. `users` counts the calls that use the episode now. An episode holds no reference
+    to its runner, so a runner that was never closed can be garbage collected.
     """
 
     def __init__(
@@ -92,10 +84,7 @@ class Episode:
         )
 
     def call(self, work: Work[T]) -> T:
-        """Run a turn, blocking. Ctrl-C cancels the turn; a second Ctrl-C kills all processes.
-
-        Raises `MCPError` if the caller is a turn of the same episode, which would wait for itself.
-        """
+        """Run a turn, blocking. Ctrl-C cancels the turn; a second Ctrl-C kills all processes."""
         self.loop.loop_thread.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
         with defer_interrupts():
@@ -153,11 +142,7 @@ class Episode:
                 self._slots.append(slot)
 
     def _expects_turn(self, pool: SessionPool) -> bool:
-        """Return whether a further turn will need sessions of `pool`.
-
-        If `expects_turns` is false, only the turns that wait for a slot follow, and each other pool with
-        prewarmed sessions serves one of these turns.
-        """
+        """Return whether a further turn will need sessions of `pool`."""
         if self.expects_turns:
             return True
         others = sum(each is not pool and each.has_spares for each in self._pools)
@@ -186,10 +171,7 @@ class Episode:
 
 
 def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
-    """Return where a turn's sessions come from, and when a server without an open session is started.
-
-    Raises `MCPConfigError` if the arguments are invalid or contradict each other.
-    """
+    """Return where a turn's sessions come from, and when a server without an open session is started."""
     if keep not in get_args(Keep):
         known = ", ".join(f'"{each}"' for each in get_args(Keep))
         raise MCPConfigError(f"keep= is one of {known}, not {shown(keep)}.")
@@ -233,7 +215,6 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
     """Return `start`, or if it is `None`, the configuration file's value `when`.
 
     If `start` only says when servers are started ahead of a turn, return the pair of `start` and `when`.
-    Raises `MCPConfigError` if the two exclude each other.
     """
     if start is None:
         return when
@@ -253,11 +234,8 @@ class CurrentEpisode:
 
     If `lasting`, all of them run in one event loop, which stays open until `close` or until this object is
     garbage collected. Otherwise `submit` and `run_beside` share a loop, which ends with the last of their
-    work; a blocking turn uses this loop while it is open. Everything else has a new loop, or runs in the loop
-    of its async caller.
-
-    Attributes:
-        batch_sessions: Where the sessions of a batch's turns come from. A batch has a loop of its own.
+    work; a blocking turn uses this loop while it is open. Everything else has a new loop, or its async
+    caller's. A batch has a loop of its own, too.
     """
 
     def __init__(
@@ -279,10 +257,7 @@ class CurrentEpisode:
         self._alone: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 
     def run(self, work: Work[T]) -> T:
-        """Run a turn and return its result, blocking.
-
-        In an episode's loop, a turn waits for the turns that were submitted earlier.
-        """
+        """Run a turn and return its result, blocking. An episode runs turns in the order of submission."""
         if self._recorder.telling == threading.get_ident():
             self._recorder.refuse_observers()
         if not self.lasting and self._episode is None:
@@ -294,11 +269,7 @@ class CurrentEpisode:
             self._leave(episode)
 
     async def run_async(self, work: Work[T]) -> T:
-        """Run a turn as `run` does, without blocking the caller's loop.
-
-        Raises:
-            MCPError: No asyncio loop runs in this thread, for instance because trio's does.
-        """
+        """Run a turn as `run` does, without blocking the caller's asyncio loop."""
         _refuse_without_asyncio()
         if not self.lasting:
             return await _run_alone_async(self._until_closed(work))

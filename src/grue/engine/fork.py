@@ -106,13 +106,10 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
 class _Place(Struct, frozen=True):
     """A place at which a turn can be forked.
 
-    Attributes:
-        event: The last recorded message before the fork.
-        events: The events that the agent got before `event`, from the turn's last `RunTurn` on. Empty: the
-            fork runs the whole turn again.
-        opened: The servers whose sessions are open at the place.
-        spent: What the recorded turn had spent before the place. The fork does not pay it again.
-        iterations: How many replies up to `event` have tool calls.
+    `event` is the last recorded message before it, and `events` are those that the agent got before `event`;
+    if there are none, the fork runs the whole turn again. `opened` are the servers whose sessions are open
+    there. The fork does not pay again what the turn had `spent` before. `iterations` counts replies with tool
+    calls.
     """
 
     event: EpisodeEnvelope
@@ -123,12 +120,7 @@ class _Place(Struct, frozen=True):
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """A recorded turn, and what is needed to fork it.
-
-    Attributes:
-        envelopes: The messages of the turn, from the `RunTurn` that began it.
-        earlier: The messages of the earlier turns, if the turn continues a conversation.
-    """
+    """The messages of a recorded turn, and of the `earlier` turns of its conversation."""
 
     path: Path
     episode: str
@@ -190,11 +182,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return asks
 
     def place(self, at: int | None) -> _Place:
-        """Return where to fork the turn: the last possible place before the message with the number `at`.
-
-        `None`: the turn's beginning. Raises `MCPError` if the turn has no message `at`, or if the state
-        machine refuses a recorded event.
-        """
+        """Return the last possible place for a fork before message `at`; `None`: the turn's beginning."""
         begun, last = self.envelopes[0], self.envelopes[-1]
         place = _Place(begun, ())
         if at is None or at == begun.seq:
@@ -233,10 +221,9 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
-    """Read the turn with the number `turn` from a trace; `None`: the only turn of the trace.
+    """Read the turn with the number `turn`, or the only turn of the trace, for `None`.
 
-    If several turns have this number, read the turn that contains message number `at`; `None`: the last turn.
-    Raises `MCPError` if the trace has no such turn, or if `turn` is `None` and the trace has several.
+    Of several turns with this number, read the one that contains message number `at`; `None`: the last.
     """
     reader, forks = open_episode(path), forks_of(path)
     begun: dict[int, list[tuple[int, ForkPlace | None]]] = {}
@@ -414,10 +401,7 @@ def _result(value: object) -> m.ToolCallResult:
 
 
 def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | None = None) -> m.RunTurn:
-    """Return a turn with other limits and policies, and with another system text unless `system` is `None`.
-
-    Raises `MCPConfigError` if a name in `changes` is unknown, or its value does not fit.
-    """
+    """Return a turn with other limits and policies, and another system text unless `system` is `None`."""
     try:
         policy, limits = parted(changes)
         return replace(
@@ -452,10 +436,7 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
 
 
 def said_until(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
-    """Return the conversation up to the fork at `place`.
-
-    Raises `TraceError` if a secret was removed from it, and `ConversationError` if the trace lacks a part.
-    """
+    """Return the conversation up to the fork at `place`."""
     until = [each for each in run.envelopes if each.seq <= place.event.seq]
     redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
     if redacted is not None:

@@ -50,13 +50,7 @@ _Question: TypeAlias = tuple[str, str]
 
 
 class RecordedCall(Struct):
-    """A tool call of the recorded turn.
-
-    Attributes:
-        seq: Number of the message `settlement`; 0: the trace has no result and no failure of the call.
-        settlement: The message with the call's result or failure.
-        redacted: A secret was removed from the result.
-    """
+    """A tool call of the recorded turn. `seq` is the number of its settlement; 0: it has none."""
 
     server: m.ServerName
     call: m.ServerCall
@@ -71,11 +65,9 @@ class RecordedCall(Struct):
 
 
 class _Relisting(Struct, frozen=True):
-    """A changed list of tools that the recorded turn got from a server.
+    """A changed list of tools that the recorded turn got from a server, with or after the result of `call`.
 
-    Attributes:
-        call: The last call that had been sent to the server; `None`: there was none.
-        again: The turn got the list when the batch after `call` began, not with the result of `call`.
+    `again`: it came when the batch after `call` began.
     """
 
     seq: int
@@ -89,11 +81,8 @@ class TurnRecord:
 
     A call of the fork gets the first unused recorded result of the same tool with the same arguments. If none
     is left, the last result is used again, but only for a read-only tool: a call of any other tool may change
-    what the next call returns.
-
-    `after` is the number of the last message before the fork; results before it count as used. `listings`
-    replace the recorded tools of their servers. `replaced` has the ids of calls whose results the fork
-    replaces. Any other call with a redacted result counts as not recorded.
+    what the next call returns. Results before the message `after` count as used. A call with a redacted
+    result counts as not recorded, unless the fork replaces it (`replaced`).
     """
 
     def __init__(
@@ -171,10 +160,7 @@ class TurnRecord:
         return server in self._disabled and bool(self._failures.get(server))
 
     async def start(self, server: m.ServerName, *, in_order: bool) -> None:
-        """Repeat the outcome of a server's recorded start: raise `ServerFailed` if the start failed.
-
-        With `in_order`, first wait for the servers that started before this server in the recorded turn.
-        """
+        """Repeat a server's recorded start. `in_order`: first wait for the servers that started before it."""
         if in_order and server in self._started:
             for started in takewhile(lambda each: each is not self._started[server], self._started.values()):
                 await started.wait()
@@ -189,8 +175,7 @@ class TurnRecord:
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
         """Return the tools listed with the result of `call`, and the tools listed when the next batch begins.
 
-        Either is `None` if the tools have not changed since the last list. `call` is the last call that was
-        answered; `None`: the fork has just opened the session. Each changed list is returned once.
+        `None` stands for an unchanged list. Each changed list is returned once.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
         left = [] if server in self._listings else self._relistings.pop(server, [])
@@ -333,10 +318,7 @@ def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDe
 class ForkSettings(Struct, frozen=True, kw_only=True):
     """How the calls and questions of a fork are answered.
 
-    Attributes:
-        results: Results that replace recorded results, by the ids of the recorded calls.
-        where: The trace and the turn that was forked, for error messages.
-        approve: Asks a person; `None`: nobody can be asked.
+    `results` replace recorded results, by the ids of the calls. `where` names the turn in errors.
     """
 
     record: TurnRecord
@@ -411,9 +393,8 @@ class _Asking:
 class RecordedConnection:
     """A `ToolConnection` that answers calls with the results recorded in a turn.
 
-    `live` is a connection to the real server; `None`: the server is not started. `asking` asks a person
-    before a call without a recorded result is made. `None`: nobody is asked; then `ForkSettings.misses` says
-    whether the call is made.
+    `live` is a connection to the real server, if it is started. `asking` asks a person about a call without a
+    recorded result, if there is somebody to ask.
     """
 
     def __init__(
@@ -464,11 +445,7 @@ class RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call, or do what `ForkSettings.misses` says.
-
-        Raises `ForkMissed` if the call must not be made. Also raises the errors of `ToolConnection.call`, as
-        recorded or from the real server.
-        """
+        """Return the recorded result of this call, or do what `ForkSettings.misses` says."""
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:
             self._relisted = self._fork.record.relisted(self._server, found)
@@ -550,7 +527,7 @@ class RecordedConnection:
         """Return whether the server lists the tool with the definition that the model was sent.
 
         If a fork was given other definitions (`Runner.fork(tools=)`), or a secret was removed from the
-        recorded definitions, the server need only list the tool or accept tools that it does not list.
+        recorded ones, the tool need only be there.
         """
         listed = self._live_listing
         live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)

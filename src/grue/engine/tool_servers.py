@@ -56,11 +56,7 @@ the names of its MCP servers, so that the tools of the server `files` are named 
 def connect_to(
     name: str, server: ToolServer, registry: ProcessRegistry, options: ClientOptions | None = None
 ) -> Connect:
-    """Return a factory of connections to a tool server of any kind.
-
-    A server's process is entered in `registry`, from which it can be killed without the event loop. `options`
-    are for MCP servers only.
-    """
+    """Return a factory of connections to a tool server of any kind. `options` are for MCP servers only."""
     match server:
         case StdioServer() | HttpServer():
             return lambda note: _mcp_client(server, registry, options or ClientOptions(), note)
@@ -127,10 +123,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import the modules that sessions of these servers need.
-
-    For a stdio server, also start the guard process, which ends servers if this process is killed.
-    """
+    """Import what sessions of these servers need. For a stdio server, also start the guard process."""
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):
@@ -193,8 +186,7 @@ def starts_when_called(server: object) -> bool:
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
     """Return what follows a failed first connect, for servers with `required` or `start="when_called"`.
 
-    For a server that starts when it is called, `required` is `False` by default, because the turn is under
-    way when it starts, and the model can go on without it.
+    A server that starts when it is called is not required by default: the model can go on without it.
     """
     chosen: dict[str, bool] = {}
     for name, server in servers.items():
@@ -283,11 +275,7 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return `policy` (`None`: the default policy), with the host's function and command servers as trusted.
-
-    The default policy is returned unchanged. Raises `MCPConfigError`, which names the rule and the field, if
-    a value cannot be used.
-    """
+    """Return `policy`, or the default policy, with the host's function and command servers as trusted."""
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():
         return policy
@@ -335,8 +323,7 @@ class PresumedListings:
     ) -> m.ToolsPresumed | None:
         """Return the listings with which a turn may ask the model before its servers have started.
 
-        `None`: the turn has no server to wait for, or at least one server's listing is not known or may not
-        be used. `HostCommands` are listed too: `registry` is passed to their `connect`.
+        `None`: the turn has no server to wait for, or a listing is not known or may not be used.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
@@ -354,8 +341,7 @@ class PresumedListings:
     ) -> tuple[m.PresumedListing, ...]:
         """Return the known listings of those servers of a turn that start when they are called.
 
-        A server whose listing is unknown or has expired starts with the turn, and sends its listing then. A
-        server that is disabled at the time `at_s`, on the event loop's clock, is left out.
+        A server whose listing is unknown or has expired starts with the turn. A disabled server is left out.
         """
         found = (
             self._approved(name, command.policy) or self._listing(name, command.policy)
@@ -378,8 +364,7 @@ class PresumedListings:
     def take_spoken(self, name: m.ServerName) -> str:
         """Return the MCP revision that a server spoke last, and forget it; empty: unknown.
 
-        If the server exits when it gets a request of that revision, its next start tries the `initialize`
-        handshake, because grue has forgotten the revision.
+        It is forgotten because a server may exit at a request of that revision: its next start begins anew.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:
@@ -451,8 +436,8 @@ class PresumedListings:
     def _approved(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
         """Return the locked listing if a server that starts when called must use it; `None`: it need not.
 
-        If the policy refuses tools that differ from the lock, such tools of an older listing are not offered.
-        Then the model cannot call them, and the server never starts, so it never sends a new listing.
+        A tool that differs from the lock would never be offered, so the server would never start and list it
+        anew.
         """
         if policy.on_tool_drift != "refuse" or name in self._last or name not in self._locked:
             return None
@@ -517,11 +502,7 @@ def refuse_other_kinds(**given: object) -> None:
 
 
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
-    """Check `given` and return it; `None`: return `default`.
-
-    Raises `MCPConfigError`, which names the `argument`, if `given` is not of the class of `default` or has a
-    field of a wrong type.
-    """
+    """Return `given` after a check of its class and its fields' types; `None`: return `default`."""
     if given is None:
         return default
     kind = type(default)

@@ -313,11 +313,7 @@ def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
 
 
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
-    """Check images, because an endpoint refuses a request with a bad one, and return them as they are sent.
-
-    Raises `MCPError`, which names the image, if a file cannot be read, or if an image is too large for
-    `limits` or of a type that models do not take.
-    """
+    """Check images, as an endpoint refuses a request with a bad one, and return them as they are sent."""
     room = MediaRoom(limits)
     for number, image in enumerate(images):
         what = f"Image {number + 1}" if isinstance(image, bytes) else f"The image {os.fspath(image)}"
@@ -422,9 +418,7 @@ class TurnHandle(Generic[R]):
 class EpisodeMemory:
     """What each turn of an episode leaves for later turns. Thread-safe, because turns may run in parallel.
 
-    Attributes:
-        turn: Number of the last turn that was started; 0: none.
-        connections: Each server's state. The mapping is replaced, never changed, so any thread may read it.
+    The mapping `connections` is replaced, never changed, so any thread may read it.
     """
 
     def __init__(self) -> None:
@@ -454,11 +448,7 @@ class EpisodeMemory:
 
 
 class Spending:
-    """The requests, tokens and cost of all ended turns of a runner. Thread-safe.
-
-    Attributes:
-        said_uncounted: Whether the note `CostUncounted` (a cost is not known) was recorded already.
-    """
+    """The requests, tokens and cost of all ended turns of a runner. Thread-safe."""
 
     def __init__(self) -> None:
         self.spent = Spent()
@@ -477,12 +467,8 @@ class Spending:
 class RestOfTurn(Spending):
     """Counts what a resumed or forked turn spends, and adds it to the runner's spending (`whole`).
 
-    `before` is what the turn had spent before it was resumed or forked. `counted` is the part of `before`
-    that is not added: the runner has counted it already, or a fork repeats it from the trace without paying
-    again.
-
-    Attributes:
-        spent: What the runner's turns had spent when this object was made, less `counted`.
+    `before` is what the turn had spent earlier. `counted` is the part of it that is not added: the runner has
+    counted it already, or a fork repeats it without paying again.
     """
 
     def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:
@@ -493,10 +479,9 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the budget for the whole turn; what the turn has spent before counts against it.
+        """Return the budget for the whole turn: the recorded one, at most what is left of `episode`.
 
-        The result is the turn's recorded budget, but at most what `spent` leaves of `episode`. Raises
-        `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
+        Raises `BudgetSpent`, whose text begins with `what`, if nothing is left.
         """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
@@ -530,10 +515,7 @@ def _inside_turn(wiring: Wiring) -> Iterator[None]:
 
 
 def refuse_inside_turn(wiring: Wiring) -> None:
-    """Raise `MCPError` if the caller is part of a turn of the runner with this wiring.
-
-    Function tools, answer checks and other callbacks are part of the turn that calls them.
-    """
+    """Raise `MCPError` if the caller is part of a turn of this runner, for example a function tool."""
     if any(each is wiring for each in _inside.get()):
         raise MCPError(
             "Tools cannot be called through a runner from inside one of its turns. Call them before or after "
@@ -566,14 +548,9 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
 class HostTurn(Generic[T]):
     """One turn of an episode; `memory` holds the episode's state. Call `run` once.
 
-    Attributes:
-        progress: What the turn is doing. Readable from any thread.
-        is_resumed: The turn was parked, or its process was killed, and the turn goes on now.
-        record: The recorded events to repeat first, if the turn is a fork or has waited for a batch.
-        waits: The turn's requests wait for the provider's batches.
-        earlier: For a fork: the tool results of the conversation's earlier turns.
-        begun: For a turn that goes on: the entries that it had added to its conversation before.
-        started_by: The `RunTurn` of this turn, made from the recorded one; `None`: `command` makes one.
+    `record` are recorded events to repeat first. `begun` are the entries that a resumed turn had added to its
+    conversation. `earlier` are a fork's tool results of earlier turns. `started_by` is a `RunTurn` made from
+    the recorded one.
     """
 
     is_resumed = False
@@ -655,10 +632,7 @@ class HostTurn(Generic[T]):
                 assert_never(end)
 
     def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
-        """Record, unless it was recorded already, that a cost limit has no effect: costs are not known.
-
-        `known`: whether the replies said what they cost; `None`: there are no replies yet.
-        """
+        """Record, once, that a cost limit has no effect. `known`: whether the replies said what they cost."""
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
             return

@@ -58,10 +58,8 @@ that is not needed any more."""
 class TurnResources(Struct, frozen=True, kw_only=True):
     """The processes and sessions that a turn may use.
 
-    Attributes:
-        registry: Holds the running processes, so that they can be killed from outside the event loop.
-        pool: Leases sessions to the turn; `None`: the turn opens and closes its own.
-        sampling: Passes sampling requests of the pool's sessions to the turn that is running.
+    `registry` lets processes be killed from outside the event loop. Without a `pool`, the turn opens its own
+    sessions. `sampling` passes the sampling requests of the pool's sessions to the running turn.
     """
 
     registry: ProcessRegistry
@@ -72,12 +70,9 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
-    Such a request presumes that the servers will list the same tools as before. If they do not, the reply may
-    be dropped, so its text is held back until the tools are verified. The servers' sessions need modules
-    whose import blocks all threads for most of a second, so the import begins after the request was sent.
-
-    Attributes:
-        agent: The turn's agent. Set it before the actors run.
+    The reply to such a request is dropped if the servers list other tools than before, so its text is held
+    back until then. The import of the sessions' modules blocks all threads, so it begins after the request
+    was sent.
     """
 
     def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
@@ -100,8 +95,8 @@ class EarlyRequest:
     def releasing(self, note: Note, fail: Callable[[str, BaseException], None]) -> Note:
         """Return a function that calls `note`, and after a `ToolsVerified` gives the host the held texts.
 
-        An exception of the host goes to `fail`: the agent, which calls the returned function, still has to
-        end the turn.
+        An exception of the host goes to `fail`: the agent, which calls the function, still has to end the
+        turn.
         """
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
@@ -128,11 +123,7 @@ class EarlyRequest:
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait until the early request is written, or it is clear that the turn sends none.
-
-        Returns after a second at the latest: the request may have to wait longer, for a permit for example,
-        and the servers must start meanwhile.
-        """
+        """Wait until the early request is written or it is clear that there is none, for at most a second."""
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
 
@@ -140,15 +131,10 @@ class EarlyRequest:
 class TurnsPast(Struct, frozen=True, kw_only=True):
     """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on.
 
-    Attributes:
-        noted: The message that is recorded after the copied messages, and before `event`.
-        begun: The last recorded `RunTurn`; `None`: the fork runs the turn from its beginning.
-        events: The events that the recorded agent got, from `begun` on, without `event`.
-        copied: The recorded messages that the fork's trace repeats, in order.
-        event: The last message that the recorded agent got before the fork; the fork carries out the commands
-            that follow from it. `None`: no fork, or a fork that runs the turn from its beginning.
-        rewrites: Changes of the history that the fork makes and the recorded turn did not.
-        reopened: By server, the command that opened its session, for each session that is open at the fork.
+    The agent first gets `events` again, then `event`, whose commands are carried out. The trace repeats the
+    messages `copied`, and `noted` after them. `begun` is the last recorded `RunTurn`; `None`: the fork runs
+    the whole turn. `rewrites` are changes of the history that only the fork makes. `reopened` has the
+    commands that opened the sessions which are open now.
     """
 
     noted: m.TurnForked | m.WaitEnded
@@ -423,9 +409,8 @@ class TurnActors:
     def _presumed(self) -> m.ToolsPresumed | None:
         """Return the tools that the turn may offer to the model before its servers have started.
 
-        `None`: the turn waits for its servers, or has none to wait for. A turn with the host's own LLM actor
-        always waits, because that actor could not drop the reply if a server then listed other tools. So does
-        a turn whose requests wait for a batch, which is not faster for an early request.
+        `None` also for a turn with the host's own LLM actor, which could not drop the reply, and for a turn
+        that waits for a batch, which an early request would not make faster.
         """
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
@@ -491,10 +476,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions if the agent waits for the model. Called after each agent event.
-
-        A server that has not started yet in this episode is not prewarmed, because it may not start at all.
-        """
+        """After an event of the agent: prewarm the next turn's sessions if the agent waits for the model."""
         if self._early is not None:
             self._early.stepped()
         pool, agent = self._resources.pool, self._agent
@@ -537,10 +519,7 @@ class TurnActors:
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:
-    """Record messages again. Return a mapping from their old sequence numbers to the new ones.
-
-    All messages are marked as copied, except those whose old number is in `own`.
-    """
+    """Record messages again, as copies but for those in `own`. Return the new numbers by the old."""
     numbers: dict[int, int] = {}
     for each in copied:
         again = recorder.record(

@@ -107,12 +107,7 @@ def _above(budget: Budget) -> Budget:
 
 
 class _Room(Struct, frozen=True, kw_only=True):
-    """Stores the requests of one turn until their replies arrive.
-
-    Attributes:
-        path: The API path that the requests are for, such as `/chat/completions`.
-        read_now: The ids of the requests whose replies the turn has got since it was started or went on.
-    """
+    """Stores the requests of one turn until their replies arrive. `read_now`: those that the turn has got."""
 
     files: BatchFolder
     path: str
@@ -122,10 +117,9 @@ class _Room(Struct, frozen=True, kw_only=True):
     read_now: set[str] = field(default_factory=set)
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request, if a batch has brought it.
+        """Return the reply to a request. If no batch has brought it, store the request for the next batch.
 
-        Otherwise store the request for the next batch, if it is new and the budget has room, and in any case
-        raise `RequestPostponed`.
+        Raises `RequestPostponed` if there is no reply yet.
         """
         del endpoint
         item = self.files.item_of(self.turn, request, body, self.read_now)
@@ -292,11 +286,7 @@ def _flush(recorder: Recorder, writer: TraceWriter) -> None:
 def run_waiting(
     requests: Iterable[TurnRequest[T] | str], batch: Batch, batching: Batching
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
-    """Yield the result of each request, in order. Closing the iterator stops the work in this process.
-
-    The provider goes on with the batches that it has got; the next call with the same folder fetches the
-    replies. Raises as `Runner.map`, and `MCPConfigError` if the runner's model cannot be asked in batches.
-    """
+    """Yield the result of each request, in order. Closing the iterator stops the work of this process."""
     endpoint = _endpoint_of(batch.settings)
     manifest = BatchManifest(
         address=shown_endpoint(endpoint.settings.base_url),

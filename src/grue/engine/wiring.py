@@ -55,15 +55,10 @@ from grue.transports.mcp.client_options import ClientOptions
 class TurnsUnderWay:
     """The turns of a runner that are running. Thread-safe.
 
-    In a trace, a running turn looks like a turn whose process was killed. This object keeps this process from
-    resuming a running turn.
-
-    Attributes:
-        conversations: The conversations that turns have continued, by id, as long as the host keeps them.
-        resuming: Held while a caller finds out which turn to resume, so that two callers do not resume the
-            same turn.
-        forking: Held while a fork runs. A fork has the number of the recorded turn, and two running turns
-            with the same number could not be told apart.
+    In a trace, a running turn looks like one whose process was killed; this keeps a process from resuming its
+    own. `resuming` is held while a caller finds out which turn to resume. `forking` is held while a fork
+    runs: the fork has the recorded turn's number, and two running turns of one number could not be told
+    apart.
     """
 
     def __init__(self) -> None:
@@ -98,9 +93,8 @@ class TurnsUnderWay:
 class Wiring(Struct, frozen=True, kw_only=True):
     """The parts that all turns of a runner share.
 
-    Attributes:
-        endpoint: The endpoint that the LLM actors ask; `None`: the host passed its own factory as `llm`.
-        presumed: The servers' earlier tool lists, for use before the servers start; `None`: turns use none.
+    `endpoint` is `None` if the host passed its own factory as `llm`. `presumed` are earlier tool lists, if
+    turns may use them before the servers start.
     """
 
     llm: LlmFactory
@@ -121,11 +115,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         tools: tuple[m.ToolDefinition, ...],
         first: Envelope[m.LlmCommand] | None = None,
     ) -> Wiring:
-        """Return a wiring whose LLM actors continue the conversation `name`.
-
-        `tools`: the tools that the conversation's last request offered. `first`: a recorded request that the
-        LLM actor handles before all others; `None`: it handles only new requests.
-        """
+        """Return a wiring whose LLM actors continue the conversation `name`, after the request `first`."""
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
         encoded.offer(tools)
@@ -164,8 +154,8 @@ def connect_fresh(
 ) -> Connect:
     """Return a factory of new connections to a server, with the runner's limits and tool lock.
 
-    `sample` answers the server's sampling requests; `None`: they are declined. `before_import` is awaited
-    before a thread imports the MCP SDK; `None`: the import begins at once.
+    `sample` answers the server's sampling requests. `before_import` is awaited before a thread imports the
+    SDK.
     """
     options = ClientOptions(
         limits=wiring.process_limits,
@@ -188,11 +178,7 @@ def wire(
     elicit: Elicit | None = None,
     tool_lock: ToolLock | None = None,
 ) -> Wiring:
-    """Make the parts that a runner's turns share, and register all configured secrets with the recorder.
-
-    The arguments are those of `Runner`. Raises `MCPConfigError` if a server or the model's settings cannot be
-    used, and `MissingDependencyError` if `mcp` is needed, and absent or too old.
-    """
+    """Make the parts that a runner's turns share, and register all configured secrets with the recorder."""
     if callable(llm) and not isinstance(llm, type) and _takes_three(llm):
         endpoint, factory = None, llm
     else:
@@ -254,11 +240,7 @@ _told: set[str] = set()
 
 
 def recorder_that_tells() -> Recorder:
-    """Return a recorder for a program that passes none. It logs warnings of trouble to the logger `grue`.
-
-    Python writes the warnings to standard error unless the program has configured logging. A process logs
-    each problem once, and at most 100 problems.
-    """
+    """Return a recorder that logs each problem once, and at most 100 problems, to the logger `grue`."""
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)
     failures = (m.ServerDied, m.McpDisabled, m.RequestCompletion, m.CompletionRetried)
@@ -293,16 +275,7 @@ _CLOSED: WeakKeyDictionary[Recorder, tuple[Observer, ...]] = WeakKeyDictionary()
 
 
 class OwnTrace:
-    """A trace file, or a run folder, that is written until `close`.
-
-    Args:
-        path: A name that ends in `.jsonl` is the trace file. Any other name is a folder that gets a run
-            folder, named by the time and the process.
-        recorder: Everything that this recorder records from now on is written.
-
-    Raises:
-        TraceError: The file exists and is not empty, or it cannot be written.
-    """
+    """A trace that is written until `close`: a file `*.jsonl`, or a run folder in the folder `path`."""
 
     def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:
         target = as_path(path, "trace=")

@@ -84,9 +84,9 @@ def resume_conversation(
 ) -> tuple[KeptConversation, dict[m.ServerName, tuple[m.ToolDefinition, ...]]]:
     """Return a conversation that a trace holds, and the tools that each server last listed on opening.
 
-    `name` is the conversation's id; `None`: the last turn's conversation. A turn that was not part of a
-    conversation counts as a conversation with the id `turn-N`. Raises `ConversationError` if the trace lacks
-    a part of the conversation, or if a secret in that part was redacted.
+    `name`: the conversation's id (`turn-N` for a turn in no conversation); `None`: the last turn's
+    conversation. Raises `ConversationError` if the trace lacks a part of it, or if a secret in that part was
+    redacted.
     """
     reader, forks = talk_reader(path), talk_reader(path)
     for line, fork in with_forks(path, forks_of(path)):
@@ -120,10 +120,7 @@ def resume_conversation(
 def said_before(
     path: str | PathLike[str], envelopes: Iterable[EpisodeEnvelope], name: m.ConversationId
 ) -> Talk:
-    """Return the conversation `name` as it is after `envelopes`, the messages of its turns in order.
-
-    Raises `ConversationError` if a part of the conversation is missing, or if a secret in it was redacted.
-    """
+    """Return the conversation `name` as it is after `envelopes`, the messages of its turns in order."""
     envelopes = tuple(envelopes)
     reader = TalkReader(_branch_points(envelopes))
     for envelope in envelopes:
@@ -165,11 +162,7 @@ def forks_of(path: str | PathLike[str]) -> tuple[ForkPlace, ...]:
 def with_forks(
     path: str | PathLike[str], forks: Iterable[ForkPlace]
 ) -> Iterator[tuple[RecordedLine[EpisodeBody], ForkPlace | None]]:
-    """Yield each line of a trace, with the fork out of `forks` that recorded the line; `None`: no fork did.
-
-    Turn numbers do not show which fork recorded a line: a fork repeats messages of other turns, and keeps
-    their turn numbers.
-    """
+    """Yield each line of a trace, with the one of `forks` that recorded the line; `None`: no fork did."""
     left = deque(forks)
     now: ForkPlace | None = None
     for line in open_episode(path).lines():
@@ -196,7 +189,7 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 
 
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
-    """Return the places in conversations (number and digest of entries) at which branches may begin.
+    """Return the places at which conversations may branch off.
 
     A conversation that has entries before its first turn in the trace may be a branch, made at that place.
     """
@@ -218,12 +211,7 @@ def talk_reader(path: str | PathLike[str]) -> "TalkReader":
 class TalkReader:
     """Builds every conversation of a trace, message by message.
 
-    Args:
-        branch_points: Where other conversations may branch off; copies of the history are kept only there.
-
-    Attributes:
-        listings: The tools that each server last listed when a session opened.
-        last: The id of the conversation whose turn began last.
+    Copies of the history are kept only at the `branch_points`, where other conversations may branch off.
     """
 
     def __init__(self, branch_points: set[_Place]) -> None:
@@ -341,21 +329,10 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
 class RecordedTurn:
     """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
 
-    A new part begins each time the turn is resumed.
-
-    Attributes:
-        run: The `RunTurn` that began the last part; `begun` is its envelope.
-        asked: The last request to the model in the last part.
-        end: How the last part ended; `None`: the trace does not hold its end.
-        tools: The tools that were offered last.
-        listings: The tools that each server last listed when a session opened, in any turn of the trace.
-        last_event: Number of the last envelope that went to the agent.
-        events: The events that the agent got in the last part.
-        redacted: A secret was removed from a message of the turn.
-        forked: The turn is a fork: its tool calls got the results recorded in another turn.
-        said: The messages that add to a conversation, from all parts. If a part begins by sending the last
-            request again, a `ReplyDropped(request=0)` comes first: it drops a reply that was recorded before.
-        said_before: The requests and replies of earlier parts.
+    A new part begins each time the turn is resumed. `events` are what the agent got in the last part, and
+    `asked` is the part's last request. `said` has the messages that add to a conversation, from all parts: a
+    `ReplyDropped(request=0)` drops a recorded reply whose request is sent again. `said_before` has the
+    requests and replies of earlier parts.
     """
 
     def __init__(self, begun: EpisodeEnvelope, run: m.RunTurn, before: "RecordedTurn | None") -> None:
@@ -456,9 +433,8 @@ class RecordedTurn:
     def resumption(self, path: str | PathLike[str]) -> m.Resumption:
         """Return how far the turn has come.
 
-        Raises:
-            NothingToResume: The turn is a fork, or had ended when its process was killed.
-            TraceError: A secret was removed from the turn, or its recorded messages contradict each other.
+        Raises `NothingToResume` if the turn is a fork, or had ended when its process was killed. Raises
+        `TraceError` if a secret was removed from the turn, or its messages contradict each other.
         """
         if self.forked:
             raise NothingToResume(
@@ -501,8 +477,8 @@ class RecordedTurn:
     def waiting(self, path: str | PathLike[str]) -> tuple[History, m.RequestCompletion | None] | None:
         """Return the history before the request whose reply the turn waits for, and this request.
 
-        If the request was recorded, it is in `asked`, and `None` takes its place in the result. If the turn
-        waits for no reply, or a secret was redacted, the whole result is `None`.
+        The request is `None` if it was recorded: it is in `asked`. The result is `None` if the turn waits for
+        no reply, or a secret was redacted.
         """
         if self.end is not None or self.redacted:
             return None
@@ -552,10 +528,7 @@ class RecordedTurn:
         self._tasks[called.call_id] = m.OpenTask(server=called.server, call=call)
 
     def _state(self, path: str | PathLike[str]) -> Transition:
-        """Return the turn's state after the last recorded event, and the commands that follow from the event.
-
-        The process may have been killed before it recorded these commands.
-        """
+        """Return the turn's state after the last recorded event, and the commands that follow from it."""
         state: TurnState = Idle()
         commands: Commands = ()
         for event in self.events:
@@ -603,11 +576,8 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return the last part of each turn, by the turn's number.
 
-    Several turns may have the same number, for example those of `Runner.map`. The result has the last of
-    these turns, or if it has ended, the last parked turn. A fork is returned only if the trace does not hold
-    the turn that was forked.
-
-    Of a turn that cannot be resumed any more, only `run` and `end` are set.
+    Several turns may have the same number, for example those of `Runner.map`. Then the last of them counts,
+    or if it has ended, the last parked one. A fork counts only if the trace does not hold the turn it forks.
     """
     turns: dict[int, RecordedTurn] = {}
     forks: dict[int, RecordedTurn] = {}
@@ -645,10 +615,7 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return the turn with the number `turn`, or if `turn` is `None`, the only turn that can be resumed.
-
-    Raises `NothingToResume` if no such turn can be resumed, or if `turn` is `None` and several turns can.
-    """
+    """Return the turn `turn`; `None`: the only one to resume. If there is none, raise `NothingToResume`."""
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:
         return next(iter(usable.values()))
