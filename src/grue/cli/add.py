@@ -1,9 +1,7 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, or remove it.
 
-A server's description and its bundle are untrusted. So grue shows the user the server's command before it
-writes anything. When the user has agreed, grue writes the entry and starts the server. npm and PyPI packages
-and bundles run in a sandbox, if this machine can enforce sandboxes. grue itself downloads two things: the
-description, from a registry or a URL; and the bundle, if the user agrees to its address.
+Descriptions and bundles of servers are untrusted. So the user sees the command that would run, and agrees,
+before anything is written, started or downloaded (except the description itself, from a registry or a URL).
 """
 
 import io
@@ -81,14 +79,7 @@ class Adding(Struct, frozen=True, kw_only=True):
 
 
 def add_server(adding: Adding) -> bool:
-    """Add a server; return `False` if its start failed.
-
-    A server whose environment variables are not set yet is not started.
-
-    Raises:
-        MCPConfigError: The description, `mcp_config.json` or a value from the user is not usable, or the user
-            did not agree.
-    """
+    """Add a server; return `False` if its start failed. One that lacks a variable is not started."""
     config = GameConfiguration.of_project()
     path = adding.mcp_config or config.mcp_config_path
     answers = _Answers(adding.values, ask=_at_a_terminal() and not adding.yes)
@@ -260,11 +251,7 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
 
 
 def remove_server(name: str, mcp_config: Path | None) -> None:
-    """Remove a server, its tools in the tool lock, and the folders that `grue add` made for it.
-
-    Raises:
-        MCPConfigError: There is no such server, or a file cannot be changed.
-    """
+    """Remove a server, its tools in the tool lock, and the folders that `grue add` made for it."""
     path = mcp_config or GameConfiguration.of_project().mcp_config_path
 
     def take(servers: dict[str, Any]) -> None:

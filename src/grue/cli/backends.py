@@ -10,13 +10,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def chosen_backends(episode_id: str, *, langfuse: bool, otel: bool) -> "Iterator[list[Outbox]]":
-    """Yield the trace observers that the options ask for.
-
-    At the end of the `with` block, the observers send their unsent data, for a few seconds at most.
-
-    Raises:
-        MissingDependencyError: A package that an observer needs is not installed.
-    """
+    """Yield the chosen trace observers. At the end they send what is left, for a few seconds at most."""
     with ExitStack() as open_ones:
         chosen: list[Outbox] = []
         if langfuse:

@@ -26,9 +26,6 @@ def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str
 
     Each pair is `NAME=VALUE`. If the schema allows only a string, VALUE is text. Otherwise VALUE is read as
     JSON. If it is no JSON of an allowed type, it is text, if the schema allows a string or gives no type.
-
-    Raises:
-        MCPConfigError: An argument cannot be read; the text says what is expected.
     """
     arguments = {} if text is None else _object(text)
     properties = tool.input_schema.get("properties")
@@ -58,13 +55,7 @@ def _object(text: str) -> m.JsonObject:
 
 
 def json_value(text: str) -> object:
-    """Parse JSON that a person has typed.
-
-    Raises:
-        ValueError: The text is not JSON, or holds NaN or Infinity. `json.loads` accepts these two, but they
-            would be sent as `null`.
-        RecursionError: The value is nested too deeply.
-    """
+    """Parse JSON that a person typed. Raise `ValueError`, also for NaN and Infinity, or `RecursionError`."""
     value: object = json.loads(text)
     json.dumps(value, allow_nan=False)
     return value
@@ -127,12 +118,7 @@ def call_tool(
     timeout_s: float | None,
     as_json: bool,
 ) -> bool:
-    """Call a tool, print its result, and return whether the call succeeded; see the help of `grue call`.
-
-    Raises:
-        MCPConfigError: The configuration, the tool's name or an argument cannot be used.
-        MCPServerStartupError: The server could not be started.
-    """
+    """Call a tool, print its result, and return whether the call succeeded."""
     config = GameConfiguration.of_project()
     known = known_servers(config, mcp_config)
     server = _server_of(name)

@@ -74,10 +74,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which sandbox limits this machine can enforce.
-
-    `needed`: a server has a sandbox, so a limit that cannot be enforced makes the finding a `note`.
-    """
+    """Report which sandbox limits this machine can enforce. `needed`: a server has a sandbox."""
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
@@ -106,10 +103,9 @@ def boot_lines(
 ) -> Iterator[str]:
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
-    There are no lines if the server is not started by npx or uvx. `opened` is the report of the first start.
-    `installed`: this start downloaded nothing. `alone`: no other server started at the same time. Unless both
-    are true, the server is started again for comparison. If `direct_command` finds a command that may be
-    faster, the server is also started with that command.
+    `opened` reports the first start. Unless that start downloaded nothing (`installed`) and no other server
+    started at the same time (`alone`), the server is started again for comparison. If `direct_command` finds
+    a command that may be faster, the server is also started with that command.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return
@@ -201,10 +197,7 @@ _NOTICED_S = 0.1
 def examine(
     mcp_config: Path | None, *, network: bool, base_url: str | None = None, model: str | None = None
 ) -> bool:
-    """Print each finding as soon as it is known, and return whether nothing is wrong.
-
-    For an argument that is `None`, the project's setting is used. Without `network`, no URL is contacted.
-    """
+    """Print each finding as soon as it is known, and return whether nothing is wrong."""
     counts: Counter[Verdict] = Counter()
     lacking = []
     for finding in _findings(mcp_config, network=network, base_url=base_url, model=model):
@@ -406,10 +399,7 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """Say how much time "start": "when_called" would save, if the server's start takes at least 0.1 s.
-
-    Say nothing if the setting is "when_called" or "beside" already.
-    """
+    """Say how much time "start": "when_called" would save, unless the start takes less than 0.1 s."""
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"

@@ -1,8 +1,7 @@
-"""The checks of `grue doctor` for the configured LLM endpoint.
+"""The checks of `grue doctor` for the configured LLM endpoint: its list of models, and three small turns.
 
-They request the list of models, and then run three small turns: one that asks for a short reply, one with a
-tool, and one whose answer has a schema. If the model does not call the tool, the prompt's tokens with and
-without the tool tell whether the endpoint passes tools to the model. A reply has at most 400 tokens.
+The turns ask for a short reply, offer a tool, and want an answer with a schema. If the model does not call
+the tool, the tokens of the prompt with and without the tool tell whether the endpoint passes tools on.
 """
 
 import difflib
@@ -36,18 +35,11 @@ Verdict = Literal["ok", "note", "open", "WRONG"]
 
 
 class Finding(Struct, frozen=True):
-    """The result of one check.
-
-    Attributes:
-        verdict: `WRONG` makes the exit status of `grue doctor` 1; `ok`, `note` and `open` do not. `open`: the
-            check could not decide.
-        text: The first line says what was found, the further lines what to do.
-        lacking: What cannot be used because of the finding, for the summary; empty: nothing.
-    """
+    """The result of one check. Only `WRONG` makes the exit status 1. `open`: the check could not decide."""
 
     verdict: Verdict
-    text: str
-    lacking: str = ""
+    text: str  # the first line says what was found, the further lines what to do
+    lacking: str = ""  # what cannot be used because of the finding; empty: nothing
 
 
 _SHORT, _ROOM = 16, 400
@@ -66,9 +58,7 @@ _SWATCH: m.JsonObject = {
 _SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
 """`_SAY` and `_CALL` differ in length, so an endpoint that really counts tokens reports different counts."""
 
-_COUNTED = 5
-"""The least number of tokens that a tool's name and description add to a prompt."""
-
+_COUNTED = 5  # the least number of tokens that a tool's name and description add to a prompt
 _TEMPLATE = """\
 Use a chat template that has a place for tools: with llama.cpp's server --jinja, and --chat-template-file if
 the model's own has none; with Ollama a model that is marked "tools"."""
@@ -79,10 +69,7 @@ _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at al
 
 
 def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Iterator[Finding]:
-    """Yield the findings about the configured model and its endpoint, then about each fallback model.
-
-    `named`: whether the user has chosen the endpoint. If not, it is the default endpoint.
-    """
+    """Yield findings about the model and each fallback model. `named`: the user has chosen the endpoint."""
     try:
         settings = llm_settings(config)
         # Check each model without its fallback models (`then`), which could answer for a model that is down.

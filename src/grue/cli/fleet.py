@@ -1,8 +1,4 @@
-"""`grue fleet run`, `retry` and `stop`: run the episodes of a sweep and show the progress, or stop them.
-
-A sweep is a TOML file that names a function, its cases (combinations of settings), and how often each case is
-run. One call of the function for one case is an episode.
-"""
+"""`grue fleet run`, `retry` and `stop`: run the episodes of a sweep and show the progress, or stop them."""
 
 import sys
 from pathlib import Path
@@ -40,13 +36,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 
 
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
-    """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
-
-    With `retry`, episodes that were given up, after three failed attempts or for a damaged result, run too.
-
-    Raises:
-        FleetError, MCPConfigError: The sweep or the folder cannot be used.
-    """
+    """Run a sweep's missing episodes (with `retry`, also those given up); return whether all are done now."""
     sweep = _sweep_of(options.sweep)
     for sentence in warnings_of(sweep):
         say(f"grue: {sentence}", err=True)
@@ -75,11 +65,7 @@ def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
 
 
 def print_plan(options: FleetRunOptions) -> None:
-    """Print how many episodes of a sweep are missing, and estimate their cost and disk space.
-
-    Raises:
-        FleetError, MCPConfigError: The sweep or the folder cannot be used.
-    """
+    """Print how many episodes of a sweep are missing, and estimate their cost and disk space."""
     sweep = _sweep_of(options.sweep)
     planned = read_plan(sweep, options.place)
     free = FleetFolder(options.place).free_bytes()
@@ -108,11 +94,7 @@ def _cost(planned: PlannedWork) -> str:
 
 
 def stop_fleet(directory: Path) -> None:
-    """Ask the process that runs a fleet to stop after the running episodes; a second call cancels these.
-
-    Raises:
-        FleetError: The folder holds no fleet.
-    """
+    """Ask the process that runs a fleet to stop after the running episodes; a second call cancels these."""
     require_fleet(directory)
     calls = stop(directory)
     if is_driven(FleetFolder(directory)):

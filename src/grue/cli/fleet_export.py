@@ -31,13 +31,7 @@ _TABLE = "episodes.parquet"
 
 
 def export_fleet(directory: Path, target: Path | None, form: str, score: str) -> None:
-    """Write a fleet's episodes in another format, and print what was written.
-
-    Raises:
-        FleetError: There is no fleet, a file cannot be written, or no episode has a score of the given name,
-            unless that is the default name.
-        MissingDependencyError: DuckDB is not installed.
-    """
+    """Write a fleet's episodes in another format, and print what was written."""
     require_fleet(directory)
     place, episodes = target or directory / "export", fleet_episodes(directory)
     if form == "parquet":
@@ -59,11 +53,6 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
 
     Each of `places` is a fleet, a run folder, a trace, a folder that holds some of these, or a folder of
     exported tables.
-
-    Raises:
-        FleetError: A place has no episodes, or the query is wrong.
-        TraceError: A place is a file that is not a trace.
-        MissingDependencyError: DuckDB is not installed.
     """
     exported = [place for place in places if (place / _TABLE).is_file()]
     others = [place for place in places if place not in exported]

@@ -31,11 +31,7 @@ def print_failures(
     as_json: bool,
     show_all: bool,
 ) -> None:
-    """Print the failed episodes, grouped by what went wrong, each group with commands that open traces.
-
-    Raises:
-        FleetError: The folder holds no fleet, or `score` is not the default, and all scores have other names.
-    """
+    """Print the failed episodes, grouped by what went wrong, each group with commands that open traces."""
     require_fleet(directory)
     latest, earlier = latest_results(directory)
     lacking = require_score(latest, score)
@@ -93,11 +89,7 @@ def _said(result: Result, directory: Path) -> list[str]:
 
 
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
-    """Score a fleet's finished episodes; return whether all scorers succeeded and the budget sufficed.
-
-    Raises:
-        FleetError, MCPConfigError: The scorers or the folder cannot be used.
-    """
+    """Score a fleet's finished episodes; return whether all scorers succeeded and the budget sufficed."""
     require_fleet(directory)
     scoring = read_scoring(scorers)
     names = ", ".join(f"{name}@{scorer.version}" for name, scorer in scoring.scorer.items())

@@ -28,15 +28,7 @@ def fork_fleet(
     workers: int,
     max_requests: int | None,
 ) -> bool:
-    """Fork the turns of `fork.trace`, a trace or a folder of traces, and print the progress.
-
-    `where` is the condition that a turn has to meet; empty: all turns. `workers` 0: one per core. The other
-    options are as in the help of `grue fleet fork`. Returns whether all forks are done.
-
-    Raises:
-        FleetError: The condition cannot be read, no turn meets it, or the fleet's folder cannot be used.
-        MCPConfigError: An option or a file cannot be used.
-    """
+    """Fork the turns in `fork.trace` that meet the condition `where`; return whether all forks are done."""
     change = change_of(fork)
     fits = condition(where)
     chosen = [turn for turn in turns_in(fork.trace) if fits(turn)]

@@ -18,22 +18,15 @@ from grue.tracing.facts import counted
 
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}
 _SLOW_AFTER_S = 10.0
-_SAMPLE = 10
-"""How many episodes this run has to finish before the remaining time is shown."""
+_SAMPLE = 10  # how many episodes this run has to finish before the remaining time is shown
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """The state of a fleet, as the display shows it.
-
-    Attributes:
-        running: When each running episode was submitted, in monotonic seconds, by the episode's id.
-        costs: What the requests of all runs of the fleet have cost. If this run has no limits, its own
-            requests are not counted.
-    """
+    """The state of a fleet, as the display shows it."""
 
     tally: Tally
-    running: dict[str, float]
-    costs: Costs
+    running: dict[str, float]  # the monotonic time of its start, by the episode's id
+    costs: Costs  # of all runs; if this run has no limits, its own requests are not counted
     elapsed_s: float
 
     @property

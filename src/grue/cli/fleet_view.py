@@ -25,11 +25,7 @@ _MOST_ROWS = 24
 
 
 def print_status(directory: Path, *, as_json: bool) -> None:
-    """Print how many episodes of a fleet are done. Reads only files, so the fleet may be running.
-
-    Raises:
-        FleetError: The folder holds no fleet, or one of its files is damaged.
-    """
+    """Print how many episodes of a fleet are done. Reads only files, so the fleet may be running."""
     folder, manifest = _opened(directory)
     outcomes: Counter[str] = Counter()
     versions: Counter[str] = Counter()
@@ -91,14 +87,10 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
 def print_table(
     directory: Path, by: Sequence[str] | None, *, as_json: bool, everything: bool = False
 ) -> None:
-    """Print a table with the mean scores, one row for each combination of settings.
+    """Print the mean scores, one row for each combination of the settings `by`.
 
-    `by` names the settings. `None`: all settings with several values, except `seed`; without `as_json`, fewer
-    if these make more than 24 rows. With `everything`, episodes outside the latest sweep count too.
-
-    Raises:
-        FleetError: The folder holds no fleet, one of its files is damaged, or no episode has a setting of
-            `by`.
+    `by` is `None`: all settings with several values, except `seed`; without `as_json`, fewer if these make
+    more than 24 rows. With `everything`, episodes outside the latest sweep count too.
     """
     _, manifest = _opened(directory)
     found, earlier = (list(results(directory)), 0) if everything else latest_results(directory)
@@ -150,18 +142,10 @@ def print_table(
 def print_comparison(
     first: str, second: str, options: Options, *, as_json: bool, show_all: bool
 ) -> bool | None:
-    """Compare the scores of two sets of episodes, A and B, and print the result.
+    """Compare two sets of episodes, A (`DIR:SETTING=VALUE,...`) and B (by default in the same DIR).
 
-    `first` is A, as `DIR:SETTING=VALUE,...`, and `second` is B, by default in the same DIR. With `show_all`,
-    every case whose score differs is printed.
-
-    Returns:
-        Whether B is worse than A by `options.margin` or more; `None` if there are too few cases to tell;
-        always `False` if no margin is set.
-
-    Raises:
-        FleetError: A and B cannot be compared; for example, they have no case in common.
-        MissingDependencyError: numpy or scipy, which a margin needs, is not installed.
+    Return whether B is worse than A by `options.margin` or more; `None`: too few cases to tell. Without a
+    margin, return `False`.
     """
     a = Cell.of(first)
     b = Cell.of(second, a)
@@ -183,11 +167,7 @@ def _checked(worse: bool | None, margin: float) -> str:
 
 
 def print_episode(directory: Path, beginning: str) -> None:
-    """Print the case, the attempts and the scores of the episode whose id begins with `beginning`.
-
-    Raises:
-        FleetError: There is no such episode, or one of its files is damaged.
-    """
+    """Print the case, the attempts and the scores of the episode whose id begins with `beginning`."""
     folder, _ = _opened(directory)
     episode = folder.find(beginning)
     case, commit = episode.case, episode.commit

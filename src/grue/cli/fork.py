@@ -54,27 +54,17 @@ class ForkOptions(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """The changes with which a recorded turn is run again.
-
-    `llm` has new values of fields of `LlmSettings`. The other attributes are arguments of `Runner.fork`:
-    `changes` has new values of fields of `TurnLimits` and `FailurePolicy`. The keys of `tool_results` are ids
-    of calls, the keys of `tools` are names of servers.
-    """
+    """The changes of a fork: fields of `LlmSettings` (`llm`), and arguments of `Runner.fork` (the others)."""
 
     llm: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     system: str | None = None
-    tool_results: dict[str, Any] = {}
-    tools: dict[str, tuple[m.ToolDefinition, ...]] = {}
+    tool_results: dict[str, Any] = {}  # by the ids of calls
+    tools: dict[str, tuple[m.ToolDefinition, ...]] = {}  # by the names of servers
 
 
 def fork_turn(options: ForkOptions) -> None:
-    """Fork the turn, print the answer, and print commands that compare the fork with the recorded turn.
-
-    Raises:
-        MCPConfigError: An option or a file cannot be used.
-        MCPError: `Runner.fork` has failed.
-    """
+    """Fork the turn, print the answer, and print commands that compare the fork with the recorded turn."""
     change = change_of(options)
     recorded = read_run(options.trace, options.turn, options.at)
     refuse_script(recorded, options)
@@ -157,11 +147,7 @@ def refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
 
 
 def change_of(options: ForkOptions) -> Change:
-    """Return the change that the options ask for.
-
-    Raises:
-        MCPConfigError: An option has the wrong form, or a file cannot be read.
-    """
+    """Return the change that the options ask for."""
     values = {key: value_of(text) for key, text in _pairs("--set", "KEY=VALUE", options.settings)}
     files = _pairs("--tool-result", "CALL=FILE", options.tool_results)
     return Change(

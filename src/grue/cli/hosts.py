@@ -1,7 +1,4 @@
-"""Load the classes of facts that installed hosts record, so that the trace commands can show such facts.
-
-A host is a program that runs turns, such as `grue play`. A fact is a record that a host adds to the trace.
-"""
+"""Load the facts that installed hosts (programs that run turns) define, so that traces can be shown."""
 
 from contextlib import suppress
 from importlib import import_module

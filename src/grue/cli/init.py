@@ -115,12 +115,8 @@ def _found_model() -> tuple[str, str]:
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write the files of a new project into a folder, and print what was written and what to do next.
 
-    `sources`: configuration files of other programs such as Claude, whose MCP servers are copied. If empty,
-    grue looks for such files: at a terminal it asks for each file whether to copy the servers, in a pipe it
-    prints a `grue init --from` command for each file.
-
-    Raises:
-        MCPConfigError: A source or the folder cannot be used.
+    `sources`: configuration files of other programs, whose MCP servers are copied. If empty, grue looks for
+    such files, and asks for each whether to copy its servers; in a pipe, a command to do so is printed.
     """
     replaced: dict[str, str] = {}
     chosen = [read_host(path, replaced=replaced) for path in sources] if sources else _offered(folder)

@@ -1,16 +1,11 @@
 """The live view of `grue play` and `grue run`: lines about each turn, and status rows at a terminal.
 
-The view is an observer of the trace. In the turn's thread it only queues each message; a thread of its own
-prints ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe delays only the end of
-the episode, not its turns, and a closed terminal or pipe ends only the view.
+The turn's thread only queues messages, and a thread of the view prints ten times a second. So a stopped
+terminal (Ctrl-S) or a slow reader of a pipe delays only the end of the episode, and a closed one ends only
+the view. The cursor rests at the beginning of the status rows and is never hidden: erasing to the end of
+the screen removes the rows, however they were wrapped, and after a kill nothing has to be restored.
 
-The cursor rests at the beginning of the status rows, so that erasing from the cursor to the end of the screen
-removes them, however a resized terminal has wrapped them. The cursor is never hidden, so nothing has to be
-restored when the process ends, even if the process is killed.
-
-The first status row shows the end of a reply that is arriving, the arguments of a call, or a server's report
-of its progress. The second status row is the status line:
-
+The first row shows a reply that is arriving, a call's arguments, or a server's progress:
 ```
     "thinking":"The cat is on the trapdoor, so the sardines
   ⠹ thinking 3 s · turn 13/60 · 15/100 points · 14.2k tokens · $0.031
@@ -41,8 +36,7 @@ from grue.tracing.columns import cells, cut
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
-_LEFT_OUT = ("settings", "conditions")
-"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed."""
+_LEFT_OUT = ("settings", "conditions")  # fields of `EpisodeStarted` and `EpisodeResumed` that are not printed
 
 
 class JsonPrinter:
@@ -58,11 +52,7 @@ class JsonPrinter:
 
 
 class JsonLines(JsonPrinter):
-    """Prints the episode as JSON, one object a line.
-
-    The `type` of the first object is `episode`, or `resumed` in a resumed episode. An object of type `turn`
-    follows for each turn that has chosen a command of the game, and an object of type `end` at the end.
-    """
+    """Prints JSON objects: one of type `episode` (or `resumed`), a `turn` for each move, and an `end`."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)
@@ -105,16 +95,11 @@ class JsonLines(JsonPrinter):
             self.write({**self._turn, "reply": reply, "score_after": score})
 
 
-Row: TypeAlias = tuple[tuple[str, str], ...]
-"""Pieces of text, each with its ANSI attributes."""
-
+Row: TypeAlias = tuple[tuple[str, str], ...]  # pieces of text, each with its ANSI attributes
 _TICKS_PER_S = 10
-_FEWEST_LINES = 6
-"""If the terminal has fewer lines, only the status line is shown."""
-_FEWEST_COLUMNS = 16
-"""If the terminal has fewer columns, nothing is shown."""
-_NEAR_S = 600
-"""The remaining time of a turn is shown when it is at most this many seconds."""
+_FEWEST_LINES = 6  # if the terminal has fewer lines, only the status line is shown
+_FEWEST_COLUMNS = 16  # if the terminal has fewer columns, nothing is shown
+_NEAR_S = 600  # the remaining time of a turn is shown when it is at most this many seconds
 _URGENT_S = 10
 _INDENT = "  "
 _BETWEEN = " · "
@@ -123,8 +108,7 @@ _BETWEEN = " · "
 def status_rows(progress: Progress, now: float, size: os.terminal_size, spinner: str) -> tuple[Row, ...]:
     """Return the status rows, two at most; none if there is nothing to show or no room.
 
-    `now` is by the same clock as the times in `progress`. The last column of the terminal stays free, because
-    a terminal may wrap there. Each character of `spinner` is a frame.
+    The last column of the terminal stays free, because a terminal may wrap there.
     """
     width = size.columns - 1
     doing = [*progress.doing.values()]
@@ -232,8 +216,8 @@ _NARROWEST = 20
 class LiveView(Closing):
     """Shows an episode while it is played: an observer of the trace, and a context manager.
 
-    `max_turns` is the turn limit that is shown until the trace has an `EpisodeStarted`; 0: no limit is shown.
-    `story` makes the lines for each message; `None`: a plain `Story`. `clock` returns monotonic seconds.
+    `max_turns` is shown until the trace has an `EpisodeStarted`; 0: no limit is shown. `clock` returns
+    monotonic seconds.
     """
 
     def __init__(
@@ -267,10 +251,7 @@ class LiveView(Closing):
         return self
 
     def close(self) -> None:
-        """Print the rest of the story, and erase the status rows. A second call does nothing.
-
-        If the terminal is stopped or the pipe is full, this can take long; Ctrl-C ends the wait.
-        """
+        """Print the rest, erase the status rows. If the terminal is stopped, Ctrl-C ends the wait."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join()

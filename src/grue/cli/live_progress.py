@@ -1,7 +1,6 @@
 """The current state of an episode: which steps are under way, the turn, the score and the cost.
 
-No I/O and no clock: times are arguments, in seconds of any monotonic clock. Texts from servers, tools and the
-model are untrusted, so unprintable characters are replaced here.
+No I/O and no clock: times are arguments, in monotonic seconds. Untrusted texts are made printable here.
 """
 
 from collections.abc import Callable, Hashable
@@ -28,55 +27,33 @@ Activity = Literal[
 
 
 class Doing(Struct, frozen=True, kw_only=True):
-    """A step that is under way, as the status line shows it.
-
-    Attributes:
-        since: When the step began; for a retry that still waits, when it will begin.
-        name: The server or tool; empty if the step has none.
-        limit_s: The step's time limit, counted from `since`; `None`: it has no limit of its own.
-        attempt: Number of the attempt, from 1.
-        text: The latest text: a reply that is arriving, a call's arguments, or a server's progress.
-    """
+    """A step that is under way, as the status line shows it."""
 
     activity: Activity
-    since: float
-    name: str = ""
-    limit_s: float | None = None
+    since: float  # when it began, or for a retry that still waits, when it will begin
+    name: str = ""  # of the server or tool, if the step has one
+    limit_s: float | None = None  # counted from `since`; `None`: no limit of its own
     attempt: int = 1
-    text: str = ""
+    text: str = ""  # the end of an arriving reply, a call's arguments, or a server's progress
 
 
 class Progress:
-    """The state of an episode, updated by each message of its trace.
-
-    Args:
-        max_turns: The turn limit of the episode; 0: not known until `EpisodeStarted`.
-
-    Attributes:
-        doing: The steps that are under way, oldest first, by the key that `StepTracker` gives a step.
-        usage: Tokens and cost of all replies of the model so far, including dropped ones.
-        dropped: Number of replies of the model that were dropped, because a server then did not start, or
-            listed other tools than the request had offered.
-        deadline: When the turn's time limit ends the turn; `None`: the turn has no limit, or no turn runs.
-    """
+    """The state of an episode, updated by each message of its trace."""
 
     def __init__(self, max_turns: int = 0) -> None:
-        self.doing: dict[Hashable, Doing] = {}
+        self.doing: dict[Hashable, Doing] = {}  # oldest first, by the key that `StepTracker` gives a step
         self.turn = 0
-        self.max_turns = max_turns
+        self.max_turns = max_turns  # 0: not known until `EpisodeStarted`
         self.score: int | None = None
         self.max_score: int | None = None
-        self.usage = m.Usage()
-        self.dropped = 0
-        self.deadline: float | None = None
+        self.usage = m.Usage()  # of all replies so far, including dropped ones
+        self.dropped = 0  # replies dropped since a server did not start or listed other tools than offered
+        self.deadline: float | None = None  # when the turn's time limit ends the turn, if it has one
         self._call_timeout_s: float | None = None
         self._steps = StepTracker()
 
     def note(self, envelope: Envelope[Any], now: float) -> None:
-        """Update the state with a message that was recorded at `now`.
-
-        A message that a fork repeats from the recorded turn changes nothing.
-        """
+        """Update the state with a message, recorded at `now`. One that a fork has copied changes nothing."""
         if envelope.copied:
             return
         for change in self._steps.take(envelope):

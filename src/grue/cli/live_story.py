@@ -1,7 +1,4 @@
-"""The story of an episode: its turns, moves and tool calls in lines for people.
-
-Text from the game, the model and the tools is untrusted, so its unprintable characters are replaced.
-"""
+"""The story of an episode: its turns, moves and tool calls in printable lines for people."""
 
 import json
 import re
@@ -29,19 +26,12 @@ _OPEN_END = re.compile(r"(?<=\w)\n")
 
 
 class Line(Struct, frozen=True):
-    """A paragraph of the story.
-
-    Attributes:
-        text: Has only printable characters.
-        style: ANSI attributes of `text`, such as "2" for dim.
-        hanging: The indentation, as spaces, of all rows but the first.
-        lead: Printed before `text`, with `lead_style`.
-    """
+    """A paragraph of the story, in printable characters."""
 
     text: str
-    style: str = ""
-    hanging: str = ""
-    lead: str = ""
+    style: str = ""  # ANSI attributes of `text`, such as "2" for dim
+    hanging: str = ""  # the indentation of all rows but the first
+    lead: str = ""  # printed before `text`, with `lead_style`
     lead_style: str = ""
 
     def rows(self, width: int, *, colour: bool) -> Iterator[str]:
@@ -85,9 +75,8 @@ def tool_name(call: m.ToolCalled) -> str:
 class Story:
     """Converts the messages of a trace into lines for people.
 
-    Args:
-        beside_status: A status line shows running tool calls, so a call is printed when it has ended.
-            Otherwise a call is printed when it begins, and the progress messages of servers are printed too.
+    `beside_status`: a status line shows running tool calls, so a call is printed when it has ended.
+    Otherwise a call is printed when it begins, and servers' progress messages are printed too.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:

@@ -12,18 +12,7 @@ ASCII_SPINNER = "|/-\\"
 
 
 class Terminal:
-    """An output stream, which may be a terminal, a pipe or a file.
-
-    If `TERM` is `dumb`, a terminal shows neither status rows nor colours. `NO_COLOR` turns off only colours.
-
-    Args:
-        stream: If it has a file descriptor, text is written to the descriptor: a thread that waits in
-            `stream.write` for a stopped terminal would hold a lock that the interpreter needs to exit.
-
-    Attributes:
-        redraws: Whether the cursor can be moved, so that the status rows can be overwritten.
-        spinner: The frames of a spinner, in characters that the output's encoding has.
-    """
+    """An output stream: a terminal, a pipe or a file. `TERM=dumb` turns status rows and colours off."""
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
         self._stream = stream
@@ -45,11 +34,7 @@ class Terminal:
         return shutil.get_terminal_size((80, 24))
 
     def write(self, text: str) -> None:
-        """Write `text`, with `?` for each character that the encoding lacks. Waits for a slow reader.
-
-        Raises:
-            OSError: The reader is gone.
-        """
+        """Write `text`, with `?` for characters that the encoding lacks. `OSError`: the reader is gone."""
         if self._fd is None:
             self._stream.write(text)
             self._stream.flush()

@@ -17,11 +17,7 @@ from grue.transports.mcp.token_store import TokenRecord, token_store
 
 
 def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: bool) -> None:
-    """Let the user log in to a server in a browser, and store the tokens.
-
-    Raises:
-        MCPError: There is no such server, it takes no login, or the login was refused.
-    """
+    """Let the user log in to a server in a browser, and store the tokens."""
     chosen = _by_url(server, mcp_config)
 
     def show(address: str) -> None:
@@ -34,11 +30,7 @@ def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: b
 
 
 def logout(server: str, mcp_config: Path | None) -> None:
-    """Remove the stored tokens of a server, and revoke them if the authorization server can.
-
-    Raises:
-        MCPError: There is no such server, it takes no login, or the stored tokens cannot be read or removed.
-    """
+    """Remove the stored tokens of a server, and revoke them if the authorization server can."""
     chosen = _by_url(server, mcp_config)
     found, revoked = load("grue.transports.mcp.login").log_out(chosen)
     if not found:
@@ -48,11 +40,7 @@ def logout(server: str, mcp_config: Path | None) -> None:
 
 
 def stored_login(server: HttpServer) -> str | None:
-    """Describe the login that is stored for a server, without any secret; `None` if none is stored.
-
-    Raises:
-        AuthorizationRefused: The keyring cannot be used.
-    """
+    """Describe the stored login without secrets; `None`: none is stored. May raise `AuthorizationRefused`."""
     store = token_store(server)
     record = store.load()
     if record is None:

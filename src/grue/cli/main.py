@@ -18,10 +18,7 @@ All commands: grue --help
 
 
 def main() -> None:
-    """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted.
-
-    Some commands have other statuses, such as 3 and 4 of `grue run`.
-    """
+    """Run the command line and exit: 0 finished, 1 failed, 2 usage, 130 interrupted, or as a help says."""
     quit_at_once()
     try:
         _make_streams_usable()

@@ -28,12 +28,8 @@ def serve(
 ) -> None:
     """Serve until the client closes standard input, or until Ctrl-C.
 
-    `target` is `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled mock server, made with
-    `options`. `port` is the HTTP port on 127.0.0.1; 0: a free port; `None`: standard input and output.
-
-    Raises:
-        MCPConfigError: The target cannot be found, an option is wrong, or the port is in use.
-        MissingDependencyError: The package `mcp` is not installed.
+    `target`: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled one, made with `options`.
+    `port`: on 127.0.0.1, 0: a free one; `None`: standard input and output.
     """
     server = _server(target, options)
     if port is None:

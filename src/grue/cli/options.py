@@ -55,11 +55,7 @@ def run_folder(written: str) -> Any:
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
-    """Return the option `--resume`.
-
-    `what`: what is resumed, such as `chat`. `also`: which options can be given together with `--resume`.
-    `but`: which values are not those of the first run.
-    """
+    """Return the option `--resume`. `also`: options that go with it. `but`: which values are not kept."""
     return typer.Option(
         metavar="RUN",
         help=f"Go on with the {what} in this run folder. Besides --resume you can give only {also}. The "

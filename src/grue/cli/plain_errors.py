@@ -36,16 +36,10 @@ _MEANT = {
 
 
 class Commands(TyperGroup):
-    """A group of commands that reports errors as sentences, with control characters and secrets replaced.
-
-    If a command returns `False`, the exit status is 1.
-    """
+    """A group of commands that reports errors as sentences, with control characters and secrets replaced."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. For an unknown name, the error suggests what `_MEANT` has for it.
-
-        In a group such as `grue trace`, the error suggests only commands of this group.
-        """
+        """Find the command. For an unknown name, suggest what `_MEANT` has for it, if it is in this group."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

@@ -46,13 +46,7 @@ def pace(game: Game, pause_s: float) -> None:
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:
-    """Play or resume an episode, show it while it is played, and return its result.
-
-    Raises:
-        MCPConfigError, GameError: An option or a file cannot be used; nothing was started.
-        MCPError: The episode could not continue.
-        KeyboardInterrupt: Ctrl-C. The run folder holds the episode up to that point.
-    """
+    """Play or resume an episode, show it while it is played, and return its result."""
     if options.resume is None:
         return _play(options, None)
     past = read_past(options.resume)

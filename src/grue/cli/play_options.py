@@ -15,38 +15,26 @@ from grue.policies import StartAhead, StartWhen
 
 
 class EpisodeOptions(Struct, frozen=True, kw_only=True):
-    """The options that `grue play`, `grue chat` and `grue run` have in common.
-
-    Attributes:
-        resume: The run folder or trace of an episode to resume. Most options are then taken from the trace.
-    """
+    """The options that `grue play`, `grue chat` and `grue run` have in common."""
 
     offline: bool = False
     model: str | None = None
     base_url: str | None = None
     run_dir: Path | None = None
-    resume: Path | None = None
+    resume: Path | None = None  # a run folder or trace, from which most other options are then taken
 
 
 class PlayOptions(EpisodeOptions, frozen=True, kw_only=True):
-    """The options of `grue play`; see its help.
-
-    Attributes:
-        interpreter: Z-machine interpreter; `None`: the first installed one that shows all of the game's text,
-            or if none does, the first installed one.
-        turns: The most turns to play. 0: the default, or with `resume` the limit of the last run.
-        started_in: The folder in which the episode was first started; `None`: the working directory.
-        output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
-    """
+    """The options of `grue play`; see its help."""
 
     game: str = "house"
     interpreter: str | None = None
     mcp_config: Path | None = None
     mcp: bool = True
-    turns: int = 0
+    turns: int = 0  # 0: the default, or with `resume` the limit of the last run
     seed: int = 0
     turn_timeout_s: float | None = None
-    started_in: Path | None = None
+    started_in: Path | None = None  # where the episode was first started
     start: StartWhen | StartAhead | None = None
     stream: bool = False
     pace_s: float = 0.0
@@ -71,15 +59,9 @@ RECORDED = (
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return the options for resuming an episode.
+    """Return the options for resuming an episode: those of its first run, but the last limit of turns.
 
-    The options in `RECORDED` have the values with which the episode was started; `turns` has the limit of the
-    last run. But if `turns` or `turn_timeout_s` is set in `options`, that value is used. All other options
-    are taken from `options`.
-
-    Raises:
-        MCPConfigError: The episode was not started by `grue play`, or its recorded options are not valid in
-            this version.
+    New values of `turns` and `turn_timeout_s`, and options that are not in `RECORDED`, come from `options`.
     """
     settings = past.started.settings
     if not settings:
@@ -111,11 +93,7 @@ def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
 
 
 def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], command: str) -> S:
-    """Return `options`, with those called `names` replaced by the values recorded in the episode's trace.
-
-    Raises:
-        MCPConfigError: The recorded values are not valid options of `command`.
-    """
+    """Return `options`, with those called `names` replaced by the values that the episode's trace records."""
     run = options.resume
     assert run is not None, "an episode is resumed"
     try:

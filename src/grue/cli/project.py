@@ -26,27 +26,16 @@ BUNDLED_SERVER = "bundled with grue"
 
 
 class KnownServers(Struct, frozen=True, kw_only=True):
-    """The configured tool servers.
+    """The configured tool servers."""
 
-    Attributes:
-        source: Path of the file that configures them, or `BUNDLED_SERVER`.
-        servers: The servers with a valid configuration, by name, in the file's order.
-        unusable: What is wrong with the configuration of each other server, by name.
-        passed_over: Path of a file of servers that is not used, because the settings turn MCP off; or `None`.
-    """
-
-    source: str
-    servers: dict[str, McpServer]
-    unusable: dict[str, str] = {}
+    source: str  # path of the file that configures them, or `BUNDLED_SERVER`
+    servers: dict[str, McpServer]  # by name, in the file's order
+    unusable: dict[str, str] = {}  # what is wrong with each other server, by name
     warnings: tuple[str, ...] = ()
-    passed_over: str | None = None
+    passed_over: str | None = None  # a file that is not used, because the settings turn MCP off
 
     def usable(self, name: str) -> McpServer:
-        """Return the server of this name.
-
-        Raises:
-            MCPConfigError: No server has that name, or its configuration is invalid.
-        """
+        """Return the server of this name. `MCPConfigError`: there is none, or its configuration is wrong."""
         if name in self.unusable:
             raise MCPConfigError(self.unusable[name])
         if name not in self.servers:
@@ -61,11 +50,7 @@ def declines_mcp() -> bool:
 
 
 def project_tables() -> ProjectTables | None:
-    """Return the settings in the working directory's pyproject.toml; `None` if there is no such file.
-
-    Raises:
-        MCPConfigError: The file cannot be read or is invalid.
-    """
+    """Return the settings in the working directory's pyproject.toml; `None` if there is no such file."""
     project = Path(PROJECT_FILE)
     return read_project_tables(project) if project.is_file() else None
 
@@ -73,11 +58,8 @@ def project_tables() -> ProjectTables | None:
 def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:
     """Return the servers in `mcp_config`; if it is `None`, in the project's file, or else the bundled server.
 
-    The project's file is used if a setting turns MCP on. It is also used if it exists, unless pyproject.toml
-    has `enabled = false`.
-
-    Raises:
-        MCPConfigError: The file is missing or invalid. A single invalid server goes into `unusable`.
+    The project's file is used if a setting turns MCP on, or if it exists and pyproject.toml does not have
+    `enabled = false`. An invalid server goes into `unusable`; an invalid file raises `MCPConfigError`.
     """
     if mcp_config is None and not takes_servers(config, project_tables()):
         bundled, unused = bundled_server(), config.mcp_config_path
@@ -124,13 +106,7 @@ def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
 
 
 def named_server(known: KnownServers, name: str, *, preset: bool = True) -> StdioServer:
-    """Return the server of this name, which grue starts as a process.
-
-    `preset`: the user could also name a preset, so the error for an unknown name lists the presets.
-
-    Raises:
-        MCPConfigError: No server has that name, its configuration is invalid, or grue reaches it by URL.
-    """
+    """Return a server that grue starts as a process. `preset`: an error about the name lists the presets."""
     if name in known.unusable:
         raise MCPConfigError(known.unusable[name])
     server = known.servers.get(name)
@@ -153,9 +129,6 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
 
     Call the function after the server has ended. It returns the sandbox, as JSON; and a sentence about
     folders that the server used but the sandbox does not permit, or an empty text.
-
-    Raises:
-        MCPConfigError: As `named_server`.
     """
     server = named_server(known, name, preset=False)
     watch = Watch()

@@ -119,14 +119,7 @@ _RECORDED = ("agent", "offline", "model", "base_url")
 
 
 class RunOptions(EpisodeOptions, frozen=True, kw_only=True):
-    """The options of `grue run`; see its help.
-
-    Attributes:
-        agent: The agent's file; `None`: `agent.yaml`. With `offline`, a copy of the bundled example stands in
-            for a missing `agent.yaml`.
-        task: Empty: the task in the agent's file.
-        output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
-    """
+    """The options of `grue run`; see its help. Without `task`, the task in the agent's file is run."""
 
     agent: Path | None = None
     task: str = ""
@@ -137,13 +130,7 @@ class RunOptions(EpisodeOptions, frozen=True, kw_only=True):
 
 
 def run_task(options: RunOptions) -> RunResult:
-    """Run or resume a task, show it while it runs, and return its result.
-
-    Raises:
-        MCPConfigError: An option or a file cannot be used.
-        TraceError: The run folder cannot be written, or cannot be resumed.
-        KeyboardInterrupt: Ctrl-C. The run folder holds the run up to that point.
-    """
+    """Run or resume a task, show it while it runs, and return its result."""
     if options.resume is None:
         return _run(options)
     folder = options.resume.parent if options.resume.is_file() else options.resume

@@ -16,15 +16,10 @@ from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.overview import Overview
 from grue.tracing.reading import open_episode
 
-RUNS = Path("runs")
-"""The folder in which commands such as `grue play` put run folders."""
-
-FORK = "-fork"
-"""The suffix of the names of run folders that `grue fork` makes."""
-
+RUNS = Path("runs")  # the folder in which commands such as `grue play` put run folders
+FORK = "-fork"  # the suffix of the names of run folders that `grue fork` makes
 _MOST_RESULT_BYTES = 2**20
-_MOST_READ_BYTES = 2**24
-"""The most bytes, in all, that `list_runs` reads of traces without a result file."""
+_MOST_READ_BYTES = 2**24  # the most bytes, in all, that `list_runs` reads of traces without a result file
 _HEADER = b'{"trace":"grue"'
 
 
@@ -37,13 +32,7 @@ class _Result(Struct):
 
 
 def list_runs(folder: Path) -> None:
-    """Print the episodes in a folder and in its subfolder `runs`, the latest first.
-
-    For the folder `runs` itself, the default, print the episodes in `runs` and in the working directory.
-
-    Raises:
-        MCPConfigError: There is no such folder, or no trace in it.
-    """
+    """Print the episodes in a folder and its subfolder `runs`, latest first; for `runs`, also those here."""
     found = _episodes(folder, Path() if folder == RUNS else folder / RUNS)
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES
@@ -59,12 +48,7 @@ def list_runs(folder: Path) -> None:
 
 
 def write_runs(folder: Path, open_browser: bool) -> None:
-    """Write an HTML index of the episodes in a folder and its subfolder `runs`, and a page for each.
-
-    Raises:
-        MCPConfigError: There is no such folder, or no trace in it.
-        TraceError: The index cannot be written.
-    """
+    """Write an HTML index of the episodes in a folder and its subfolder `runs`, and a page for each."""
     found = _episodes(folder, folder / RUNS)
     from grue.tracing.runs_page import write_index
 
@@ -97,13 +81,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest trace in `runs` or in the working directory.
-
-    A fork that failed or did not finish is returned only if there is no other trace.
-
-    Raises:
-        MCPConfigError: There is no trace in these two folders.
-    """
+    """Return the latest trace in `runs` or here; a fork that has not succeeded only if there is no other."""
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
         raise MCPConfigError(
@@ -132,11 +110,7 @@ def _overview(path: Path) -> Overview | None:
 
 
 def traces_in(folder: Path) -> Iterator[Path]:
-    """Yield the run folders and trace files in a folder, the latest first.
-
-    Raises:
-        MCPConfigError: The folder itself cannot be read.
-    """
+    """Yield the run folders and trace files in a folder, the latest first."""
     if not folder.is_dir():
         return
     with os_errors_as(MCPConfigError, f"read the folder {shown_path(folder)}"):

@@ -34,11 +34,7 @@ _EXAMPLE = 'read_file {"path": "notes.txt"}'
 
 
 def show(name: str | None, mcp_config: Path | None) -> None:
-    """Print what the sandbox of a preset, of a server, or of every server permits.
-
-    Raises:
-        MCPConfigError: There is no such server, or a path of a sandbox cannot be used.
-    """
+    """Print what the sandbox of a preset, of a server, or of every server permits."""
     if name in get_args(Preset):
         _show(f"preset {name}", Sandbox(preset=name), "/bin/sh", (), os.getcwd(), dict(os.environ))  # type: ignore[arg-type]  # noqa: PTH109
         return
@@ -55,12 +51,7 @@ def show(name: str | None, mcp_config: Path | None) -> None:
 
 
 def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
-    """Print the sandbox of a preset or a server as a profile for macOS' `sandbox-exec`.
-
-    Raises:
-        MCPConfigError: No name is given, there is no such server, it has no sandbox, or a profile cannot
-            express the sandbox.
-    """
+    """Print the sandbox of a preset or a server as a profile for macOS' `sandbox-exec`."""
     if name is None:
         raise MCPConfigError("A profile is for one program: grue sandbox show SERVER --seatbelt.")
     cwd, program, args, env = os.getcwd(), "/bin/sh", tuple[str, ...](), dict(os.environ)  # noqa: PTH109
@@ -80,12 +71,7 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
 
 
 def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
-    """Run a command in the sandbox of a preset or a server, at this terminal; return its exit status.
-
-    Raises:
-        MCPConfigError: There is no such server or command, the server has no sandbox, or the sandbox cannot
-            be enforced.
-    """
+    """Run a command in the sandbox of a preset or a server, at this terminal; return its exit status."""
     if name in get_args(Preset):
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
         cwd = None
@@ -132,15 +118,8 @@ def _waited(process: "subprocess.Popen[bytes]") -> int:
 def learn(path: Path, name: str, traces: list[Path]) -> bool:
     """Make calls to a server, watch what it opens, and print the sandbox that would have sufficed.
 
-    The calls to the server in `traces` are made again; without traces, calls are read from standard input.
-
-    Returns:
-        Whether every call succeeded. A call that failed may need more than the printed sandbox permits.
-
-    Raises:
-        MCPConfigError: There is no such server, or a line of standard input is not a call.
-        MCPServerStartupError: The server does not start, or cannot be watched.
-        TraceError: A trace cannot be read.
+    The calls in `traces`, or else on standard input, are made. Return whether every call succeeded: one that
+    failed may need more than the printed sandbox permits.
     """
     watched, learned = watched_server(_known(path), name)
     count = failed = 0

@@ -32,8 +32,7 @@ def grue_from(folder: Path) -> str:
     return quote(str(called))
 
 
-GRUE = grue_from(Path.cwd())
-"""The command that starts grue from the working directory."""
+GRUE = grue_from(Path.cwd())  # the command that starts grue from the working directory
 
 
 def say(text: str = "", *, err: bool = False) -> None:

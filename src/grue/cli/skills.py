@@ -12,13 +12,7 @@ from grue.runtime.safe_text import printable
 
 
 def list_served_skills(agent: Path, *, approve: bool) -> bool:
-    """Print each skill with its files and whether it is approved; return whether an agent can use all skills.
-
-    With `approve`, write the digests of the unapproved skills into `mcp_skills.lock`.
-
-    Raises:
-        MCPConfigError: The configuration or the lock cannot be used.
-    """
+    """Print each skill, its files and whether it is approved; return whether an agent can use all skills."""
     config = load_config(agent)
     if not config.skill_servers:
         raise MCPConfigError(f"{agent} names no server under skills.servers, so none is asked for skills.")

@@ -52,11 +52,7 @@ class ListingNotices:
 
 
 def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[m.ToolDrifted]:
-    """Yield a `ToolDrifted` for each tool that differs from the tool lock, if a lock is used.
-
-    Raises:
-        MCPConfigError: The lock cannot be used.
-    """
+    """Yield a `ToolDrifted` for each tool that differs from the tool lock, if a lock is used."""
     if known.source == BUNDLED_SERVER or config.mcp_tool_lock == "off":
         return
     lock = tool_lock_file.read_tool_lock(tool_lock_file.lock_path(Path(known.source)))
@@ -72,9 +68,6 @@ def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterato
 
     The lock keeps the tools of the configuration file's other servers. `shown` has the same tools without
     secrets. A server whose tool definitions contain a secret is left out of `mcp_tools.listing.json`.
-
-    Raises:
-        MCPConfigError: There is no file of servers, or the lock cannot be written.
     """
     if known.source == BUNDLED_SERVER:
         raise MCPConfigError(
@@ -116,13 +109,7 @@ Outcome = m.SessionOpened | m.ServerFailure | str
 
 
 def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:
-    """Print all tools of a server, or of all servers; return whether all these servers could be started.
-
-    With `as_json`, print nothing but one JSON object to standard output. With `lock`, approve the tools.
-
-    Raises:
-        MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
-    """
+    """Print the tools of one server or all; with `lock`, approve them. Return whether all servers started."""
     config = GameConfiguration.of_project()
     everything = known_servers(config, mcp_config)
     known = _chosen(everything, server)

@@ -40,15 +40,7 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 
 
 def show(options: ShowOptions) -> bool:
-    """Print a trace as a table or as JSON Lines. Rows of the table are cut to `width` or a terminal's width.
-
-    Returns:
-        `False` if no message matches the filters. With `follow` always `True`.
-
-    Raises:
-        MCPConfigError: A filter cannot be read.
-        TraceError: The trace cannot be read.
-    """
+    """Print a trace as a table or as JSON Lines; return `False` if no message matches the filters."""
     episode = open_episode(options.file)
     wanted = Filter.of(
         turns=options.turns,
@@ -119,21 +111,13 @@ def _some(counts: Counter[str]) -> str:
 
 
 def shown_lines(file: Path, turn: str) -> Iterable[str]:
-    """Yield one turn of a trace as a table without colours, cut to the terminal's width.
-
-    Raises:
-        TraceError: The trace cannot be read.
-    """
+    """Yield one turn of a trace as a table without colours, cut to the terminal's width."""
     wanted = Filter.of(turns=(turn,))
     return table.render(open_episode(file), wanted, width=table_width(None), colour=False)
 
 
 def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
-    """Print an episode in numbers, as tables or as one JSON object.
-
-    Raises:
-        TraceError: The trace cannot be read.
-    """
+    """Print an episode in numbers, as tables or as one JSON object."""
     counted = count_episode(open_episode(file))
     if as_json:
         print_lines([table.printable_json(msgspec.json.encode(counted))])

@@ -14,12 +14,7 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
-    """Replay one turn or all, and print the result; return whether all decisions are as recorded.
-
-    Raises:
-        MCPConfigError: The trace has no such turn.
-        TraceError: The trace cannot be read.
-    """
+    """Replay one turn or all, and print the result; return whether all decisions are as recorded."""
     turns: list[TurnReplay] = list(replay_turns(open_episode(file), changes, turn=turn))
     if turn is not None and not turns:
         raise MCPConfigError(f"{file} has no turn {turn}.")
@@ -39,9 +34,6 @@ def changes_from(
 
     Each of `settings` is `KEY=VALUE`. KEY is a field of `FailurePolicy` or `TurnLimits`, or `budget.` and a
     field of the budget. VALUE is JSON or a word. `system` is a file with the new system text.
-
-    Raises:
-        MCPConfigError: A key is unknown, a value does not fit, or the file cannot be read.
     """
     given = [setting.partition("=") for setting in settings]
     values = {key.strip(): value_of(value) for key, _, value in given}
@@ -65,11 +57,7 @@ def value_of(text: str) -> object:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        MCPConfigError: The file cannot be read.
-    """
+    """Return the text of a file; raise `MCPConfigError` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -64,14 +64,7 @@ def to_test(
 
     Each of `tools` is `SERVER=MODULE:NAME`, the functions that the test calls as the server's tools. `answer`
     is `MODULE:NAME`, the type of the answer or an `AnswerSpec`; `None`: the test maps each recorded text to
-    the recorded answer. `out` must not exist yet; `None`: a file named for the episode and the turn. Without
-    `run_once`, the test counts as passed.
-
-    Raises:
-        MCPConfigError: An option is malformed, the file exists or cannot be written, or the turn cannot be
-            run again in a test.
-        MCPError: The trace holds no such turn, or `turn` is `None` and the trace holds several.
-        TraceError: The trace cannot be read.
+    the recorded answer. Without `run_once`, the test counts as passed.
     """
     run = read_run(file, turn)
     fault = _not_again(run)

@@ -25,11 +25,7 @@ from grue.tracing.viewer import write_comparison, write_html
 
 
 def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:
-    """Print a sequence diagram of one turn or all; return whether the trace had messages to draw.
-
-    Raises:
-        MCPConfigError: The trace has no such turn.
-    """
+    """Print a sequence diagram of one turn or all; return whether the trace had messages to draw."""
     drawn = False
     envelopes = _chosen(file, turn)
     for line in mermaid(envelopes) if as_mermaid else plain(envelopes, width=_width()):
@@ -51,10 +47,7 @@ def _width() -> int:
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
-    """Print how two traces differ, and return whether they are equal.
-
-    The first difference is printed in full. `every`: all of them are.
-    """
+    """Print how two traces differ (`every`: all differences in full), and return whether they are equal."""
     readers = open_episode(left), open_episode(right)
     divergences = diff_traces(*readers)
     first = [*itertools.islice(divergences, 1)]
@@ -68,11 +61,7 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
 
 
 def html(file: Path, out: Path | None, open_browser: bool) -> None:
-    """Write an HTML page of a trace, by default beside the trace; print its path, and open the page if asked.
-
-    Raises:
-        TraceError: The trace cannot be read, or the page cannot be written.
-    """
+    """Write an HTML page of a trace, by default beside it; print its path, and open it if asked."""
     page = out or open_episode(file).path.with_suffix(".html")
     if out is None:
         refuse_foreign(page, "page")
@@ -81,11 +70,7 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
 
 
 def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) -> None:
-    """Write an HTML page of two traces side by side, and print from which turn on they differ, if they do.
-
-    Raises:
-        TraceError: A trace cannot be read, or the page cannot be written.
-    """
+    """Write an HTML page of two traces side by side, and print from which turn on they differ, if they do."""
     page = out or open_episode(right).path.with_name("comparison.html")
     if out is None:
         refuse_foreign(page, "compare")
@@ -95,12 +80,7 @@ def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) ->
 
 
 def serve(file: Path, port: int, open_browser: bool) -> None:
-    """Serve an HTML page that shows a trace and follows it as it grows, until Ctrl-C.
-
-    Raises:
-        TraceError: The trace cannot be read.
-        MCPConfigError: The port cannot be used.
-    """
+    """Serve an HTML page that shows a trace and follows it as it grows, until Ctrl-C."""
     with LiveFeed(file) as feed, serving(feed, port) as server:
         try:
             say(f"{shown_path(feed.reader.path)} is at {server.url}")

@@ -14,9 +14,7 @@ from msgspec import Struct
 
 from grue.errors import MCPConfigError
 
-Preset: TypeAlias = Literal["pure", "files", "web"]
-"""The presets of a box; see `Sandbox.preset`."""
-
+Preset: TypeAlias = Literal["pure", "files", "web"]  # the presets of a box; see `Sandbox.preset`
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*\.?")
 _UNITS = {
@@ -34,10 +32,7 @@ _VSCODE = {
 
 
 class HostPort(Struct, frozen=True):
-    """A host that a boxed program may connect to, and the ports.
-
-    `host` is in lower case: a name, an IP address, or `*.example.com` for each name below `example.com`.
-    """
+    """A host, in lower case (a name, an address, or `*.example.com` for names below), and allowed ports."""
 
     host: str
     ports: tuple[int, ...]
@@ -48,11 +43,7 @@ class HostPort(Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`. Default ports: 80 and 443.
-
-        Raises:
-            ValueError: The text is none of these.
-        """
+        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`. Default ports: 80 and 443."""
         host, port = text, ""
         if text.startswith("["):
             host, _, port = text[1:].partition("]")
@@ -66,10 +57,7 @@ class HostPort(Struct, frozen=True):
         return cls(host.lower().rstrip("."), (int(port),) if port else _WEB_PORTS)
 
     def covers(self, host: str, port: int) -> bool:
-        """Return whether this entry allows a connection to `port` of `host`.
-
-        `host` is the name or the address as the program wrote it; it is not resolved.
-        """
+        """Return whether this entry allows `port` of `host`, a name or an address. A name is not resolved."""
         host = host.lower().rstrip(".")
         if port not in self.ports:
             return False
@@ -152,13 +140,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 def sandbox_of(value: object) -> Sandbox | None:
     """Read a box from a configuration: a preset's name, a table of `Sandbox`'s keys, or VS Code's table.
 
-    VS Code's table is the value of `sandbox` in its MCP configuration, such as
-    `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`. The values
-    `None`, `False` and `"none"` mean no box; `True` means the preset `files`. A `Sandbox` is returned itself.
-
-    Raises:
-        ValueError: `value` is of another kind, or its table has an unknown key or a value that is not
-            allowed. The error's text says what is wrong.
+    `None`, `False` and `"none"` mean no box; `True` means the preset `files`. VS Code's table is such as
+    `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`.
+    The text of a `ValueError` says what is wrong.
     """
     match value:
         case None | False | "none":

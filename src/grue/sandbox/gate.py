@@ -57,29 +57,18 @@ _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48"
 
 
 class Refusal(Struct, frozen=True):
-    """A connection that the gate has refused.
+    """A connection that the gate has refused."""
 
-    Attributes:
-        where: Where the program wanted to connect, as `host:port`.
-        why: The reason, a sentence without a full stop.
-        allow: The entry of `Sandbox.network` that would allow the connection.
-    """
-
-    where: str
-    why: str
-    allow: str
+    where: str  # as `host:port`
+    why: str  # a sentence without a full stop
+    allow: str  # the entry of `Sandbox.network` that would allow it
 
 
 class Gate:
     """Runs the proxy of one boxed program, and decides about its calls of `connect` and `listen`.
 
-    Args:
-        unix: Whether the program may use Unix sockets: those in the file system, not abstract ones.
-        record: Allow every host, and record each in `seen`.
-
-    Attributes:
-        refused: The last refused connections that an entry of `Sandbox.network` could allow, at most 20.
-        seen: With `record`, the `host:port` of each TCP connection that such an entry could allow.
+    `unix`: the program may use Unix sockets in the file system. With `record`, every host is allowed; `seen`
+    then has the `host:port` of each TCP connection that an entry of `Sandbox.network` could allow.
     """
 
     def __init__(self, hosts: Sequence[HostPort], *, unix: bool = False, record: bool = False) -> None:
@@ -109,11 +98,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start the thread that runs the proxy and decides about the system calls that `listener` reports.
-
-        Raises:
-            RuntimeError: No further thread can be started.
-        """
+        """Start the thread that runs the proxy and answers `listener`. `RuntimeError`: there are too many."""
         self._listener = listener
         thread = threading.Thread(target=self._wait, args=(listener,), name="grue-gate", daemon=True)
         thread.start()
@@ -191,10 +176,7 @@ class Gate:
     def _decide(
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
     ) -> tuple[int, int] | None:
-        """Call `listen` or `connect` in the program's place, if the box allows this call.
-
-        Return the errno (0: success) and the flags of the answer; `None`: another thread answers.
-        """
+        """Make an allowed call in the program's place. Return errno (or 0) and flags; `None`: by a thread."""
         if call == known_machine().calls["listen"]:
             return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
         found = self._asked(listener, key, pid, *arguments[:3])
@@ -458,15 +440,10 @@ def _can_be_listed(entry: str) -> bool:
 
 
 class Asked(Struct, frozen=True):
-    """A program's call of `connect`, which the gate has to answer.
+    """A program's call of `connect`, which the gate has to answer."""
 
-    Attributes:
-        socket: A copy of the program's socket.
-        address: The C `sockaddr`.
-    """
-
-    socket: socket.socket
-    address: bytes
+    socket: socket.socket  # a copy of the program's socket
+    address: bytes  # the C `sockaddr`
     pid: int
 
     @property

@@ -49,26 +49,16 @@ LEAST_ABI = 3
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """The parts of a box that this machine can enforce.
-
-    Attributes:
-        supported: Whether grue can make a box on this kind of system at all.
-        landlock: The version of Landlock's interface; 0: the kernel has none.
-        seccomp: Whether filters of system calls can be installed.
-        listener: Whether a filter can ask a listener about a call. A box with a list of hosts needs this.
-    """
+    """The parts of a box that this machine can enforce."""
 
     system: str
-    supported: bool = True
-    landlock: int
+    supported: bool = True  # whether grue can make any box on this kind of system
+    landlock: int  # version of its interface; 0: the kernel has none
     seccomp: bool
-    listener: bool
+    listener: bool  # whether a filter can ask about a call, as a list of hosts needs
 
     def missing(self, *, hosts: bool) -> tuple[str, ...]:
-        """Return a sentence for each thing that a box needs and this machine lacks.
-
-        `hosts`: whether the box lists network hosts.
-        """
+        """Return a sentence for each thing that is lacking for a box. `hosts`: the box lists some."""
         if not self.supported:
             return (f"boxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)
         found = []
@@ -110,33 +100,18 @@ def coverage() -> Coverage:
 
 
 class Rule(Struct, frozen=True):
-    """The allowed access to a file, or to everything in a folder.
-
-    `path` must not contain symbolic links: a rule for a path with a link allows nothing.
-    """
+    """The allowed access to a file, or to all in a folder. A path with a symbolic link allows nothing."""
 
     path: str
     access: int
 
 
 def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
-    """Put the calling thread into a box, for good.
+    """Put the calling thread into a box, for good. What this kernel cannot enforce is left out silently.
 
-    Parts of the box that this kernel cannot enforce are left out without an error, so call `coverage` before.
-
-    Args:
-        ruleset: A ruleset that `ruleset_of` made, with an `any_network` that fits `wanted.network`.
-            `confine` closes the ruleset.
-        rules: What the program may access besides the files and folders of `ruleset`.
-        wanted: The parts of the box that the seccomp filter enforces.
-        mark: A name for the thread, of at most 15 characters, by which `refusals` finds the box in the
-            kernel's audit log; empty: refusals are not logged.
-
-    Returns:
-        The descriptor of the filter's listener; `None` if `wanted.ask` names no calls, or without seccomp.
-
-    Raises:
-        SandboxError: The kernel refused.
+    `ruleset` comes from `ruleset_of`, with an `any_network` that fits `wanted.network`, and is closed here.
+    `mark` names the thread, in at most 15 characters, for the kernel's audit log; empty: refusals are not
+    logged. Return the descriptor of the filter's listener, if `wanted.ask` names calls and there is seccomp.
     """
     have = coverage()
     libc = _libc()
@@ -156,11 +131,7 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
 
 
 def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
-    """Return the descriptor (close-on-exec) of a new Landlock ruleset; -1 if the kernel has no Landlock.
-
-    Raises:
-        SandboxError: The kernel refused to make the ruleset or to add a rule.
-    """
+    """Return the descriptor (close-on-exec) of a new Landlock ruleset; -1 if the kernel has no Landlock."""
     version = coverage().landlock
     if not version:
         return -1
@@ -248,11 +219,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Report the calls `calls` of this thread and its children to a listener; return its descriptor.
-
-    Raises:
-        SandboxError: The kernel refused.
-    """
+    """Report the calls `calls` of this thread and its children to a listener; return its descriptor."""
     _must(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     return _install_code(calls_program(known_machine(), calls), listens=True)
 
@@ -264,11 +231,7 @@ def connect(descriptor: int, address: bytes) -> int:
 
 
 def descriptor_of(pidfd: int, number: int) -> int:
-    """Return a copy of another process's file descriptor.
-
-    Raises:
-        OSError: The process has no descriptor of that number, or this user may not access it.
-    """
+    """Return a copy of another process's file descriptor, or raise `OSError`."""
     found = _libc().syscall(_PIDFD_GETFD, pidfd, number, 0)
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -44,10 +44,8 @@ class SandboxWarning(RuntimeWarning):
 class Boxed:
     """One start of a program in its box, made by `boxed`, and what has to be removed after the program's end.
 
-    Attributes:
-        env: The program's environment. Where grue can make boxes, `TMPDIR` is the scratch folder, and so is
-            `HOME` if `read` and `write` of the box open nothing in the user's home.
-        scratch: The scratch folder, which every box lets its program write. `end` removes it.
+    In `env`, `TMPDIR` is the scratch folder, and so is `HOME` unless the box opens something in the user's
+    home.
     """
 
     def __init__(
@@ -88,12 +86,7 @@ class Boxed:
         return Gate(hosts, unix=self._box.unix_sockets) if hosts else None
 
     def run(self, start: Callable[[], Started]) -> Started:
-        """Call `start` in a boxed thread (in this thread if boxes are unsupported), and return the result.
-
-        Raises:
-            SandboxError: The kernel refused the box, or no thread can be started for it.
-            Exception: Any exception that `start` raises.
-        """
+        """Call `start` in a boxed thread (in this thread if boxes are unsupported), and return the result."""
         if not coverage().supported:
             return start()
         network = "any" if self._any_network else "tcp" if self._box.hosts else "none"
@@ -131,10 +124,7 @@ class Boxed:
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
     def released(self) -> None:
-        """Let the thread that started this program prepare the rules for the next start, and end.
-
-        Call `released` only after the program has started: preparing the rules would delay the start.
-        """
+        """Let the thread of this start prepare rules for the next one, and end. Call this after the start."""
         if self._thread is not None:
             self._thread.go_on()
 
@@ -143,11 +133,9 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each thing that the box is known to have refused.
+        """Return a sentence for each known refusal of the box. `died`: the program itself failed.
 
-        Args:
-            text: What the program has written: its standard error, or the error text of a tool call.
-            died: Whether the program itself has failed, and not only a tool call.
+        `text` is the program's standard error, or the error text of a tool call.
         """
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
@@ -170,10 +158,7 @@ class Boxed:
             self.gate.disown()
 
     def end(self) -> None:
-        """Remove the scratch folder and close the gate. Call `end` when no process of the program lives.
-
-        A second call has no effect.
-        """
+        """Remove the scratch folder and close the gate, when no process of the program lives."""
         if self.gate is not None:
             self.gate.end()
         if self._thread is not None:
@@ -214,10 +199,7 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move each entry of the open `folder` to the open `target`, and close `folder`.
-
-    In `target` the entries are called `prefix` and a number above `count`. Return the last number.
-    """
+    """Move entries of the open `folder` to `target`, as `prefix` and a number; return the last number."""
     try:
         for name in os.listdir(folder):
             count += 1
@@ -260,14 +242,9 @@ def boxed(
     cwd: str | None,
     scratch: str | None = None,
 ) -> Boxed:
-    """Prepare a start in a box.
+    """Prepare a start in a box. `program` is an absolute path.
 
-    `program` is an absolute path. `cwd` is the program's working directory; `None`: grue's own. `scratch` is
-    the path of the scratch folder, which is made here; `None`: a new path. Warns with `SandboxWarning` if the
-    box can only be enforced in part, and `required` is not set.
-
-    Raises:
-        SandboxError: This machine cannot enforce the box and `required` is set, or `places_of` raises it.
+    `cwd` is the working directory; `None`: grue's own. The folder `scratch` is made here; `None`: a new path.
     """
     folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
     if isinstance(box, Watching):
@@ -301,10 +278,7 @@ def is_enforced(box: Sandbox | None) -> bool:
 
 
 def reach(box: Sandbox | None) -> str:
-    """Return in one line what a program in this box can reach, and which limits of the box are not enforced.
-
-    Empty without a box, and for a `Watching`.
-    """
+    """Return in one line what a program in this box can reach and what is not enforced; empty: no box."""
     if box is None or isinstance(box, Watching):
         return ""
     missing = missing_for(box)
@@ -320,15 +294,11 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
 
 
 class _Ahead(Struct, frozen=True):
-    """A ruleset made in advance, so that the next program starts sooner: adding a rule takes 5 us.
-
-    `process` is the id of the process that made the ruleset. A forked child shares the ruleset and must not
-    use it: the parent adds the rules of its own next program.
-    """
+    """A ruleset made in advance, so that the next program starts sooner: adding a rule takes 5 us."""
 
     system: tuple[Rule, ...]
     ruleset: int
-    process: int
+    process: int  # a forked child must not use it: its parent adds rules
 
 
 _ahead: dict[bool, _Ahead] = {}
@@ -356,10 +326,10 @@ def _no_thread(full: RuntimeError) -> SandboxError:
 
 
 class ConfinedThread(Generic[Started]):
-    """A thread that calls `confined`, which puts it into a box, and then `start`.
+    """A thread that calls `confined`, which puts it into a box, then `start`, and after `go_on` `afterwards`.
 
-    After a call of `go_on`, the thread calls `afterwards` and ends. `afterwards` runs in the box too, so it
-    must not do what the box refuses. A `threading.Thread` would take 0.1 ms more to start.
+    `afterwards` runs in the box too, so it must not do what the box refuses. A `threading.Thread` would take
+    0.1 ms more to start.
     """
 
     def __init__(
@@ -382,9 +352,8 @@ class ConfinedThread(Generic[Started]):
     def call(self, serve: Callable[[int], object] | None) -> Started:
         """Start the thread, wait until it has called `start`, and return the result of `start`.
 
-        `serve` gets the descriptor of the filter's listener before `start` runs, because a system call in
-        `start` may wait for the listener's answer. `serve` runs in the caller's thread: a thread that the
-        confined thread starts would be confined, too.
+        `serve` gets the filter's listener before `start`, because a call in `start` may wait for its answer.
+        `serve` runs in the caller's thread: a thread that the confined thread starts would be confined, too.
         """
         self._runs.acquire()
         try:

@@ -40,37 +40,24 @@ _STARTS = {"execve": 0, "execveat": 1}
 
 
 class Watch:
-    """What a watched program has done, over all its starts.
-
-    Attributes:
-        read: Files and folders that the program opened to read, and that exist.
-        written: Files that the program wrote, and folders in which it made or deleted something.
-        hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
-        unlisted: What the program did without the proxy. `asks`: it sent DNS queries. `connects`: it
-            connected to other machines. If it did both, the proposal allows any network.
-        opened: Rules for the files that any box opens for this program. These files are not proposed.
-        homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
-    """
+    """What a watched program has done, over all its starts."""
 
     def __init__(self) -> None:
-        self.read: dict[str, None] = {}
-        self.written: dict[str, None] = {}
+        self.read: dict[str, None] = {}  # what exists and was opened to read
+        self.written: dict[str, None] = {}  # files, and folders in which something was made or deleted
         self.started: dict[str, None] = {}
-        self.hosts: dict[str, None] = {}
-        self.unlisted: set[str] = set()
+        self.hosts: dict[str, None] = {}  # `host:port`; an IP address for a connection without the proxy
+        self.unlisted: set[str] = set()  # without the proxy: `asks` (DNS queries), `connects` (elsewhere)
         self.unix = False
-        self.opened: tuple[Rule, ...] = ()
-        self.homes: dict[str, None] = {}
+        self.opened: tuple[Rule, ...] = ()  # what any box opens for this program; not proposed
+        self.homes: dict[str, None] = {}  # values of `HOME`, never proposed as a whole
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return a narrow box that allows what the program did.
+        """Return a narrow box that allows what the program did, except in the folders of `left_out()`.
 
-        The program still cannot list the folders of `left_out()`, or make or delete files directly in them.
         If the program read or started at least six files of a folder, or any file in a folder of packages
-        such as `node_modules`, the box opens the whole folder, unless it is too wide.
-
-        Args:
-            cwd: The program's working directory; it is written as `.` if the box opens it.
+        such as `node_modules`, the box opens the whole folder, unless it is too wide. `cwd` is written as
+        `.`.
         """
         written = self._reduced([path for path in self.written if not self._is_open(path, WRITE_FILE)])
         read = [

@@ -1,8 +1,8 @@
 """The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
 The rules are made anew at each start, since links and folders change. If a path is in a folder that the
-program may write, the target of the path must be in that folder, too, or be an interpreter. Otherwise the
-program could make a link there, and at its next start the box would open the target of the link.
+program may write, its target must be in that folder, too, or be an interpreter. Otherwise the program could
+make a link there, and at its next start the box would open the target of the link.
 """
 
 import contextlib
@@ -49,22 +49,15 @@ _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
 class Places(Struct, frozen=True):
     """What a box opens, for one program on this machine.
 
-    Attributes:
-        system: Rules for the files of the system. As long as these files do not change, this is the same
-            object at each start, so that `launch.py` can compare it with `is`. Empty if the box hides
-            something.
-        own: Rules for all other files.
-        opened: Files and folders that the program may read, besides the system's files.
-        written: Files and folders that the program may write, besides the scratch folder.
-        broken: Folders that contain a hidden file or folder. Such a folder has no rule; its other entries
-            have one each, if they exist when the box starts.
+    While the system's files do not change, `system` is the same object at each start, so that `launch.py` can
+    compare it with `is`. It is empty if the box hides something.
     """
 
     system: tuple[Rule, ...]
-    own: tuple[Rule, ...]
-    opened: tuple[str, ...]
-    written: tuple[str, ...]
-    broken: tuple[str, ...] = ()
+    own: tuple[Rule, ...]  # rules for all other files
+    opened: tuple[str, ...]  # besides the system's files
+    written: tuple[str, ...]  # besides the scratch folder
+    broken: tuple[str, ...] = ()  # folders with something hidden: rules for each of their entries
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -81,14 +74,10 @@ def places_of(
     env: Mapping[str, str],
     scratch: str,
 ) -> Places:
-    """Return the files and folders that a box opens for a program.
+    """Return the files and folders that a box opens for a program. `program` and `cwd` are absolute.
 
-    `program` and `cwd` are absolute. If one of the first 8 arguments is a file with code, such as a script,
-    the box opens the file and its folder or package, too. The program may write `scratch` in any case.
-
-    Raises:
-        SandboxError: A path in `write` or `execute` does not exist, the workspace is too wide, a path leads
-            through a link that the program may have made, or a folder has too many entries to hide one.
+    If one of the first 8 arguments is a file with code, the box opens the file and its folder or package,
+    too.
     """
     written = [_absolute(path, cwd) for path in box.write]
     if box.preset == "files":
@@ -124,10 +113,10 @@ def places_of(
 def own_folders(
     chain: Sequence[str], args: Sequence[str], cwd: str, written: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the files and folders of a program's installation, and of its script's installation.
+    """Return the files and folders of the installations of a program and its script.
 
-    `chain` is the program's file, the files that it links to, and its interpreters. `.pth` files below the
-    folders `written` add no folders, because the program may have changed them.
+    `chain`: the program's file, links and interpreters. `.pth` files below the folders `written` add nothing,
+    because the program may have changed them.
     """
     found: list[str] = []
     for path in chain:
@@ -230,8 +219,7 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 def _environment(root: str, written: Sequence[str]) -> list[str]:
     """Return the virtual environment `root`, folders of its base Python, and folders that `.pth` files list.
 
-    The `.pth` files are not read if `root` lies in a folder that the program may write (`written`): the
-    program could have added any folder to them.
+    If `root` lies in a folder `written`, `.pth` files are not read: the program could have added any folder.
     """
     found = [root]
     changeable = any(within(real_path(root), real_path(folder)) for folder in written)
@@ -367,10 +355,9 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a link or script below a folder in `written` that leads to a program outside of these folders.
+    """Refuse a link or script in a folder `written` that leads out, except to well-known interpreters.
 
-    The boxed program may write to these folders. So it could make such a link or script, to have its next box
-    open a file outside. Well-known interpreters are allowed.
+    The boxed program may have made it, to have its next box open a file outside.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)

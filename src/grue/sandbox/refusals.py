@@ -1,11 +1,9 @@
 """Say what a box has refused, and which entry of the box would allow it.
 
-The kernel tells a program only "permission denied", so this module searches the program's output for the
-paths in such lines. The output is not trusted: a path is reported only if the box does not open it.
-
-If the output shows nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals
-there. Each record has a number that the kernel gave the box. Only the first record of a box also has the name
-of the thread that made the box. So grue gives that thread a unique name, and finds the number by it.
+The kernel tells a program only "permission denied", so this module searches the program's output, which is
+not trusted, for paths in such lines that the box does not open. If the output shows nothing, the kernel's
+audit records may help: since Linux 6.15 Landlock writes refusals there. Each record has a number of the
+box; only the first also names the thread that made the box. So grue gives that thread a unique name.
 """
 
 import contextlib
@@ -69,13 +67,10 @@ def refusals(
 ) -> tuple[str, ...]:
     """Return a sentence for each thing that a box is known to have refused, at most five.
 
-    `text` is the program's standard error, or the error text of a tool call. `network` is what the box lets
-    the program connect to: `none`, `hosts` (listed ones) or `any`. `folder` is the working directory: a
-    relative path counts only if it exists there. `broken`: folders that contain a hidden file or folder.
-    `mark` is the box's name in the audit log; empty: the log is not read.
-
-    Most refusals in the audit log are harmless. So the log is read only if nothing else is found, and the
-    program has `died` or `text` has "permission denied".
+    `network`: `none`, `hosts` (listed ones) or `any`. A relative path counts only if it exists in `folder`.
+    `broken`: folders that contain a hidden file or folder. `mark`: the box's name in the audit log; empty:
+    the log is not read. Most refusals there are harmless, so it is read only if nothing else is found, and
+    the program has `died` or `text` has "permission denied".
     """
     found: dict[str, None] = {}
     paths: dict[str, str] = {}

@@ -1,8 +1,4 @@
-"""Translate a box to a profile for macOS's `sandbox-exec` (Seatbelt).
-
-grue itself enforces boxes on Linux only. The profile has to be made on the Mac where it is used, because the
-system's folders differ.
-"""
+"""Translate a box to a profile for macOS's `sandbox-exec` (Seatbelt), on the Mac that will use it."""
 
 import os
 from collections.abc import Iterator
@@ -43,14 +39,10 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...] = ()) -> str:
-    """Return a box as a Seatbelt profile.
+    """Return a box as a Seatbelt profile, described by `words`. `places` was made with `SCRATCH`.
 
-    `places` was made with `SCRATCH` as the scratch folder. `words` describe the box, for people. `hidden` are
-    absolute paths that stay closed inside opened folders.
-
-    Raises:
-        SandboxError: A profile cannot express the box, because of a host other than this machine or a path
-            with an unprintable character.
+    `hidden`: absolute paths that stay closed inside opened folders. `SandboxError`: a profile cannot express
+    a host other than this machine, or a path with an unprintable character.
     """
     lines = [_HEAD.format(words=" ".join(words.split())), *_not_said(box), _ALWAYS]
     rules = [*_distinct(places.rules)]

@@ -40,20 +40,14 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FS_IOC_SETFLAGS, _FS_IOC32_SETFLAGS = 0x40086602, 0x40046602
 _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x401C5820, 0x40806685
 _FS_FLAGS = (_FS_IOC_SETFLAGS, _FS_IOC32_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
-_FARTHEST = 255
-"""How many instructions a conditional jump can skip at most."""
+_FARTHEST = 255  # how many instructions a conditional jump can skip at most
 
 
 class Machine(Struct, frozen=True):
-    """The kernel's numbers for one kind of processor.
+    """The kernel's numbers for one kind of processor."""
 
-    Attributes:
-        audit: The number of the architecture (`AUDIT_ARCH_...`).
-        x32: Whether the processor has a second set of system calls (x32), which are all refused.
-    """
-
-    audit: int
-    x32: bool
+    audit: int  # of the architecture (`AUDIT_ARCH_...`)
+    x32: bool  # a second set of system calls exists, which are all refused
     calls: dict[str, int]
 
     def __hash__(self) -> int:
@@ -171,19 +165,12 @@ REFUSED = (
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """The parts of a box on which its seccomp filter depends.
+    """The parts of a box on which its seccomp filter depends."""
 
-    Attributes:
-        network: `none`: no network sockets. `tcp`: TCP only, and the box's `Gate` decides about each
-            connection. `any`: TCP and UDP.
-        watches: Whether the program may watch any folder with inotify.
-        ask: Names of the system calls about which the filter asks the `Gate`.
-    """
-
-    network: str
+    network: str  # `none`; `tcp`: only TCP, which the `Gate` decides about; `any`: TCP and UDP
     unix_sockets: bool = False
-    watches: bool = False
-    ask: tuple[str, ...] = ()
+    watches: bool = False  # may watch any folder with inotify
+    ask: tuple[str, ...] = ()  # system calls about which the filter asks the `Gate`
 
 
 @functools.lru_cache
@@ -290,7 +277,7 @@ def _sockets(wanted: Wanted) -> list[bytes]:
 
 
 def _pairs(wanted: Wanted) -> list[bytes]:
-    """Return the filter's instructions that check `socketpair(family, type, protocol)`.
+    """Return the code that checks `socketpair(family, type, protocol)`.
 
     Without `unix_sockets`, pairs of datagram sockets are refused: with `sendto`, a program could send through
     either socket to any other Unix socket.

@@ -1,7 +1,7 @@
-"""Carry questions from a turn to the person at the terminal, and the answers back.
+"""Carry questions from a turn, which runs in a thread of its own, to the person at the terminal.
 
-The turn runs in a thread of its own, but only the main thread reads the terminal: if two threads read, each
-would get some of the keys. A cancelled turn stops waiting at once, and an answer that comes later is dropped.
+Only the main thread reads the terminal: if two threads read, each would get some of the keys. A cancelled
+turn stops waiting at once, and an answer that comes later is dropped.
 """
 
 import asyncio
@@ -50,10 +50,7 @@ class ServerQuestion(Question[m.JsonObject | Declined]):
 
 
 class Asker:
-    """The two callbacks by which a runner asks the user: `approve` and `elicit`.
-
-    Set `report`, which passes a question to the main thread, before the first turn.
-    """
+    """The callbacks by which a runner asks the user. `report` gets each question; set it before a turn."""
 
     def __init__(self) -> None:
         self.report: Callable[[Question[Any]], object]

@@ -37,11 +37,7 @@ class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
 
 
 class ChatCommands:
-    """Runs the slash commands of a chat.
-
-    Relative paths of `/save` begin at `here`, the folder in which the user started this process. A resumed
-    chat may have another working directory.
-    """
+    """Runs the slash commands of a chat. Relative paths of `/save` begin at `here`."""
 
     def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:
         self._talk = talk
@@ -58,13 +54,7 @@ class ChatCommands:
         }
 
     def run(self, line: str) -> bool:
-        """Run a command. Return whether the chat goes on.
-
-        Raises:
-            UnknownCommand: The line names no command, the command's argument is missing or wrong, or there is
-                no turn to take back.
-            MCPError: The command failed.
-        """
+        """Run a command. Return whether the chat goes on."""
         name, _, rest = line.strip().partition(" ")
         if name == "/quit":
             return False

@@ -25,18 +25,13 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
 
 
 class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
-    """The user says something, and the turn begins.
-
-    Attributes:
-        file: Name of the conversation's file in the run folder.
-        size: Size of that file in bytes before the turn. `/undo` copies only these bytes.
-    """
+    """The user says something, and the turn begins."""
 
     between_turns: ClassVar[bool] = True
 
     turn: int
-    file: str
-    size: int
+    file: str  # name of the conversation's file in the run folder
+    size: int  # of that file before the turn, in bytes; `/undo` copies only these bytes
 
     def summary(self) -> str:
         """Return where the turn begins in the conversation's file, as `turn 2, from byte 900 of FILE`."""
@@ -52,18 +47,13 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
 
 
 class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
-    """The user has taken back a turn. The effects of its tool calls remain.
-
-    Attributes:
-        file: Name of the file in which the conversation continues.
-        calls: The tools that the turn has called, each as `server.tool`.
-    """
+    """The user has taken back a turn. The effects of its tool calls remain."""
 
     between_turns: ClassVar[bool] = True
 
     turn: int
-    file: str
-    calls: tuple[str, ...] = ()
+    file: str  # name of the file in which the conversation continues
+    calls: tuple[str, ...] = ()  # of the turn, each as `server.tool`
 
     def summary(self) -> str:
         """Return the number of the turn, and the names of its tool calls."""
@@ -89,19 +79,12 @@ class ModelChanged(Fact, frozen=True, kw_only=True, tag="chat.ModelChanged"):
 
 
 class ChatPast(Past[EpisodeStarted], kw_only=True):
-    """The state of a chat, read from its trace, from which the chat can be resumed.
-
-    Attributes:
-        said: The turns that are still part of the conversation, oldest first.
-        calls: The names of the tools that each turn has called, by the turn's number.
-        file: Name of the conversation's file; empty if nothing was said.
-        model: The model that was last chosen by `/model`; empty if none was.
-    """
+    """The state of a chat, read from its trace, from which the chat can be resumed."""
 
     said: list[UserSaid] = field(default_factory=list)
-    calls: dict[int, list[str]] = field(default_factory=dict)
-    file: str = ""
-    model: str = ""
+    calls: dict[int, list[str]] = field(default_factory=dict)  # the names of called tools, by turn
+    file: str = ""  # name of the conversation's file; empty if nothing was said
+    model: str = ""  # the last one chosen by `/model`; empty if none was
     turn: int = 0
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
@@ -127,11 +110,7 @@ def called_in(envelope: EpisodeEnvelope) -> list[str]:
 
 
 def read_chat(path: Path) -> ChatPast:
-    """Read the state of a chat from its trace.
-
-    Raises:
-        TraceError: The trace cannot be read or resumed, or is not one of `grue chat`.
-    """
+    """Read the state of a chat from its trace; raise `TraceError` if it is not a trace of `grue chat`."""
     past = ChatPast.read(path, needed=(UserSaid, TakenBack))
     if not isinstance(past.started, EpisodeStarted):
         raise TraceError(f"{path} cannot be resumed here: another program has recorded it.")

@@ -71,10 +71,7 @@ def request_lines(server: str, message: str) -> Iterator[Line]:
 
 
 def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
-    """Yield the description and the schema of the tool called `wanted`.
-
-    If no tool has this name, yield a line for each tool whose name contains `wanted`.
-    """
+    """Yield the description and schema of the tool `wanted`; else a line for each with that in its name."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:

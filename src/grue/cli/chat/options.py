@@ -23,19 +23,14 @@ INSTRUCTIONS = "You are a helpful assistant at a terminal. Answer briefly, in pl
 
 
 class ChatOptions(EpisodeOptions, frozen=True, kw_only=True):
-    """The options of `grue chat`; see its help.
-
-    Attributes:
-        started_in: The folder in which the chat was started; `None`: the working directory.
-        learn: Name of a server that runs without a sandbox. grue watches it, to print which sandbox it needs.
-    """
+    """The options of `grue chat`; see its help."""
 
     mcp_config: Path | None = None
     mcp: bool = True
     instructions: str = INSTRUCTIONS
     ask: bool = False
     turn_timeout_s: float | None = None
-    started_in: Path | None = None
+    started_in: Path | None = None  # where the chat was started; `None`: in the working directory
     quiet: bool = False
     learn: str | None = None
 
@@ -48,9 +43,6 @@ def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
     """Return the options for resuming a chat: those of its first run, with the last chosen model.
 
     `quiet`, and `turn_timeout_s` if it was given, are taken from `options`.
-
-    Raises:
-        MCPConfigError: The recorded options are not valid in this version of `grue chat`.
     """
     started = resumed_options(options, past.started.settings, (*RECORDED, "started_in"), "grue chat")
     return replace(
@@ -62,26 +54,17 @@ def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
 
 
 class ChatWiring(Struct, frozen=True, kw_only=True):
-    """The parts of a chat.
-
-    Attributes:
-        notes: Sentences about settings that have no effect, and about servers with an invalid configuration.
-        learned: The function that `watched_server` returns; `None` without `--learn`.
-    """
+    """The parts of a chat."""
 
     endpoint: LlmEndpoint
     servers: dict[str, McpServer]
     runner: RunnerOptions
-    notes: tuple[str, ...] = ()
-    learned: Callable[[], tuple[str, str]] | None = None
+    notes: tuple[str, ...] = ()  # about settings without effect and unusable servers
+    learned: Callable[[], tuple[str, str]] | None = None  # from `watched_server`; `None` without `--learn`
 
 
 def wire_chat(options: ChatOptions) -> ChatWiring:
-    """Return the parts of a chat. Nothing is started.
-
-    Raises:
-        MCPConfigError: An option, a setting or a file cannot be used, or there is no key for the endpoint.
-    """
+    """Return the parts of a chat. Nothing is started."""
     config = GameConfiguration.of_project()
     config.ask(options.base_url, options.model)
     known = KnownServers(source="", servers={})

@@ -1,7 +1,6 @@
-"""Ask the person at the terminal: about tool calls, and for input that a server requests.
+"""Ask the person at the terminal: about tool calls, and for input that a server requests by a form.
 
-`LineReader` reads the answers, and all other input of a chat, with the standard library alone. A server
-describes the input that it requests as a form. The form's texts are untrusted.
+`LineReader` reads the answers, and all other input of a chat, with the standard library alone.
 """
 
 import contextlib
@@ -26,8 +25,7 @@ from grue.runtime.safe_text import printable, shown_whole
 from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
-MAX_LINE = 8 * 2**20
-"""The most bytes of a line from a pipe."""
+MAX_LINE = 8 * 2**20  # the most bytes of a line from a pipe
 
 
 class Reader(Protocol):
@@ -36,42 +34,24 @@ class Reader(Protocol):
     asks: bool
 
     def read(self) -> str | None:
-        """Return what the user types next, one or more lines; `None` at the end of the input.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
+        """Return what the user types next, one or more lines; `None` at the end of the input."""
 
     def forget(self) -> None:
         """Discard what was typed before now, so that only keys pressed after the question answer it."""
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Ask a question and return the answer, one line; `None` if the input has ended.
-
-        A reader with editing shows `default` as text to edit. Other readers return `default` for an empty
-        line.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
+        """Ask, and return one line; `None`: no more input. `default` is edited, or used for an empty line."""
 
 
 class LineReader:
-    """Reads lines of `source`. If a line ends with a backslash, the input goes on in the next line.
-
-    `asks`: whether a person at a terminal can be asked.
-    """
+    """Reads lines of `source`. If a line ends with a backslash, the input goes on in the next line."""
 
     def __init__(self, source: BinaryIO, *, asks: bool) -> None:
         self._source = source
         self.asks = asks
 
     def read(self) -> str | None:
-        """Return the next input; `None` at its end.
-
-        Raises:
-            MCPConfigError: A line is too long.
-        """
+        """Return the next input; `None` at its end. A line that is too long raises `MCPConfigError`."""
         if self.asks:
             sys.stdout.write("> ")
             sys.stdout.flush()
@@ -108,18 +88,12 @@ _TRUE, _FALSE = frozenset(["y", "yes", "true", "1"]), frozenset(["n", "no", "fal
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One field of a form.
-
-    Attributes:
-        kind: The type of the field's value, as JSON Schema names it.
-        options: The values to choose from, and how each is shown; empty if any value can be typed.
-        default: The schema's default value as text; empty: the schema has no default.
-    """
+    """One field of a form."""
 
     name: str
     label: str
-    kind: str = "string"
-    options: Mapping[str, str] = {}
+    kind: str = "string"  # as JSON Schema names types
+    options: Mapping[str, str] = {}  # the values to choose from, and how each is shown; empty: any value
     default: str = ""
     required: bool = False
 
@@ -167,11 +141,7 @@ def _options(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_of(field: Field, text: str) -> Any:
-    """Return what was typed into a field as a value of the field's type.
-
-    Raises:
-        ValueError: The field cannot have this value. The message says what is expected.
-    """
+    """Return typed text as a value of the field's type. A `ValueError` says what is expected."""
     if field.options:
         several = field.kind == "array"
         chosen = [each.strip() for each in text.split(",") if each.strip()] if several else [text]
@@ -207,8 +177,7 @@ _ANSWER_CHARS = 1000
 class Person:
     """Asks the person at the terminal, and remembers for which tools the answer was "always".
 
-    `reader` is called for each question, and returns the `Reader` that reads the answer. Secrets that
-    `redaction` knows are not shown.
+    `reader` is called anew for each question. Secrets that `redaction` knows are not shown.
     """
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
@@ -218,11 +187,7 @@ class Person:
         self._always: set[tuple[str, str]] = set()
 
     def decide(self, question: ApprovalQuestion) -> ApprovalDecision:
-        """Return the person's decision about a call. If nobody can be asked, the call is denied.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
+        """Return the person's decision about a call. If nobody can be asked, the call is denied."""
         reader = self._reader()
         if not reader.asks:
             return question.deny(NOBODY)
@@ -254,13 +219,9 @@ class Person:
                     return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
 
     def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Ask the person to fill in the form of a server; return the values, or `Declined` with the reason.
+        """Ask the person to fill in a server's form, and return the values, or `Declined` with the reason.
 
-        A request without a schema has no form: the person is asked whether they have done what the message
-        says, and there are no values.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
+        Without a schema, ask whether the person has done what the message says, and return no values.
         """
         reader = self._reader()
         if not reader.asks:
@@ -283,10 +244,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the field has a valid value; `None`: the field is optional and was left empty.
-
-        Raises `EOFError` if the input ends.
-        """
+        """Ask until the value is valid; `None`: left empty. If the input ends, raise `EOFError`."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if text is None:

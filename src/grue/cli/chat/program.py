@@ -27,14 +27,7 @@ from grue.tracing.message_words import DIM
 
 
 def chat(options: ChatOptions) -> bool:
-    """Chat until the user leaves. Return `False` if a turn or a command failed, except at a terminal.
-
-    Raises:
-        MCPConfigError: An option or a file cannot be used; nothing was started.
-        MCPServerStartupError: A tool server does not start.
-        MCPError: The chat could not continue.
-        KeyboardInterrupt: Ctrl-C, if the input is not a terminal.
-    """
+    """Chat until the user leaves. Return `False` if a turn or a command failed, except at a terminal."""
     here = Path.cwd()
     if options.resume is None:
         return _chat(options, here)
@@ -106,29 +99,19 @@ def _require_prompt_toolkit() -> None:
 
 
 class ChatProgram:
-    """The loop of a chat. Relative paths of `/save` begin at `here`.
-
-    Attributes:
-        talk: Set it before `run`.
-        reader: Reads the input; by default, lines of standard input.
-        failed: Whether a turn or a command has failed. An unknown command does not count.
-    """
+    """The loop of a chat. Set `talk` before `run`. Relative paths of `/save` begin at `here`."""
 
     def __init__(self, screen: Screen, redaction: Redaction, here: Path) -> None:
         self.talk: Talk
         asks = sys.stdin.isatty() and sys.stdout.isatty()
         self.reader: Reader = LineReader(sys.stdin.buffer, asks=asks)
-        self.failed = False
+        self.failed = False  # whether a turn or a command has failed; an unknown command does not count
         self._screen = screen
         self._here = here
         self._person = Person(lambda: self.reader, screen, redaction)
 
     def run(self) -> None:
-        """Read and answer until the input ends, the user types `/quit`, or an error ends the chat in a pipe.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C, if the input is not a terminal.
-        """
+        """Read and answer until the input ends, the user types `/quit`, or a pipe's error ends the chat."""
         commands = ChatCommands(self.talk, self._screen, self._here)
         while True:
             try:

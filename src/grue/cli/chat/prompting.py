@@ -1,7 +1,7 @@
 """The prompt at a terminal, with multi-line editing, history and completion. Uses prompt_toolkit.
 
-All chats share a history of inputs, in `$XDG_STATE_HOME/grue/chat_history`, by default below
-`~/.local/state`. Only its owner can read the file. Values of secret environment variables are redacted in it.
+All chats share a history, in `$XDG_STATE_HOME/grue/chat_history` or below `~/.local/state`. Only its owner
+can read the file. Values of secret environment variables are redacted in it.
 """
 
 import contextlib
@@ -30,9 +30,7 @@ from grue.runtime.secrets.redaction import Redaction
 
 _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2
-_LOCAL_MODES = 3
-"""Index of the terminal's local modes in the list that `tcgetattr` returns."""
-
+_LOCAL_MODES = 3  # index of the terminal's local modes in the list that `tcgetattr` returns
 _USABLE = {
     0: termios.ICRNL,
     1: termios.OPOST,
@@ -52,7 +50,7 @@ _STYLE = Style.from_dict(
 
 @contextlib.contextmanager
 def typing_ahead_hidden() -> Iterator[None]:
-    """Hide what the user types while no prompt is shown, such as during a turn. The next prompt shows it.
+    """Hide what the user types during a turn, until the next prompt shows it.
 
     The terminal's echo would move the cursor, and prompt_toolkit would draw its prompt over other text.
     """

@@ -1,7 +1,4 @@
-"""The output of a chat: at a terminal each word as it arrives, in a pipe only whole answers.
-
-At a terminal, a status row shows what the turn waits for. The cursor is never hidden.
-"""
+"""The output of a chat: at a terminal each word as it arrives and a status row, in a pipe whole answers."""
 
 import sys
 import threading
@@ -127,10 +124,7 @@ class TerminalScreen(Closing):
 
 
 class PipeScreen:
-    """Prints answers and the output of commands to standard output, the rest to standard error.
-
-    With `quiet`, it prints neither the tool calls of a turn nor problems that do not end the turn.
-    """
+    """Prints answers and output of commands to stdout, all else to stderr; if `quiet`, no events of turns."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet

@@ -1,8 +1,7 @@
 """`Talk`: a conversation with an agent, in a run folder. It does not use the terminal itself.
 
-The run folder has the same files as a run folder of `grue play`, and the conversation's file,
-`conversation.jsonl`. Before each turn, the size of the conversation's file is recorded in the trace. `/undo`
-copies the file up to the size before the last turn, and the conversation continues in the copy. So `/undo`
+Besides the trace, the run folder has `conversation.jsonl`. Before each turn, the trace records the size of
+that file. `/undo` copies the file up to this size, and the conversation continues in the copy. So `/undo`
 also works for turns of an earlier run.
 """
 
@@ -86,18 +85,12 @@ FIRST_FILE = "conversation.jsonl"
 
 
 class ChatResult(Struct, frozen=True, kw_only=True):
-    """The result of a chat: `result.json` in its run folder.
-
-    Attributes:
-        reason: `ended` (the user left), `failed` (a turn or a command failed) or `interrupted`.
-        turns: Number of turns, including those that were taken back.
-        duration_s: Seconds that this run took. All other numbers include the earlier runs of the chat.
-    """
+    """The result of a chat: `result.json` in its run folder. Only `duration_s` leaves out earlier runs."""
 
     episode_id: str
-    reason: str
+    reason: str  # `ended` (the user left), `failed` (a turn or a command did) or `interrupted`
     model: str
-    turns: int
+    turns: int  # including those that were taken back
     requests: int
     tokens: int
     cost_usd: float | None
@@ -107,17 +100,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
 class Talk:
     """A conversation. Use it as a context manager.
 
-    `on_event` is called with each event of a turn (`LoopEvent`, `Question`, `Noticed`), in the thread that
-    calls `say`.
-
-    Attributes:
-        turn: Number of the last turn in the trace; 0 before the first turn.
-        changed: For a resumed chat: what differs from its earlier run (model, endpoint or servers).
-
-    Raises:
-        TraceError: The run folder cannot be written; or the chat cannot be resumed.
-        ConversationError: The conversation's file cannot be read or written.
-        MissingDependencyError: There are MCP servers, and `mcp` is absent or too old.
+    `on_event` gets each event of a turn (`LoopEvent`, `Question`, `Noticed`), in the thread that calls `say`.
     """
 
     def __init__(self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[Any], object]) -> None:
@@ -143,7 +126,7 @@ class Talk:
             self._asker.report = self._loop.report
             self._calls: dict[int, list[str]] = {}
             self._said: list[UserSaid] = []
-            self.turn = 0
+            self.turn = 0  # number of the last turn in the trace
             self._begin(self._past)
             self._open = open_things.pop_all()
 
@@ -179,21 +162,13 @@ class Talk:
         return self._loop.conversation
 
     def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers, which are started if necessary.
-
-        Raises:
-            MCPServerStartupError: A server does not start.
-        """
+        """Return the tools of all servers, which are started if necessary."""
         return self.runner.tools() if self.runner.servers else ()
 
     def say(self, text: str) -> str:
-        """Run a turn with the user's `text`, wait for the model's answer, and return it.
+        """Run a turn with the user's `text`, and return the model's answer.
 
         If this raises, the conversation keeps the messages of the turn so far.
-
-        Raises:
-            MCPError: There is no answer.
-            KeyboardInterrupt: Ctrl-C was pressed.
         """
         file = self._file()
         self.turn += 1
@@ -203,11 +178,7 @@ class Talk:
         return self._loop.run(text, turn=self.turn)
 
     def undo(self) -> TakenBack | None:
-        """Take back the last turn, and return the recorded fact; `None`: there is no turn.
-
-        Raises:
-            ConversationError: The conversation's file cannot be copied.
-        """
+        """Take back the last turn, and return the recorded fact; `None`: there is no turn."""
         if not self._said:
             return None
         last = self._said[-1]
@@ -226,22 +197,14 @@ class Talk:
         return taken_back
 
     def change_model(self, model: str) -> None:
-        """Use another model of the same endpoint from now on. The servers' sessions stay open.
-
-        Raises:
-            ConversationError: The conversation's file cannot be read.
-        """
+        """Use another model of the same endpoint from now on. The servers' sessions stay open."""
         before, file = self.model, self._file()
         self._wiring.endpoint.change_model(model)
         self._load(file)
         self._record(ModelChanged(before=before, now=model))
 
     def save(self, path: Path) -> None:
-        """Write the conversation to a new file: as JSON Lines if its name ends in `.jsonl`, else as Markdown.
-
-        Raises:
-            ConversationError: The file exists, or cannot be written.
-        """
+        """Write the conversation to a new file: JSON Lines if its name ends in `.jsonl`, else Markdown."""
         if path.suffix == ".jsonl":
             copy = self.conversation.branch()
             copy.save(path)
