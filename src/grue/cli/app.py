@@ -117,8 +117,7 @@ _Start = Annotated[
 
 
 _ServerByUrl = Annotated[
-    str,
-    typer.Argument(metavar="SERVER", help="Name of a server in mcp_config.json that has a URL."),
+    str, typer.Argument(metavar="SERVER", help="Name of a server in mcp_config.json that has a URL.")
 ]
 
 
@@ -664,9 +663,7 @@ def fork(
     mcp_config: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help=f"With --misses call or ask: {FILE_OF_SERVERS}",
-            show_default=CONFIGURED,
+            metavar="FILE", help=f"With --misses call or ask: {FILE_OF_SERVERS}", show_default=CONFIGURED
         ),
     ] = None,
     run_dir: Annotated[Path | None, run_folder("the trace of the fork is written.")] = None,
@@ -869,10 +866,7 @@ def login(
 
 
 @app.command()
-def logout(
-    server: _ServerByUrl,
-    mcp_config: McpConfigFile = None,
-) -> None:
+def logout(server: _ServerByUrl, mcp_config: McpConfigFile = None) -> None:
     """Delete the stored OAuth tokens of an MCP server, and revoke them if its authorization server can."""
     from grue.cli.login import logout as log_out
 

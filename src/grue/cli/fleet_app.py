@@ -247,12 +247,7 @@ def fork(
     take_interrupts()
     load_hosts()
     change = ForkOptions(
-        trace=folder,
-        model=model,
-        base_url=base_url,
-        system=system,
-        settings=settings or (),
-        misses=misses,
+        trace=folder, model=model, base_url=base_url, system=system, settings=settings or (), misses=misses
     )
     return fork_fleet(
         change,
@@ -451,8 +446,7 @@ def score(
         ),
     ],
     again: Annotated[
-        bool,
-        typer.Option("--again", help="Also score the episodes that have these scores already."),
+        bool, typer.Option("--again", help="Also score the episodes that have these scores already.")
     ] = False,
 ) -> bool:
     """Give all finished episodes of a fleet further scores, computed from their traces.

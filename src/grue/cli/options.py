@@ -23,8 +23,7 @@ McpConfig = Annotated[
 ]
 """For commands that use the bundled server if none is configured."""
 McpConfigFile = Annotated[
-    Path | None,
-    typer.Option("--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED),
+    Path | None, typer.Option("--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED)
 ]
 """For commands that change the file, or need a server of the user's own."""
 
@@ -139,8 +138,7 @@ def turn_number(taken: str) -> Any:
 
 
 OtherModel = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Ask this model instead.", show_default="the recorded one"),
+    str | None, typer.Option(metavar="NAME", help="Ask this model instead.", show_default="the recorded one")
 ]
 OtherUrl = Annotated[
     str | None,

@@ -24,11 +24,7 @@ files: like pure, and the program can read and write its working directory.
 web: like pure, and the program can connect to any host.
 """
 
-sandbox_app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help=_ABOUT,
-)
+sandbox_app = typer.Typer(cls=Commands, no_args_is_help=True, help=_ABOUT)
 
 
 @sandbox_app.command("show")
@@ -45,8 +41,7 @@ def sandbox_show(
     seatbelt: Annotated[
         bool,
         typer.Option(
-            "--seatbelt",
-            help="Print the sandbox as a profile for macOS' sandbox-exec instead; needs NAME.",
+            "--seatbelt", help="Print the sandbox as a profile for macOS' sandbox-exec instead; needs NAME."
         ),
     ] = False,
 ) -> None:
@@ -71,8 +66,7 @@ def sandbox_try(
         ),
     ],
     command: Annotated[
-        list[str],
-        typer.Argument(metavar="COMMAND", help="The command and its arguments, after --."),
+        list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")
     ],
     mcp_config: McpConfig = None,
 ) -> None:

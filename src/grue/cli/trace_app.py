@@ -63,8 +63,7 @@ def trace_show(
         ),
     ] = None,
     message: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N|N-M", help="Only message N, or the messages N to M."),
+        list[str] | None, typer.Option(metavar="N|N-M", help="Only message N, or the messages N to M.")
     ] = None,
     actor: Annotated[
         list[str] | None,
@@ -135,11 +134,7 @@ def trace_show(
 
 
 @trace_app.command("stats")
-def trace_stats(
-    file: TraceFile = None,
-    as_json: Json = False,
-    width: _Width = None,
-) -> None:
+def trace_stats(file: TraceFile = None, as_json: Json = False, width: _Width = None) -> None:
     """Count an episode's turns, requests, tool calls and tokens, and show what took how long."""
     from grue.cli.trace import stats
 
@@ -148,11 +143,7 @@ def trace_stats(
 
 
 @trace_app.command("cache")
-def trace_cache(
-    file: TraceFile = None,
-    as_json: Json = False,
-    width: _Width = None,
-) -> None:
+def trace_cache(file: TraceFile = None, as_json: Json = False, width: _Width = None) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
     For each request, the command finds the earlier prompt with the longest

@@ -66,13 +66,7 @@ class Places(Struct, frozen=True):
 
 
 def places_of(
-    box: Sandbox,
-    *,
-    program: str,
-    args: Sequence[str],
-    cwd: str,
-    env: Mapping[str, str],
-    scratch: str,
+    box: Sandbox, *, program: str, args: Sequence[str], cwd: str, env: Mapping[str, str], scratch: str
 ) -> Places:
     """Return the files and folders that a box opens for a program. `program` and `cwd` are absolute.
 

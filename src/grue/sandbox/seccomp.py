@@ -134,10 +134,7 @@ REFUSED = (
         " mount_setattr setns",
         "They change which files a path names, which is what Landlock's rules are made of.",
     ),
-    Refused(
-        "open_by_handle_at",
-        "It opens a file by number, without a path.",
-    ),
+    Refused("open_by_handle_at", "It opens a file by number, without a path."),
     Refused("add_key request_key keyctl", "The user's keyrings hold credentials of other programs."),
     Refused(
         "bpf perf_event_open userfaultfd fanotify_init",
