@@ -85,35 +85,33 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Accept the options of `grue` itself."""
     del version
 
 
-_Start = Annotated[
-    Literal[StartWhen, StartAhead] | None,
-    typer.Option(
-        metavar="WHEN",
-        help="When the MCP server starts. Each turn has a server process of its own.\n\n"
-        "before: before the turn's first request to the model.\n\n"
-        "beside: at the same time as that request, if the server's tools are known from an earlier start, "
-        "in this run or another; otherwise the same as `before`.\n\n"
-        "beside_if_locked: the same as `beside`, if `grue tools --lock` has approved the tools; otherwise "
-        "the same as `before`.\n\n"
-        "when_called: when the model calls one of the server's tools, if they are known from an earlier "
-        "start; otherwise the same as `before`.\n\n"
-        "after_turn: as soon as the previous turn has ended, so that the server may be ready when its turn "
-        "begins.\n\n"
-        "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
-        "what the previous turn's tool calls change.\n\n"
-        "For the first turn, these last two are replaced by the value of start under tool.grue.mcp in "
-        "pyproject.toml, else by beside_if_locked.",
-        show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
-    ),
-]
+_START = typer.Option(
+    None,
+    metavar="WHEN",
+    help="When the MCP server starts. Each turn has a server process of its own.\n\n"
+    "before: before the turn's first request to the model.\n\n"
+    "beside: at the same time as that request, if the server's tools are known from an earlier start, "
+    "in this run or another; otherwise the same as `before`.\n\n"
+    "beside_if_locked: the same as `beside`, if `grue tools --lock` has approved the tools; otherwise "
+    "the same as `before`.\n\n"
+    "when_called: when the model calls one of the server's tools, if they are known from an earlier "
+    "start; otherwise the same as `before`.\n\n"
+    "after_turn: as soon as the previous turn has ended, so that the server may be ready when its turn "
+    "begins.\n\n"
+    "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
+    "what the previous turn's tool calls change.\n\n"
+    "For the first turn, these last two are replaced by the value of start under tool.grue.mcp in "
+    "pyproject.toml, else by beside_if_locked.",
+    show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
+)
 
 
 _ServerByUrl = Annotated[
@@ -121,84 +119,67 @@ _ServerByUrl = Annotated[
 ]
 
 
-_Game = Annotated[
-    str,
-    typer.Option(
-        metavar="GAME",
-        help="house (a game that comes with grue), or the path of a Z-machine story file, such as zork1.z5.",
-    ),
-]
-_Interpreter = Annotated[
-    Literal["dfrotz", "fernz"] | None,
-    typer.Option(
-        metavar="dfrotz|fernz",
-        help="The program that runs a story file.",
-        show_default="dfrotz; but fernz if dfrotz is not installed, or would leave out some of the story's "
-        "text",
-    ),
-]
-_GameServers = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help=f"{FILE_OF_SERVERS} Only the first server is used.",
-        show_default="with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or "
-        "mcp_config.json; with `enabled = false`: no server; otherwise a server that comes with grue",
-    ),
-]
-_Turns = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="End the episode after this many turns. A turn is one move. With --resume, the turns "
-        "already played count too.",
-        show_default="60; with --resume, as in the last run",
-    ),
-]
-_Pace = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        max=60,
-        metavar="SECONDS",
-        help="Wait this long before each move, so that you can watch.",
-        show_default="0",
-    ),
-]
+_GAME = typer.Option(
+    "house",
+    metavar="GAME",
+    help="house (a game that comes with grue), or the path of a Z-machine story file, such as zork1.z5.",
+)
+_INTERPRETER = typer.Option(
+    None,
+    metavar="dfrotz|fernz",
+    help="The program that runs a story file.",
+    show_default="dfrotz; but fernz if dfrotz is not installed, or would leave out some of the story's text",
+)
+_GAME_SERVERS = typer.Option(
+    None,
+    metavar="FILE",
+    help=f"{FILE_OF_SERVERS} Only the first server is used.",
+    show_default="with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or "
+    "mcp_config.json; with `enabled = false`: no server; otherwise a server that comes with grue",
+)
+_TURNS = typer.Option(
+    None,
+    min=1,
+    metavar="N",
+    help="End the episode after this many turns. A turn is one move. With --resume, the turns "
+    "already played count too.",
+    show_default="60; with --resume, as in the last run",
+)
+_PACE = typer.Option(
+    0.0,
+    min=0,
+    max=60,
+    metavar="SECONDS",
+    help="Wait this long before each move, so that you can watch.",
+    show_default="0",
+)
 
 
 @app.command()
 def play(
     context: typer.Context,
-    game: _Game = "house",
-    interpreter: _Interpreter = None,
+    game: str = _GAME,
+    interpreter: Literal["dfrotz", "fernz"] | None = _INTERPRETER,
     offline: Offline = False,
     model: Model = None,
     base_url: BaseUrl = None,
-    mcp_config: _GameServers = None,
-    no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
-    turns: _Turns = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the game.")] = 0,
-    run_dir: Annotated[Path | None, run_folder("the trace, the logs and the result are written.")] = None,
-    turn_timeout: Annotated[
-        float | None,
-        turn_timeout(
-            "A turn that takes longer ends without an answer, and the move is `look`. "
-            f"{FailurePolicy().fallbacks_before_stop} such turns in a row end the episode."
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        resume(
-            "episode",
-            "--turns, --turn-timeout and the options below",
-            ". Without --turns, its last value is kept",
-        ),
-    ] = None,
-    start: _Start = None,
+    mcp_config: Path | None = _GAME_SERVERS,
+    no_mcp: bool = typer.Option(False, "--no-mcp", help="Play without tools."),
+    turns: int | None = _TURNS,
+    seed: int = typer.Option(0, metavar="N", help="Random seed of the game."),
+    run_dir: Path | None = run_folder("the trace, the logs and the result are written."),
+    turn_timeout: float | None = turn_timeout(
+        "A turn that takes longer ends without an answer, and the move is `look`. "
+        f"{FailurePolicy().fallbacks_before_stop} such turns in a row end the episode."
+    ),
+    resume: Path | None = resume(
+        "episode",
+        "--turns, --turn-timeout and the options below",
+        ". Without --turns, its last value is kept",
+    ),
+    start: Literal[StartWhen, StartAhead] | None = _START,
     stream: Stream = False,
-    pace: _Pace = 0.0,
+    pace: float = _PACE,
     langfuse: Langfuse = False,
     otel: Otel = False,
     quiet: Quiet = False,
@@ -274,27 +255,23 @@ def _refuse_beside_resume(context: typer.Context, run: Path | None) -> None:
 
 @app.command()
 def init(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FOLDER",
-            help="The project's folder. If it does not exist, it is made.",
-            show_default="the working directory",
-        ),
-    ] = Path(),
-    sources: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
-            "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, the "
-            "entries to add to it are printed instead.",
-            show_default="grue looks for the files of these programs. At a terminal it asks for each file "
-            "whether to copy its servers; in a pipe it copies none, and prints a `grue init --from` command "
-            "for each file",
-        ),
-    ] = None,
+    folder: Path = typer.Argument(
+        Path(),
+        metavar="FOLDER",
+        help="The project's folder. If it does not exist, it is made.",
+        show_default="the working directory",
+    ),
+    sources: list[Path] | None = typer.Option(
+        None,
+        "--from",
+        metavar="FILE",
+        help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
+        "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, the "
+        "entries to add to it are printed instead.",
+        show_default="grue looks for the files of these programs. At a terminal it asks for each file "
+        "whether to copy its servers; in a pipe it copies none, and prints a `grue init --from` command "
+        "for each file",
+    ),
 ) -> None:
     """Write a small agent program, its test and mcp_config.json. No existing file is changed.
 
@@ -308,90 +285,72 @@ def init(
     start_project(folder, sources or ())
 
 
-_Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="What to add:\n\n"
-        "server.py: a program of yours, in Python or JavaScript.\n\n"
-        "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
-        "notes.mcpb: an MCP bundle, in a file.\n\n"
-        "server.json: a description of a server in the MCP registry's format: a file, or a URL from which "
-        "it is downloaded.\n\n"
-        "NAMESPACE/NAME: a server in an MCP registry.\n\n"
-        "URL of a running server: give --use remote too.",
-    ),
-]
-_Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="ARGUMENTS",
-        help="Arguments for the server's program, after --, such as -- ./docs. Only for programs of "
-        "yours and npm:, pypi: and oci:.",
-        show_default="none; for npm:, pypi: and oci: you are asked at a terminal",
-    ),
-]
-_Use = Annotated[
-    Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
-    typer.Option(
-        "--use",
-        metavar="KIND",
-        help="How to run the server, if SOURCE offers several ways:\n\n"
-        "npm, pypi, oci: as a package.\n\n"
-        "mcpb: as a bundle, which is downloaded.\n\n"
-        "remote: connect to its URL.",
-        show_default="the first way that works on this machine",
-    ),
-]
+_SOURCE = typer.Argument(
+    ...,
+    metavar="SOURCE",
+    help="What to add:\n\n"
+    "server.py: a program of yours, in Python or JavaScript.\n\n"
+    "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
+    "notes.mcpb: an MCP bundle, in a file.\n\n"
+    "server.json: a description of a server in the MCP registry's format: a file, or a URL from which "
+    "it is downloaded.\n\n"
+    "NAMESPACE/NAME: a server in an MCP registry.\n\n"
+    "URL of a running server: give --use remote too.",
+)
+_ARGUMENTS = typer.Argument(
+    None,
+    metavar="ARGUMENTS",
+    help="Arguments for the server's program, after --, such as -- ./docs. Only for programs of "
+    "yours and npm:, pypi: and oci:.",
+    show_default="none; for npm:, pypi: and oci: you are asked at a terminal",
+)
+_USE = typer.Option(
+    None,
+    "--use",
+    metavar="KIND",
+    help="How to run the server, if SOURCE offers several ways:\n\n"
+    "npm, pypi, oci: as a package.\n\n"
+    "mcpb: as a bundle, which is downloaded.\n\n"
+    "remote: connect to its URL.",
+    show_default="the first way that works on this machine",
+)
 
 
 @app.command()
 def add(
-    source: _Source,
-    arguments: _Arguments = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The server's name in mcp_config.json.", show_default="made from SOURCE"
-        ),
-    ] = None,
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A value that the server needs, such as folder=./docs; repeatable. The NAMEs are in the "
-            "server's description (in the registry, server.json or the bundle). The command fails if a "
-            "required value is missing, and prints its NAME.",
-            show_default="at a terminal you are asked for each value; with --yes, the description's default "
-            "values are used",
-        ),
-    ] = None,
-    kind: _Use = None,
-    sha256: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEX",
-            help="The SHA-256 digest that the bundle must have.",
-            show_default="the one in server.json or the registry; for a .mcpb file on this machine, none",
-        ),
-    ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The MCP registry in which to look up NAMESPACE/NAME. Required for such a SOURCE, if "
-            "pyproject.toml names none.",
-            show_default="registry under tool.grue.mcp in pyproject.toml",
-        ),
-    ] = None,
+    source: str = _SOURCE,
+    arguments: list[str] | None = _ARGUMENTS,
+    name: str | None = typer.Option(
+        None, metavar="NAME", help="The server's name in mcp_config.json.", show_default="made from SOURCE"
+    ),
+    values: list[str] | None = typer.Option(
+        None,
+        "--set",
+        metavar="NAME=VALUE",
+        help="A value that the server needs, such as folder=./docs; repeatable. The NAMEs are in the "
+        "server's description (in the registry, server.json or the bundle). The command fails if a "
+        "required value is missing, and prints its NAME.",
+        show_default="at a terminal you are asked for each value; with --yes, the description's default "
+        "values are used",
+    ),
+    kind: Literal["npm", "pypi", "oci", "mcpb", "remote"] | None = _USE,
+    sha256: str | None = typer.Option(
+        None,
+        metavar="HEX",
+        help="The SHA-256 digest that the bundle must have.",
+        show_default="the one in server.json or the registry; for a .mcpb file on this machine, none",
+    ),
+    registry: str | None = typer.Option(
+        None,
+        metavar="URL",
+        help="The MCP registry in which to look up NAMESPACE/NAME. Required for such a SOURCE, if "
+        "pyproject.toml names none.",
+        show_default="registry under tool.grue.mcp in pyproject.toml",
+    ),
     mcp_config: McpConfigFile = None,
-    yes: Annotated[
-        bool,
-        typer.Option(
-            "--yes", "-y", help="Do not ask: start the server and approve its tools. Needed in a pipe."
-        ),
-    ] = False,
+    yes: bool = typer.Option(
+        False, "--yes", "-y", help="Do not ask: start the server and approve its tools. Needed in a pipe."
+    ),
 ) -> bool:
     """Add an MCP server to mcp_config.json.
 
@@ -430,7 +389,7 @@ def add(
 
 @app.command()
 def remove(
-    server: Annotated[str, typer.Argument(metavar="SERVER", help="The server's name in mcp_config.json.")],
+    server: str = typer.Argument(..., metavar="SERVER", help="The server's name in mcp_config.json."),
     mcp_config: McpConfigFile = None,
 ) -> None:
     """Remove an MCP server from mcp_config.json.
@@ -456,48 +415,35 @@ def chat(
     ] = False,
     model: Model = None,
     base_url: BaseUrl = None,
-    mcp_config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=FILE_OF_SERVERS,
-            show_default=f"{CONFIGURED}. No such file: a server that comes with grue. enabled = false under "
-            "tool.grue.mcp: no server",
-        ),
-    ] = None,
-    no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Chat without tools.")] = False,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="The system prompt.",
-            show_default="a short one, which tells the model to be brief",
-        ),
-    ] = None,
-    ask: Annotated[
-        bool, typer.Option("--ask", help="Ask you before each tool call whether to make it.")
-    ] = False,
-    run_dir: Annotated[
-        Path | None, run_folder("the trace, the logs and the conversation are written.")
-    ] = None,
-    turn_timeout: Annotated[
-        float | None, turn_timeout("A turn that takes longer ends with an error, and the chat goes on.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        resume("chat", "--turn-timeout and --quiet", ", but the model is the one last chosen by /model"),
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="In a pipe, print only answers and errors.")
-    ] = False,
-    learn: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SERVER",
-            help="Run this server without a sandbox, and watch what it reads, writes and connects to. At the "
-            'end, print the setting "sandbox" that would have allowed this, for mcp_config.json.',
-        ),
-    ] = None,
+    mcp_config: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help=FILE_OF_SERVERS,
+        show_default=f"{CONFIGURED}. No such file: a server that comes with grue. enabled = false under "
+        "tool.grue.mcp: no server",
+    ),
+    no_mcp: bool = typer.Option(False, "--no-mcp", help="Chat without tools."),
+    system: str | None = typer.Option(
+        None,
+        metavar="TEXT",
+        help="The system prompt.",
+        show_default="a short one, which tells the model to be brief",
+    ),
+    ask: bool = typer.Option(False, "--ask", help="Ask you before each tool call whether to make it."),
+    run_dir: Path | None = run_folder("the trace, the logs and the conversation are written."),
+    turn_timeout: float | None = turn_timeout(
+        "A turn that takes longer ends with an error, and the chat goes on."
+    ),
+    resume: Path | None = resume(
+        "chat", "--turn-timeout and --quiet", ", but the model is the one last chosen by /model"
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="In a pipe, print only answers and errors."),
+    learn: str | None = typer.Option(
+        None,
+        metavar="SERVER",
+        help="Run this server without a sandbox, and watch what it reads, writes and connects to. At the "
+        'end, print the setting "sandbox" that would have allowed this, for mcp_config.json.',
+    ),
 ) -> bool:
     """Chat with a model that can use MCP tools. In a pipe, each line of the input is answered.
 
@@ -530,41 +476,34 @@ def chat(
     return run_chat(options)
 
 
-_Agent = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="AGENT.yaml",
-        help="The file that describes the agent. A single argument that does not end in .yaml or .yml is "
-        "the TASK.",
-        show_default="agent.yaml",
-    ),
-]
-_Task = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TASK",
-        help='What to do, in quotes, such as "Sort the invoices."',
-        show_default="task in AGENT.yaml",
-    ),
-]
+_AGENT = typer.Argument(
+    None,
+    metavar="AGENT.yaml",
+    help="The file that describes the agent. A single argument that does not end in .yaml or .yml is "
+    "the TASK.",
+    show_default="agent.yaml",
+)
+_TASK = typer.Argument(
+    None,
+    metavar="TASK",
+    help='What to do, in quotes, such as "Sort the invoices."',
+    show_default="task in AGENT.yaml",
+)
 
 
 @app.command()
 def run(
     context: typer.Context,
-    agent: _Agent = None,
-    task: _Task = None,
+    agent: str | None = _AGENT,
+    task: str | None = _TASK,
     offline: Annotated[bool, offline(" The script can do only the task of the example.")] = False,
     model: Annotated[str | None, model("model.name in AGENT.yaml")] = None,
     base_url: Annotated[str | None, base_url("model.base_url in AGENT.yaml")] = None,
-    run_dir: Annotated[
-        Path | None,
-        run_folder(
-            "the trace and the logs are written. If the result of a tool is shortened for the model, the "
-            "full one is written there too."
-        ),
-    ] = None,
-    resume: Annotated[Path | None, resume("task", "the options below")] = None,
+    run_dir: Path | None = run_folder(
+        "the trace and the logs are written. If the result of a tool is shortened for the model, the "
+        "full one is written there too."
+    ),
+    resume: Path | None = resume("task", "the options below"),
     stream: Stream = False,
     langfuse: Langfuse = False,
     otel: Otel = False,
@@ -606,67 +545,56 @@ def run(
         raise typer.Exit(status)
 
 
-_At = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Number of the first message that is not taken from the trace; `grue trace show` prints "
-        "the numbers. A fork can begin at a request to the model (RequestCompletion), at the tool calls of "
-        "a reply (CallTools), or at the check of an answer (CheckAnswer). If message N is none of these, the "
-        "fork begins at the nearest of them before N.",
-        show_default="the first message of the turn; with --tool-result: the CallTools message of the "
-        "first call whose result is replaced",
-    ),
-]
-_ToolResult = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="CALL=FILE",
-        help="Use the content of FILE as the result of the recorded call with the id CALL; repeatable. A "
-        "file whose name ends in .json may hold any JSON value. Any other file is a text. `grue trace show "
-        "--whole` prints the ids.",
-    ),
-]
-_OtherTools = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
-        "--lock` writes beside mcp_tools.lock, or an edited copy of it. Or the word "
-        "lock: the mcp_tools.listing.json of the servers that `grue chat` would use in this folder.",
-        show_default="the recorded ones",
-    ),
-]
+_AT = typer.Option(
+    None,
+    metavar="N",
+    help="Number of the first message that is not taken from the trace; `grue trace show` prints "
+    "the numbers. A fork can begin at a request to the model (RequestCompletion), at the tool calls of "
+    "a reply (CallTools), or at the check of an answer (CheckAnswer). If message N is none of these, the "
+    "fork begins at the nearest of them before N.",
+    show_default="the first message of the turn; with --tool-result: the CallTools message of the "
+    "first call whose result is replaced",
+)
+_TOOL_RESULT = typer.Option(
+    None,
+    metavar="CALL=FILE",
+    help="Use the content of FILE as the result of the recorded call with the id CALL; repeatable. A "
+    "file whose name ends in .json may hold any JSON value. Any other file is a text. `grue trace show "
+    "--whole` prints the ids.",
+)
+_OTHER_TOOLS = typer.Option(
+    None,
+    metavar="FILE",
+    help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
+    "--lock` writes beside mcp_tools.lock, or an edited copy of it. Or the word "
+    "lock: the mcp_tools.listing.json of the servers that `grue chat` would use in this folder.",
+    show_default="the recorded ones",
+)
 
 
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: Annotated[int | None, turn_number("forked; with --at M, the one with message M.")] = None,
-    at: _At = None,
+    turn: int | None = turn_number("forked; with --at M, the one with message M."),
+    at: int | None = _AT,
     model: OtherModel = None,
     base_url: OtherUrl = None,
     system: OtherSystem = None,
     settings: Changes = None,
-    tool_result: _ToolResult = None,
-    tools: _OtherTools = None,
-    misses: Annotated[
-        Misses,
-        typer.Option(
-            metavar="fail|call|ask",
-            help="What to do about a tool call that has no recorded result:\n\n"
-            "fail: let the fork fail.\n\n"
-            "call: call the tool.\n\n"
-            "ask: ask you at the terminal whether to call it.",
-        ),
-    ] = "fail",
-    mcp_config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help=f"With --misses call or ask: {FILE_OF_SERVERS}", show_default=CONFIGURED
-        ),
-    ] = None,
-    run_dir: Annotated[Path | None, run_folder("the trace of the fork is written.")] = None,
+    tool_result: list[str] | None = _TOOL_RESULT,
+    tools: Path | None = _OTHER_TOOLS,
+    misses: Misses = typer.Option(
+        "fail",
+        metavar="fail|call|ask",
+        help="What to do about a tool call that has no recorded result:\n\n"
+        "fail: let the fork fail.\n\n"
+        "call: call the tool.\n\n"
+        "ask: ask you at the terminal whether to call it.",
+    ),
+    mcp_config: Path | None = typer.Option(
+        None, metavar="FILE", help=f"With --misses call or ask: {FILE_OF_SERVERS}", show_default=CONFIGURED
+    ),
+    run_dir: Path | None = run_folder("the trace of the fork is written."),
 ) -> None:
     """Run a recorded turn again, with another model, prompt, limit, tool or result.
 
@@ -701,24 +629,18 @@ def fork(
 
 @app.command()
 def runs(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FOLDER",
-            help="A folder that holds run folders or trace files.",
-            show_default="runs and the working directory; with --html or --open only runs",
-        ),
-    ] = Path("runs"),
-    html: Annotated[
-        bool,
-        typer.Option(
-            "--html",
-            help="Instead of the list, write index.html into FOLDER, and an HTML page beside each trace.",
-        ),
-    ] = False,
-    open_browser: Annotated[
-        bool, typer.Option("--open", help="Like --html, and open index.html in a browser.")
-    ] = False,
+    folder: Path = typer.Argument(
+        Path("runs"),
+        metavar="FOLDER",
+        help="A folder that holds run folders or trace files.",
+        show_default="runs and the working directory; with --html or --open only runs",
+    ),
+    html: bool = typer.Option(
+        False,
+        "--html",
+        help="Instead of the list, write index.html into FOLDER, and an HTML page beside each trace.",
+    ),
+    open_browser: bool = typer.Option(False, "--open", help="Like --html, and open index.html in a browser."),
 ) -> None:
     """List the recorded episodes in a folder, newest first.
 
@@ -738,23 +660,18 @@ def runs(
 
 @app.command()
 def tools(
-    server: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SERVER", help="Name of a server: list only its tools.", show_default="all servers"
-        ),
-    ] = None,
+    server: str | None = typer.Argument(
+        None, metavar="SERVER", help="Name of a server: list only its tools.", show_default="all servers"
+    ),
     mcp_config: McpConfig = None,
     as_json: Json = False,
-    lock: Annotated[
-        bool,
-        typer.Option(
-            "--lock",
-            help="Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
-            "into mcp_tools.listing.json, beside mcp_config.json. If a tool changes later, grue reports "
-            "it.",
-        ),
-    ] = False,
+    lock: bool = typer.Option(
+        False,
+        "--lock",
+        help="Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
+        "into mcp_tools.listing.json, beside mcp_config.json. If a tool changes later, grue reports "
+        "it.",
+    ),
 ) -> bool:
     """List the tools of the configured MCP servers, with their arguments.
 
@@ -769,17 +686,14 @@ def tools(
 
 @app.command()
 def skills(
-    agent: Annotated[
-        Path,
-        typer.Argument(metavar="AGENT.yaml", help="The file that describes the agent, as for `grue run`."),
-    ] = Path("agent.yaml"),
-    approve: Annotated[
-        bool,
-        typer.Option(
-            "--approve",
-            help="Approve the listed skills: write their digests into mcp_skills.lock, beside AGENT.yaml.",
-        ),
-    ] = False,
+    agent: Path = typer.Argument(
+        Path("agent.yaml"), metavar="AGENT.yaml", help="The file that describes the agent, as for `grue run`."
+    ),
+    approve: bool = typer.Option(
+        False,
+        "--approve",
+        help="Approve the listed skills: write their digests into mcp_skills.lock, beside AGENT.yaml.",
+    ),
 ) -> bool:
     """List the skills that the MCP servers in AGENT.yaml offer, and whether you have approved them.
 
@@ -796,40 +710,31 @@ def skills(
 
 @app.command()
 def call(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="SERVER.TOOL", help="The tool, such as files.read_file; `grue tools` lists the names."
-        ),
-    ],
-    arguments: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JSON",
-            help='The tool\'s arguments as a JSON object, such as \'{"path": "notes.txt"}\'.',
-            show_default="none",
-        ),
-    ] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="An argument of the tool, such as path=notes.txt; repeatable. If the tool expects another "
-            'type than a string, write VALUE as JSON, such as limit=10 or \'tags=\\["a", "b"]\'. If the '
-            "argument JSON has NAME too, the VALUE given here is used.",
-        ),
-    ] = None,
+    name: str = typer.Argument(
+        ..., metavar="SERVER.TOOL", help="The tool, such as files.read_file; `grue tools` lists the names."
+    ),
+    arguments: str | None = typer.Argument(
+        None,
+        metavar="JSON",
+        help='The tool\'s arguments as a JSON object, such as \'{"path": "notes.txt"}\'.',
+        show_default="none",
+    ),
+    arg: list[str] | None = typer.Option(
+        None,
+        metavar="NAME=VALUE",
+        help="An argument of the tool, such as path=notes.txt; repeatable. If the tool expects another "
+        'type than a string, write VALUE as JSON, such as limit=10 or \'tags=\\["a", "b"]\'. If the '
+        "argument JSON has NAME too, the VALUE given here is used.",
+    ),
     mcp_config: McpConfig = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            callback=finite,
-            metavar="SECONDS",
-            help="Time limit of the call.",
-            show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
-        ),
-    ] = None,
+    timeout: float | None = typer.Option(
+        None,
+        min=0.1,
+        callback=finite,
+        metavar="SECONDS",
+        help="Time limit of the call.",
+        show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
+    ),
     as_json: Json = False,
 ) -> bool:
     """Call a tool of an MCP server and print its result. The exit status is 1 if the call fails."""
@@ -843,15 +748,13 @@ def call(
 def login(
     server: _ServerByUrl,
     mcp_config: McpConfigFile = None,
-    scope: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SCOPES",
-            help='OAuth scopes to request besides those that the server asks for, such as "read write".',
-            show_default="none",
-        ),
-    ] = None,
-    browser: Annotated[bool, typer.Option(help="Open the address in a browser, or only print it.")] = True,
+    scope: str | None = typer.Option(
+        None,
+        metavar="SCOPES",
+        help='OAuth scopes to request besides those that the server asks for, such as "read write".',
+        show_default="none",
+    ),
+    browser: bool = typer.Option(True, help="Open the address in a browser, or only print it."),
 ) -> None:
     """Log in to an MCP server that has a URL.
 
@@ -879,12 +782,9 @@ def doctor(
     mcp_config: McpConfig = None,
     model: Model = None,
     base_url: BaseUrl = None,
-    no_network: Annotated[
-        bool,
-        typer.Option(
-            "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
-        ),
-    ] = False,
+    no_network: bool = typer.Option(
+        False, "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
+    ),
 ) -> bool:
     """Check the installation, the MCP servers and the model. Print what is wrong and how to fix it.
 
@@ -900,60 +800,44 @@ def doctor(
 
 @app.command(name="mock-server")
 def mock_server(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:NAME",
-            help="A grue.testing.mock_server.MockServer in your code, such as my_servers:shop or "
-            "shop.py:server.",
-            show_default="a server that comes with grue and has every feature",
-        ),
-    ] = None,
-    stdio: Annotated[
-        bool, typer.Option("--stdio", help="Serve one client over standard input and output.")
-    ] = False,
-    http: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="PORT",
-            help="Serve over HTTP on this port of 127.0.0.1 and print the URL; 0: a free port.",
-        ),
-    ] = None,
-    sse: Annotated[
-        bool,
-        typer.Option(
-            "--sse", help="With --http: use the older transport, HTTP+SSE, in place of Streamable HTTP."
-        ),
-    ] = False,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FEATURE",
-            help="Leave out a feature: tools, resources, templates, subscriptions, prompts, completions or "
-            "logging; repeatable.",
-        ),
-    ] = None,
-    page_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="The largest number of items in one answer to tools/list and similar requests.",
-            show_default="no limit",
-        ),
-    ] = None,
-    era: Annotated[
-        Literal["initialize", "stateless", "both"],
-        typer.Option(
-            metavar="initialize|stateless|both",
-            help="Which revisions of MCP the server speaks:\n\n"
-            "initialize: those in which a client first sends the request `initialize`.\n\n"
-            "stateless: 2026-07-28, which has no such request.\n\n"
-            "both: all of these.",
-        ),
-    ] = "both",
+    target: str | None = typer.Argument(
+        None,
+        metavar="MODULE:NAME",
+        help="A grue.testing.mock_server.MockServer in your code, such as my_servers:shop or shop.py:server.",
+        show_default="a server that comes with grue and has every feature",
+    ),
+    stdio: bool = typer.Option(False, "--stdio", help="Serve one client over standard input and output."),
+    http: int | None = typer.Option(
+        None,
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Serve over HTTP on this port of 127.0.0.1 and print the URL; 0: a free port.",
+    ),
+    sse: bool = typer.Option(
+        False, "--sse", help="With --http: use the older transport, HTTP+SSE, in place of Streamable HTTP."
+    ),
+    without: list[str] | None = typer.Option(
+        None,
+        metavar="FEATURE",
+        help="Leave out a feature: tools, resources, templates, subscriptions, prompts, completions or "
+        "logging; repeatable.",
+    ),
+    page_size: int | None = typer.Option(
+        None,
+        min=1,
+        metavar="N",
+        help="The largest number of items in one answer to tools/list and similar requests.",
+        show_default="no limit",
+    ),
+    era: Literal["initialize", "stateless", "both"] = typer.Option(
+        "both",
+        metavar="initialize|stateless|both",
+        help="Which revisions of MCP the server speaks:\n\n"
+        "initialize: those in which a client first sends the request `initialize`.\n\n"
+        "stateless: 2026-07-28, which has no such request.\n\n"
+        "both: all of these.",
+    ),
 ) -> None:
     """Run an MCP server that follows the specification, to test MCP clients.
 

@@ -49,18 +49,18 @@ _Sweep = Annotated[
 
 def _place(what: str, default: str) -> Any:
     return typer.Option(
-        "--dir", metavar="DIR", help=f"The fleet's folder, for the {what}.", show_default=default
+        None, "--dir", metavar="DIR", help=f"The fleet's folder, for the {what}.", show_default=default
     )
 
 
 def _workers(what: str, default: str) -> Any:
     return typer.Option(
-        min=1, metavar="N", help=f"How many {what} run at the same time.", show_default=default
+        None, min=1, metavar="N", help=f"How many {what} run at the same time.", show_default=default
     )
 
 
-_Place = Annotated[Path | None, _place("episodes", "runs/SWEEP for SWEEP.toml")]
-_Workers = Annotated[int | None, _workers("episodes", "workers in SWEEP.toml, else one per core")]
+_PLACE = _place("episodes", "runs/SWEEP for SWEEP.toml")
+_WORKERS = _workers("episodes", "workers in SWEEP.toml, else one per core")
 _Engine = Annotated[
     Literal["local", "ray"],
     typer.Option(metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."),
@@ -89,16 +89,14 @@ _Batch = Annotated[
 @fleet_app.command()
 def run(
     sweep: _Sweep,
-    directory: _Place = None,
-    plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan",
-            help="Run nothing. Print how many episodes are not done yet and the disk space they need. If ten "
-            "or more are done, also print what the others would cost.",
-        ),
-    ] = False,
-    workers: _Workers = None,
+    directory: Path | None = _PLACE,
+    plan: bool = typer.Option(
+        False,
+        "--plan",
+        help="Run nothing. Print how many episodes are not done yet and the disk space they need. If ten "
+        "or more are done, also print what the others would cost.",
+    ),
+    workers: int | None = _WORKERS,
     engine: _Engine = "local",
     ray: _Ray = None,
     batch: _Batch = False,
@@ -129,8 +127,8 @@ def run(
 @fleet_app.command()
 def retry(
     sweep: _Sweep,
-    directory: _Place = None,
-    workers: _Workers = None,
+    directory: Path | None = _PLACE,
+    workers: int | None = _WORKERS,
     engine: _Engine = "local",
     ray: _Ray = None,
     batch: _Batch = False,
@@ -152,80 +150,67 @@ def retry(
     return run_fleet(options, retry=True)
 
 
-_Where = Annotated[
-    str,
-    typer.Option(
-        metavar="CONDITION",
-        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". It '
-        "consists of tests NAME OPERATOR VALUE, joined by `and`. VALUE may have spaces. The operators "
-        "are = and !=; > and <, only for numbers; and ~, which is true if the regular expression VALUE is "
-        "found. The names are:\n\n"
-        "tool: the name of a tool that the turn called, such as shop.list; error: the text of an error of "
-        "such a call.\n\n"
-        "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
-        "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
-        "answer.\n\n"
-        "turn: the turn's number; trace: the path of the trace.\n\n"
-        "outcome: how the turn ended. Its values are:\n\n"
-        "answered: the model answered.\n\n"
-        "forced: the model answered because grue told it to answer at once.\n\n"
-        "degraded: the model answered without the tools of a server that could not be used.\n\n"
-        "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
-        "failed: the turn ended with an error.\n\n"
-        "parked: the turn waits for an approval.\n\n"
-        "To choose turns whose end is not in the trace, write `outcome =` with nothing after it.\n\n"
-        "`tool = X` is true if any call of the turn is to X, and `tool != X` if no call is to X. The same "
-        "holds for error. In `tool = X and error ~ Y`, X and Y may come from two different calls.",
-        show_default="all turns",
-    ),
-]
+_WHERE = typer.Option(
+    "",
+    metavar="CONDITION",
+    help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". It '
+    "consists of tests NAME OPERATOR VALUE, joined by `and`. VALUE may have spaces. The operators "
+    "are = and !=; > and <, only for numbers; and ~, which is true if the regular expression VALUE is "
+    "found. The names are:\n\n"
+    "tool: the name of a tool that the turn called, such as shop.list; error: the text of an error of "
+    "such a call.\n\n"
+    "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
+    "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
+    "answer.\n\n"
+    "turn: the turn's number; trace: the path of the trace.\n\n"
+    "outcome: how the turn ended. Its values are:\n\n"
+    "answered: the model answered.\n\n"
+    "forced: the model answered because grue told it to answer at once.\n\n"
+    "degraded: the model answered without the tools of a server that could not be used.\n\n"
+    "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
+    "failed: the turn ended with an error.\n\n"
+    "parked: the turn waits for an approval.\n\n"
+    "To choose turns whose end is not in the trace, write `outcome =` with nothing after it.\n\n"
+    "`tool = X` is true if any call of the turn is to X, and `tool != X` if no call is to X. The same "
+    "holds for error. In `tool = X and error ~ Y`, X and Y may come from two different calls.",
+    show_default="all turns",
+)
 
 
 @fleet_app.command()
 def fork(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACES",
-            help="A folder, such as runs: fork turns of all traces in it and its subfolders. Or a run "
-            "folder, or a trace.jsonl.",
-        ),
-    ],
-    where: _Where = "",
+    folder: Path = typer.Argument(
+        ...,
+        metavar="TRACES",
+        help="A folder, such as runs: fork turns of all traces in it and its subfolders. Or a run "
+        "folder, or a trace.jsonl.",
+    ),
+    where: str = _WHERE,
     model: OtherModel = None,
     base_url: OtherUrl = None,
     system: OtherSystem = None,
     settings: Changes = None,
-    misses: Annotated[
-        Literal["fail", "call"],
-        typer.Option(
-            metavar="fail|call",
-            help="What to do about a tool call that has no recorded result:\n\n"
-            "fail: let the fork fail.\n\n"
-            "call: call the tool, with the servers in mcp_config.json.",
-        ),
-    ] = "fail",
-    repetitions: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many times to fork each turn.")
-    ] = 5,
-    max_requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="At most N requests to the model, in all forks together. When N is reached, the remaining "
-            "forks are not run; to run them, give the same command with a larger N.",
-            show_default="no limit",
-        ),
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        _place(
-            "forks",
-            "runs/NAME-forks, where NAME is the name of the folder TRACES, or of the trace.jsonl's folder",
-        ),
-    ] = None,
-    workers: Annotated[int | None, _workers("forks", "one per core")] = None,
+    misses: Literal["fail", "call"] = typer.Option(
+        "fail",
+        metavar="fail|call",
+        help="What to do about a tool call that has no recorded result:\n\n"
+        "fail: let the fork fail.\n\n"
+        "call: call the tool, with the servers in mcp_config.json.",
+    ),
+    repetitions: int = typer.Option(5, min=1, metavar="N", help="How many times to fork each turn."),
+    max_requests: int | None = typer.Option(
+        None,
+        min=1,
+        metavar="N",
+        help="At most N requests to the model, in all forks together. When N is reached, the remaining "
+        "forks are not run; to run them, give the same command with a larger N.",
+        show_default="no limit",
+    ),
+    directory: Path | None = _place(
+        "forks",
+        "runs/NAME-forks, where NAME is the name of the folder TRACES, or of the trace.jsonl's folder",
+    ),
+    workers: int | None = _workers("forks", "one per core"),
 ) -> bool:
     """Run many recorded turns again, each with the same change. After a stop, the same command continues.
 
@@ -273,6 +258,7 @@ def status(directory: _Directory, as_json: Json = False) -> None:
 
 def _by(what: str, most: str) -> Any:
     return typer.Option(
+        None,
         metavar="SETTING,...",
         help=f"{what} for each combination of values of these settings, such as model,prompt.",
         show_default="the settings that differ between episodes, except the setting seed; only some of them "
@@ -283,10 +269,8 @@ def _by(what: str, most: str) -> Any:
 @fleet_app.command()
 def table(
     directory: _Directory,
-    by: Annotated[str | None, _by("Print a row", "24 rows")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Also count episodes that are not in the latest sweep.")
-    ] = False,
+    by: str | None = _by("Print a row", "24 rows"),
+    every: bool = typer.Option(False, "--all", help="Also count episodes that are not in the latest sweep."),
     as_json: Json = False,
 ) -> None:
     """Print a table with a row per combination of settings: mean scores and standard errors.
@@ -305,6 +289,7 @@ def table(
 
 def _pass(otherwise: str) -> Any:
     return typer.Option(
+        None,
         "--pass",
         callback=finite,
         metavar="SCORE",
@@ -313,7 +298,7 @@ def _pass(otherwise: str) -> Any:
     )
 
 
-_Pass = Annotated[float | None, _pass("all scores pass")]
+_PASS = _pass("all scores pass")
 _FailedAs = Annotated[
     float | None,
     typer.Option(
@@ -325,62 +310,51 @@ _FailedAs = Annotated[
     ),
 ]
 _LowerIsBetter = Annotated[bool, typer.Option("--lower-is-better", help="Smaller scores are better.")]
-_Cell = Annotated[
-    str,
-    typer.Argument(
-        metavar="A",
-        help="A fleet's folder, for the episodes of its latest sweep; or FOLDER:SETTING=VALUE,... for those "
-        "with these settings, such as runs/sums:model=small. If the latest sweep has no such episodes, "
-        "those of earlier sweeps count.",
-    ),
-]
+_CELL = typer.Argument(
+    ...,
+    metavar="A",
+    help="A fleet's folder, for the episodes of its latest sweep; or FOLDER:SETTING=VALUE,... for those "
+    "with these settings, such as runs/sums:model=small. If the latest sweep has no such episodes, "
+    "those of earlier sweeps count.",
+)
 
 
 @fleet_app.command()
 def compare(
-    a: _Cell,
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B",
-            help="In the same form as A. Without a folder, such as :model=large, the folder of A is used.",
-        ),
-    ],
-    score: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the score to compare.",
-            show_default="score, if the episodes have a score of this name; else their only score",
-        ),
-    ] = None,
-    fail_if_worse: Annotated[
-        float | None,
-        typer.Option(
-            callback=finite,
-            metavar="LOSS",
-            help="For CI jobs. LOSS is a number such as 0.05. Exit status 1: B's mean score is worse than "
-            "A's by LOSS or more, and the interval does not contain 0. Exit status 0: the interval rules out "
-            "such a loss. Exit status 2: neither is certain, there is no interval, or an error occurred. "
-            "Needs numpy and scipy.",
-        ),
-    ] = None,
-    passing: Annotated[float | None, _pass("the chances to pass are not compared")] = None,
+    a: str = _CELL,
+    b: str = typer.Argument(
+        ...,
+        metavar="B",
+        help="In the same form as A. Without a folder, such as :model=large, the folder of A is used.",
+    ),
+    score: str | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="Name of the score to compare.",
+        show_default="score, if the episodes have a score of this name; else their only score",
+    ),
+    fail_if_worse: float | None = typer.Option(
+        None,
+        callback=finite,
+        metavar="LOSS",
+        help="For CI jobs. LOSS is a number such as 0.05. Exit status 1: B's mean score is worse than "
+        "A's by LOSS or more, and the interval does not contain 0. Exit status 0: the interval rules out "
+        "such a loss. Exit status 2: neither is certain, there is no interval, or an error occurred. "
+        "Needs numpy and scipy.",
+    ),
+    passing: float | None = _pass("the chances to pass are not compared"),
     failed_as: _FailedAs = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SETTING,...",
-            help="Treat cases with the same values of these settings as dependent on each other, such as "
-            "questions about one document. This widens the interval.",
-            show_default="all cases are independent",
-        ),
-    ] = None,
+    cluster: str | None = typer.Option(
+        None,
+        metavar="SETTING,...",
+        help="Treat cases with the same values of these settings as dependent on each other, such as "
+        "questions about one document. This widens the interval.",
+        show_default="all cases are independent",
+    ),
     lower_is_better: _LowerIsBetter = False,
-    every: Annotated[
-        bool,
-        typer.Option("--all", help="List all cases whose scores differ, not only those that differ most."),
-    ] = False,
+    every: bool = typer.Option(
+        False, "--all", help="List all cases whose scores differ, not only those that differ most."
+    ),
     as_json: Json = False,
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
@@ -426,28 +400,26 @@ def compare(
 @fleet_app.command()
 def score(
     directory: _Directory,
-    scorers: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCORER",
-            help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
-            "returns a number: the score, which is called FUNCTION.\n\n"
-            "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
-            "of the keys regex, schema, judge and function. The first three score the answer of the "
-            "episode's last turn.\n\n"
-            "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
-            "else 0.\n\n"
-            'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '
-            "0.\n\n"
-            "judge: a question about the answer, such as 'Is the answer polite?'. A model gives a number "
-            "from 0 (not at all) to 1 (fully). The keys model and base_url choose this model; without "
-            "them the one in pyproject.toml is asked.\n\n"
-            "function: a MODULE:FUNCTION.",
-        ),
-    ],
-    again: Annotated[
-        bool, typer.Option("--again", help="Also score the episodes that have these scores already.")
-    ] = False,
+    scorers: str = typer.Argument(
+        ...,
+        metavar="SCORER",
+        help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
+        "returns a number: the score, which is called FUNCTION.\n\n"
+        "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
+        "of the keys regex, schema, judge and function. The first three score the answer of the "
+        "episode's last turn.\n\n"
+        "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
+        "else 0.\n\n"
+        'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '
+        "0.\n\n"
+        "judge: a question about the answer, such as 'Is the answer polite?'. A model gives a number "
+        "from 0 (not at all) to 1 (fully). The keys model and base_url choose this model; without "
+        "them the one in pyproject.toml is asked.\n\n"
+        "function: a MODULE:FUNCTION.",
+    ),
+    again: bool = typer.Option(
+        False, "--again", help="Also score the episodes that have these scores already."
+    ),
 ) -> bool:
     """Give all finished episodes of a fleet further scores, computed from their traces.
 
@@ -473,11 +445,11 @@ _Score = Annotated[
 def failures(
     directory: _Directory,
     score: _Score = "score",
-    passing: _Pass = None,
+    passing: float | None = _PASS,
     lower_is_better: _LowerIsBetter = False,
-    every: Annotated[
-        bool, typer.Option("--all", help="List all episodes of each group, not only three of them.")
-    ] = False,
+    every: bool = typer.Option(
+        False, "--all", help="List all episodes of each group, not only three of them."
+    ),
     as_json: Json = False,
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
@@ -506,11 +478,11 @@ def failures(
 def report(
     directory: _Directory,
     score: _Score = "score",
-    passing: _Pass = None,
+    passing: float | None = _PASS,
     failed_as: _FailedAs = None,
     lower_is_better: _LowerIsBetter = False,
-    by: Annotated[str | None, _by("Show the scores", "12 combinations")] = None,
-    out: Annotated[Path | None, out("DIR/report.html")] = None,
+    by: str | None = _by("Show the scores", "12 combinations"),
+    out: Path | None = out("DIR/report.html"),
     open_browser: OpenPage = False,
 ) -> None:
     """Write an HTML page about the latest sweep: costs, cases, failures, episodes, scores by settings.
@@ -539,27 +511,21 @@ def report(
 @fleet_app.command()
 def export(
     directory: _Directory,
-    form: Annotated[
-        Literal["parquet", "samples", "atif"],
-        typer.Option(
-            "--as",
-            metavar="parquet|samples|atif",
-            help="parquet: the tables episodes, turns, calls and requests, as Parquet files. Needs the "
-            "package duckdb.\n\n"
-            "samples: JSON Lines for training, one line per request to the model.\n\n"
-            "atif: one trajectory per episode, in Harbor's format ATIF.",
-        ),
-    ] = "parquet",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FOLDER", help="The folder to write into.", show_default="DIR/export"
-        ),
-    ] = None,
-    score: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Name of the score that becomes the reward in samples and atif."),
-    ] = "score",
+    form: Literal["parquet", "samples", "atif"] = typer.Option(
+        "parquet",
+        "--as",
+        metavar="parquet|samples|atif",
+        help="parquet: the tables episodes, turns, calls and requests, as Parquet files. Needs the "
+        "package duckdb.\n\n"
+        "samples: JSON Lines for training, one line per request to the model.\n\n"
+        "atif: one trajectory per episode, in Harbor's format ATIF.",
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", metavar="FOLDER", help="The folder to write into.", show_default="DIR/export"
+    ),
+    score: str = typer.Option(
+        "score", metavar="NAME", help="Name of the score that becomes the reward in samples and atif."
+    ),
 ) -> None:
     """Export all episodes of all sweeps of a fleet, in a format for other programs."""
     from grue.cli.fleet_export import export_fleet
@@ -571,14 +537,12 @@ def export(
 @fleet_app.command()
 def show(
     directory: _Directory,
-    episode: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="The id of an episode, or its first characters; `grue fleet table` and `grue fleet "
-            "failures` print ids.",
-        ),
-    ],
+    episode: str = typer.Argument(
+        ...,
+        metavar="ID",
+        help="The id of an episode, or its first characters; `grue fleet table` and `grue fleet "
+        "failures` print ids.",
+    ),
 ) -> None:
     """Show an episode: its settings, and for each attempt the scores and a command that shows the trace."""
     from grue.cli.fleet_view import print_episode

@@ -38,6 +38,7 @@ def finite(number: float | None) -> float | None:
 def turn_timeout(then: str) -> Any:
     """Return the option `--turn-timeout`. `then`: what happens to a turn that takes longer."""
     return typer.Option(
+        None,
         min=0.1,
         callback=finite,
         metavar="SECONDS",
@@ -49,13 +50,14 @@ def turn_timeout(then: str) -> Any:
 def run_folder(written: str) -> Any:
     """Return the option `--run-dir`. `written`: which files are written there."""
     return typer.Option(
-        metavar="FOLDER", help=f"Run folder: where {written}", show_default="a new folder in runs"
+        None, metavar="FOLDER", help=f"Run folder: where {written}", show_default="a new folder in runs"
     )
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
     """Return the option `--resume`. `also`: options that go with it. `but`: which values are not kept."""
     return typer.Option(
+        None,
         metavar="RUN",
         help=f"Go on with the {what} in this run folder. Besides --resume you can give only {also}. The "
         f"other options stay as they were first given{but}.",
@@ -65,7 +67,7 @@ def resume(what: str, also: str, but: str = "") -> Any:
 def out(default: str, condition: str = "") -> Any:
     """Return the option `--out`. `condition`: what the help adds, such as `; it must not exist yet`."""
     return typer.Option(
-        "--out", "-o", metavar="FILE", help=f"The file to write{condition}.", show_default=default
+        None, "--out", "-o", metavar="FILE", help=f"The file to write{condition}.", show_default=default
     )
 
 
@@ -129,6 +131,7 @@ TraceFile = Annotated[
 def turn_number(taken: str) -> Any:
     """Return the option `--turn`. `taken`: what the command does with the chosen turn, such as "used."."""
     return typer.Option(
+        None,
         min=1,
         metavar="N",
         help="Number of the turn. If several turns have this number (a turn was tried again, say), the last "

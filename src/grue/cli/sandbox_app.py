@@ -1,7 +1,6 @@
 """The subcommands of `grue sandbox` and their options."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -29,21 +28,18 @@ sandbox_app = typer.Typer(cls=Commands, no_args_is_help=True, help=_ABOUT)
 
 @sandbox_app.command("show")
 def sandbox_show(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="A server in mcp_config.json, whose sandbox is shown, or a preset: pure, files or web.",
-            show_default="all servers",
-        ),
-    ] = None,
+    name: str | None = typer.Argument(
+        None,
+        metavar="NAME",
+        help="A server in mcp_config.json, whose sandbox is shown, or a preset: pure, files or web.",
+        show_default="all servers",
+    ),
     mcp_config: McpConfig = None,
-    seatbelt: Annotated[
-        bool,
-        typer.Option(
-            "--seatbelt", help="Print the sandbox as a profile for macOS' sandbox-exec instead; needs NAME."
-        ),
-    ] = False,
+    seatbelt: bool = typer.Option(
+        False,
+        "--seatbelt",
+        help="Print the sandbox as a profile for macOS' sandbox-exec instead; needs NAME.",
+    ),
 ) -> None:
     """Print what a sandbox permits, path by path, and which of its limits this machine cannot enforce."""
     from grue.cli.sandbox import show, show_seatbelt
@@ -57,17 +53,15 @@ def sandbox_show(
 
 @sandbox_app.command("try", context_settings={"ignore_unknown_options": True})
 def sandbox_try(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="A server in mcp_config.json, whose sandbox is used; or pure, files or web, the presets "
-            "that `grue sandbox --help` explains.",
-        ),
-    ],
-    command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")
-    ],
+    name: str = typer.Argument(
+        ...,
+        metavar="NAME",
+        help="A server in mcp_config.json, whose sandbox is used; or pure, files or web, the presets "
+        "that `grue sandbox --help` explains.",
+    ),
+    command: list[str] = typer.Argument(
+        ..., metavar="COMMAND", help="The command and its arguments, after --."
+    ),
     mcp_config: McpConfig = None,
 ) -> None:
     """Run a command in a sandbox, at this terminal. The exit status is that of the command.
@@ -82,17 +76,15 @@ def sandbox_try(
 
 @sandbox_app.command("learn")
 def sandbox_learn(
-    mcp_config: Annotated[Path, typer.Argument(metavar="FILE", help=FILE_OF_SERVERS)],
-    server: Annotated[str, typer.Argument(metavar="SERVER", help="Name of the server to watch.")],
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="TRACE",
-            help="Repeat the calls to this server that this trace.jsonl records. They are really made: a "
-            "call that has written or deleted something does so again. Repeatable.",
-            show_default="read the calls from standard input",
-        ),
-    ] = None,
+    mcp_config: Path = typer.Argument(..., metavar="FILE", help=FILE_OF_SERVERS),
+    server: str = typer.Argument(..., metavar="SERVER", help="Name of the server to watch."),
+    trace: list[Path] | None = typer.Option(
+        None,
+        metavar="TRACE",
+        help="Repeat the calls to this server that this trace.jsonl records. They are really made: a "
+        "call that has written or deleted something does so again. Repeatable.",
+        show_default="read the calls from standard input",
+    ),
 ) -> bool:
     """Watch a server during tool calls, and print a sandbox that suffices for them.
 

@@ -55,55 +55,43 @@ _Width = Annotated[
 @trace_app.command("show")
 def trace_show(
     file: TraceFile = None,
-    turn: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N|N-M",
-            help="Only messages of turn N, or of the turns N to M; 0: messages outside of turns.",
-        ),
-    ] = None,
-    message: Annotated[
-        list[str] | None, typer.Option(metavar="N|N-M", help="Only message N, or the messages N to M.")
-    ] = None,
-    actor: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only messages from or to this part: agent (grue's loop, which decides what to do next), "
-            "llm (the model), host (the program that starts the turns and acts on the answers, such as grue "
-            "play), or a server's name.",
-        ),
-    ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only messages of this kind, such as ToolReturned. A part of the name is enough, such as "
-            "toolret, if only one kind has it. `grue trace show` prints the kinds, in its second column.",
-        ),
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="Only messages that contain this text; upper and lower case count as equal."
-        ),
-    ] = None,
-    failures: Annotated[
-        bool,
-        typer.Option("--failures", help="Only messages that report a failure or a problem, such as a retry."),
-    ] = False,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Print all fields of each message, not just one line.")
-    ] = False,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            "-f",
-            help="After the recorded messages, print new ones as they come, until the episode ends or "
-            "you press Ctrl-C.",
-        ),
-    ] = False,
+    turn: list[str] | None = typer.Option(
+        None,
+        metavar="N|N-M",
+        help="Only messages of turn N, or of the turns N to M; 0: messages outside of turns.",
+    ),
+    message: list[str] | None = typer.Option(
+        None, metavar="N|N-M", help="Only message N, or the messages N to M."
+    ),
+    actor: list[str] | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="Only messages from or to this part: agent (grue's loop, which decides what to do next), "
+        "llm (the model), host (the program that starts the turns and acts on the answers, such as grue "
+        "play), or a server's name.",
+    ),
+    kind: list[str] | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="Only messages of this kind, such as ToolReturned. A part of the name is enough, such as "
+        "toolret, if only one kind has it. `grue trace show` prints the kinds, in its second column.",
+    ),
+    text: list[str] | None = typer.Option(
+        None,
+        metavar="TEXT",
+        help="Only messages that contain this text; upper and lower case count as equal.",
+    ),
+    failures: bool = typer.Option(
+        False, "--failures", help="Only messages that report a failure or a problem, such as a retry."
+    ),
+    whole: bool = typer.Option(False, "--whole", help="Print all fields of each message, not just one line."),
+    follow: bool = typer.Option(
+        False,
+        "--follow",
+        "-f",
+        help="After the recorded messages, print new ones as they come, until the episode ends or "
+        "you press Ctrl-C.",
+    ),
     as_json: JsonLines = False,
     width: _Width = None,
 ) -> bool:
@@ -170,9 +158,7 @@ _Turn = Annotated[
 def trace_diagram(
     file: TraceFile = None,
     turn: _Turn = None,
-    mermaid: Annotated[
-        bool, typer.Option("--mermaid", help="Print the diagram as source text for Mermaid.")
-    ] = False,
+    mermaid: bool = typer.Option(False, "--mermaid", help="Print the diagram as source text for Mermaid."),
 ) -> None:
     """Print the messages of an episode as a sequence diagram."""
     from grue.cli.trace_views import diagram
@@ -183,15 +169,11 @@ def trace_diagram(
 
 @trace_app.command("diff")
 def trace_diff(
-    left: Annotated[
-        Path, typer.Argument(metavar="A", help="A trace.jsonl, or the run folder that holds it.")
-    ],
-    right: Annotated[
-        Path, typer.Argument(metavar="B", help="Another trace.jsonl, or the run folder that holds it.")
-    ],
-    every: Annotated[
-        bool, typer.Option("--all", help="Describe all differences in full, not only the first.")
-    ] = False,
+    left: Path = typer.Argument(..., metavar="A", help="A trace.jsonl, or the run folder that holds it."),
+    right: Path = typer.Argument(
+        ..., metavar="B", help="Another trace.jsonl, or the run folder that holds it."
+    ),
+    every: bool = typer.Option(False, "--all", help="Describe all differences in full, not only the first."),
 ) -> bool:
     """Show the first difference between two traces. Ids and times are not compared.
 
@@ -207,16 +189,12 @@ def trace_diff(
 @trace_app.command("html")
 def trace_html(
     file: TraceFile = None,
-    other: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="OTHER", help="A second trace, to show beside the first.", show_default="none"
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        out("trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl"),
-    ] = None,
+    other: Path | None = typer.Argument(
+        None, metavar="OTHER", help="A second trace, to show beside the first.", show_default="none"
+    ),
+    out: Path | None = out(
+        "trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl"
+    ),
     open_browser: OpenPage = False,
 ) -> None:
     """Write an HTML page that shows an episode, or two side by side.
@@ -235,16 +213,14 @@ def trace_html(
 @trace_app.command("serve")
 def trace_serve(
     file: TraceFile = None,
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="PORT",
-            help="Serve on this port of 127.0.0.1.",
-            show_default="a free one",
-        ),
-    ] = 0,
+    port: int = typer.Option(
+        0,
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Serve on this port of 127.0.0.1.",
+        show_default="a free one",
+    ),
     open_browser: OpenPage = False,
 ) -> None:
     """Serve a web page that shows an episode, also while the episode runs.
@@ -260,23 +236,19 @@ def trace_serve(
 
 @trace_app.command("query")
 def trace_query(
-    sql: Annotated[
-        str,
-        typer.Argument(
-            metavar="SQL",
-            help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
-            'episodes, turns, calls and requests; "describe calls" lists the columns of calls.',
-        ),
-    ],
-    places: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="PLACE",
-            help="What to query: a fleet's folder, a run folder, a trace, a folder that holds several of "
-            "these, or a folder of tables from `grue fleet export`. There can be several.",
-            show_default="runs",
-        ),
-    ] = None,
+    sql: str = typer.Argument(
+        ...,
+        metavar="SQL",
+        help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
+        'episodes, turns, calls and requests; "describe calls" lists the columns of calls.',
+    ),
+    places: list[Path] | None = typer.Argument(
+        None,
+        metavar="PLACE",
+        help="What to query: a fleet's folder, a run folder, a trace, a folder that holds several of "
+        "these, or a folder of tables from `grue fleet export`. There can be several.",
+        show_default="runs",
+    ),
     as_json: JsonLines = False,
 ) -> None:
     """Query recorded episodes in DuckDB's SQL. Needs the package duckdb.
@@ -294,46 +266,38 @@ def trace_query(
 def trace_replay(
     file: TraceFile = None,
     turn: _Turn = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
-            "connect to it again); repeatable. To see the keys, give one that does not exist: --set x=0.",
-        ),
-    ] = None,
-    max_iterations: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="At most N replies with tool calls in a turn. After these, the model is asked for its final "
-            "answer. The same as --set max_tool_iterations=N.",
-            show_default="as recorded",
-        ),
-    ] = None,
-    after_timeout: Annotated[
-        Literal["skip", "continue", "force"] | None,
-        typer.Option(
-            metavar="skip|continue|force",
-            help="What to do after a tool call has timed out:\n\n"
-            "skip: do not make the other calls of the same reply.\n\n"
-            "continue: make them.\n\n"
-            "force: do not make them, and ask the model for its final answer.\n\n"
-            "The same as --set after_timeout=skip and so on.",
-            show_default="as recorded",
-        ),
-    ] = None,
-    system: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Use the system prompt in this file instead. No model runs, so in each turn you see only "
-            "the first request that the new prompt changes. For new answers, use `grue fork --system`.",
-            show_default="as recorded",
-        ),
-    ] = None,
+    changes: list[str] | None = typer.Option(
+        None,
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
+        "connect to it again); repeatable. To see the keys, give one that does not exist: --set x=0.",
+    ),
+    max_iterations: int | None = typer.Option(
+        None,
+        min=0,
+        metavar="N",
+        help="At most N replies with tool calls in a turn. After these, the model is asked for its final "
+        "answer. The same as --set max_tool_iterations=N.",
+        show_default="as recorded",
+    ),
+    after_timeout: Literal["skip", "continue", "force"] | None = typer.Option(
+        None,
+        metavar="skip|continue|force",
+        help="What to do after a tool call has timed out:\n\n"
+        "skip: do not make the other calls of the same reply.\n\n"
+        "continue: make them.\n\n"
+        "force: do not make them, and ask the model for its final answer.\n\n"
+        "The same as --set after_timeout=skip and so on.",
+        show_default="as recorded",
+    ),
+    system: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Use the system prompt in this file instead. No model runs, so in each turn you see only "
+        "the first request that the new prompt changes. For new answers, use `grue fork --system`.",
+        show_default="as recorded",
+    ),
 ) -> bool:
     """Check whether grue would still make the decisions that the trace records.
 
@@ -356,37 +320,29 @@ def trace_replay(
 @trace_app.command("to-test")
 def trace_to_test(
     file: TraceFile = None,
-    turn: Annotated[int | None, turn_number("used.")] = None,
-    tools: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SERVER=MODULE:NAME",
-            help="Let the test call your own functions as the tools of SERVER, such as shop=my_agent:TOOLS; "
-            "repeatable. NAME in MODULE is a grue.FunctionTools(\\[...]), or another value "
-            "that grue.Runner(servers=...) accepts for a server.",
-            show_default="functions that return the recorded results",
-        ),
-    ] = None,
-    answer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="Let the test parse the model's replies with your own code: MODULE:NAME is what your "
-            "program gives as TurnRequest(answer=...), such as my_agent:Move for a class Move in "
-            "my_agent.py.",
-            show_default="the test does not parse replies, but takes the parsed answers from the trace",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        out(
-            "test_EPISODE_turn_N.py in the working directory, with the episode's name",
-            "; it must not exist yet",
-        ),
-    ] = None,
-    run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Run the test once after it is written, or only write it.")
-    ] = True,
+    turn: int | None = turn_number("used."),
+    tools: list[str] | None = typer.Option(
+        None,
+        metavar="SERVER=MODULE:NAME",
+        help="Let the test call your own functions as the tools of SERVER, such as shop=my_agent:TOOLS; "
+        "repeatable. NAME in MODULE is a grue.FunctionTools(\\[...]), or another value "
+        "that grue.Runner(servers=...) accepts for a server.",
+        show_default="functions that return the recorded results",
+    ),
+    answer: str | None = typer.Option(
+        None,
+        metavar="MODULE:NAME",
+        help="Let the test parse the model's replies with your own code: MODULE:NAME is what your "
+        "program gives as TurnRequest(answer=...), such as my_agent:Move for a class Move in "
+        "my_agent.py.",
+        show_default="the test does not parse replies, but takes the parsed answers from the trace",
+    ),
+    out: Path | None = out(
+        "test_EPISODE_turn_N.py in the working directory, with the episode's name", "; it must not exist yet"
+    ),
+    run: bool = typer.Option(
+        True, "--run/--no-run", help="Run the test once after it is written, or only write it."
+    ),
 ) -> bool:
     """Write a pytest file that runs a recorded turn again.
 
