@@ -1,8 +1,7 @@
 """Hold back a fleet's requests and server processes until its limits allow them, and sum up the costs.
 
-The costs are in the ledger, an append-only file. Before a request starts, `Accounts` writes a line with the
-most that the request can cost. When the request has ended, `Accounts` writes a line with its cost. So a later
-run of the fleet knows what may have been spent, even if a process was killed.
+The ledger, an append-only file, gets a line with the most that a request can cost before the request starts,
+and a line with its cost afterwards: a later run knows what may have been spent, even if a process was killed.
 """
 
 import contextlib
@@ -30,13 +29,10 @@ _TOO_MANY_S = 30.0
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
-    """A line of the ledger; `kind` is `reserved` or `settled`.
-
-    `id` is the `number` of a `Reservation`; in a run without limits, it is the id of an episode.
-    """
+    """A line of the ledger; `kind` is `reserved` or `settled`."""
 
     kind: str
-    id: str
+    id: str  # the `number` of a `Reservation`; in a run without limits, the episode's id
     requests: int = 0
     tokens: int = 0
     money_usd: float = 0.0
@@ -51,11 +47,7 @@ class Reservation(Struct, frozen=True):
 
 
 class Accounts:
-    """Decides when requests and server processes may start, and charges the requests. Not thread-safe.
-
-    Raises:
-        FleetError: The ledger cannot be read or written.
-    """
+    """Decides when requests and server processes may start, and charges the requests. Not thread-safe."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         path = folder.path / LEDGER
@@ -83,10 +75,7 @@ class Accounts:
         return Costs(self.broker.spent, self.broker.overloads, self.broker.refused)
 
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
-        """Wait until a request may start. Return its reservation, or why the request is refused.
-
-        Requests start in the order of the calls. Otherwise small requests could delay a large one for ever.
-        """
+        """Wait until a request may start. Return its reservation, or why the request is refused."""
         async with self._first:
             return await self._admitted(wanted)
 
@@ -153,11 +142,7 @@ class Accounts:
 
 
 class Claims:
-    """The requests and server processes that one worker runs or has asked for.
-
-    The worker asks whether a request or a server process may start, and numbers these questions. It sends the
-    number again when the request or process has ended, or to withdraw the question.
-    """
+    """The requests and servers that one worker runs or has asked for, by the number of its question."""
 
     def __init__(self, accounts: Accounts, worker: str, machine: str = "") -> None:
         self._accounts = accounts
@@ -167,19 +152,12 @@ class Claims:
         self._given: dict[int, Reservation | None] = {}  # by question id; `None` for a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Record that a worker asks for permission; return the cancel scope for the task that calls `answer`.
-
-        Call `begin` before that task starts: the worker may withdraw the question before the task runs.
-        """
+        """Record a worker's question, before the task that calls `answer` runs: it may be withdrawn first."""
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
-        """Wait until the request `wanted`, or a server process if `wanted` is `None`, may start.
-
-        Return an empty text, or the reason for a refusal. If the worker withdraws its question meanwhile,
-        the request or process counts as never started.
-        """
+        """Wait until a request or (`None`) a server may start; return "", or the reason for a refusal."""
         given: Reservation | str | None = GONE
         with scope:
             if wanted is None:
@@ -207,10 +185,7 @@ class Claims:
                 self._accounts.settled(reservation, outcome)
 
     def lost(self) -> None:
-        """Give back all that the worker holds, and withdraw its questions, because the worker has ended.
-
-        A request under way is charged with the most that it can cost.
-        """
+        """Give back all that the ended worker holds. A request under way costs the most that it can cost."""
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())
 
@@ -227,10 +202,7 @@ def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
 
 
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Return the number of a fleet's requests so far, their tokens and their cost; raises `FleetError`.
-
-    A request without a `settled` line counts with the most that it can cost.
-    """
+    """Sum up a ledger; raises `FleetError`. A request without a `settled` line counts as reserved."""
     open_: dict[str, Amount] = {}
     spent = Amount()
     for line in _lines(folder.path / LEDGER):

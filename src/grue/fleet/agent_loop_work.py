@@ -29,11 +29,7 @@ from grue.transports.llm.endpoint import LlmEndpoint
 
 
 class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case.
-
-    `completed` may add `project`, a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`, and
-    `tool_lock`, a hash of the tool lock of `mcp_config`. `seed` does not change how the episode is played.
-    """
+    """The settings of a case. `seed` does not change how the episode is played."""
 
     inputs: list[str]
     expected: str | int | float | None = None
@@ -44,16 +40,13 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp: bool = True
     mcp_config: str | None = None
     seed: int = 0
+    # `completed` adds a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`
     project: str | None = None
-    tool_lock: str | None = None
+    tool_lock: str | None = None  # `completed` adds a hash of the tool lock of `mcp_config`
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model and, as far as the case uses them, the base URL, `project` and `tool_lock` to a case.
-
-    Raises:
-        FleetError: A setting is wrong, the case has no inputs, or a file or the endpoint's key is missing.
-    """
+    """Add the model, the base URL and what else decides the episode to a case; raises `FleetError`."""
     with usable_case("played"):
         case = msgspec.convert(settings, TalkCase)
         _servers(case)
@@ -66,11 +59,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("mcp_config",), settings=TalkCase, complete=completed)
 def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Send the case's `inputs` to the model, one after the other, in one conversation; return the scores.
-
-    Raises:
-        MCPError: An input could not be answered.
-    """
+    """Send the case's `inputs` to the model, one after the other, in one conversation; return the scores."""
     settings = msgspec.convert(case, TalkCase)
     answer, tool_calls = "", 0
     options: RunnerOptions = {**_options(settings), "trace": episode.trace}

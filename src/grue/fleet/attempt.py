@@ -1,10 +1,7 @@
 """Make one attempt of an episode, in a worker process: call the work, classify its end, commit the result.
 
-After a failure of the machine, the network or a server the episode is tried again. Other failures, except
-refusals by the budget, are results of the episode.
-
-The work is user code. It may raise anything, even a `BaseException` or an exception whose `__str__` fails,
-and may leave its process in any state. None of this may affect other attempts.
+The work is user code: it may raise anything, even a `BaseException` or an exception whose `__str__` fails,
+and may leave its process in any state.
 """
 
 import contextlib
@@ -52,11 +49,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import the modules that the task needs, before the worker calls `make`.
-
-        Some imports change the state of the process, such as its signal handlers. The local engine replaces
-        the worker if that state changes in `make`, but not if it changes in `prepare`.
-        """
+        """Import what `make` needs: the engine replaces a worker if `make` changes, say, signal handlers."""
         raise NotImplementedError
 
     def make(self) -> "Attempted":
@@ -65,23 +58,16 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 class Job(Task, frozen=True, kw_only=True):
-    """One attempt that a worker is to make.
-
-    Attributes:
-        planned: The settings as the sweep gave them; `None`: they are equal to `settings`, because the work's
-            `complete` function has added none.
-        files: SHA-256 of each file whose path is a setting of the case, by the setting's name; `None`: do not
-            check whether files have changed.
-    """
+    """One attempt that a worker is to make."""
 
     work: str
     version: str
     settings: m.JsonObject
-    planned: m.JsonObject | None = None
+    planned: m.JsonObject | None = None  # the sweep's settings; `None`: equal to `settings`
     repetition: int = 0
     keep: Keep = "all"
     prices: dict[str, Price] = {}
-    files: dict[str, str] | None = None
+    files: dict[str, str] | None = None  # SHA-256 by setting; `None`: do not check them
     batch: bool = False
 
     def prepare(self) -> None:
@@ -94,26 +80,15 @@ class Job(Task, frozen=True, kw_only=True):
 
 
 class Attempted(Struct, frozen=True, kw_only=True):
-    """A worker's report to the driver on the end of an attempt.
-
-    Attributes:
-        committed: Whether this attempt became the episode's result. `False`: the attempt failed because of
-            the machine, the network, a server or the budget, it waits for a batch, another attempt was
-            committed first, or the task was only to score the episode.
-    """
+    """A worker's report to the driver on the end of an attempt."""
 
     end: AttemptEnd
     attempt: str = ""
-    committed: bool = False
+    committed: bool = False  # whether this attempt became the episode's result
 
 
 def run_attempt(job: Job) -> Attempted:
-    """Make an attempt. An exception of the work is recorded as the attempt's outcome, and not raised.
-
-    Raises:
-        FleetError: The folder cannot be read or written, the work cannot be imported, or a file of the case
-            has changed.
-    """
+    """Make an attempt, and record what the work returns or raises; raises `FleetError` for files, imports."""
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)

@@ -1,12 +1,9 @@
 """Play episodes whose requests go through the provider's batch API: `grue fleet run --batch`.
 
-    played ─▶ waiting ─▶ played again ─▶ … ─▶ scored | failed
-                └─ the episode's folder has its requests; the driver sends them with those of other episodes
-
 A batch may take hours, and the work cannot be paused. So at the first request without a reply the attempt
-ends, and the request is stored. When the reply has arrived, the episode is played again from its beginning:
-requests of earlier attempts get their stored replies at once. Tools are called again too. The work has to
-make the same requests in each attempt; otherwise the episode fails.
+ends, and the request is stored. When its reply has arrived, the episode is played again from its beginning,
+with the stored replies. Tools are called again too. The work has to make the same requests in each attempt;
+otherwise the episode fails.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode ID, whose first two digits are `ab`
     DIR/ab/ID/replies.jsonl    their replies
@@ -103,10 +100,7 @@ class EpisodeRoom:
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the stored reply; without one, a refusal if the fleet's limits forbid the request.
-
-        Otherwise store the request, unless it is stored already, and raise `RequestPostponed`.
-        """
+        """Return a stored reply or a refusal; or else store the request and raise `RequestPostponed`."""
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
         with self._lock:
@@ -211,15 +205,11 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, keys)
 
     def step(self, *, send: bool) -> list[str]:
-        """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
+        """Continue the polls that are due, for 0.2 s; return the ids of episodes that have all replies now.
 
-        A provider is asked only when its next poll is due. With `send`, the poll also sends the waiting
-        requests: the driver wants this only when it has nothing else to do, so that batches get large.
-        Blocks for about 0.2 s at most: the next call continues the polls that have not ended.
-
-        Raises:
-            FleetError: A provider refuses a request, sends an unreadable answer, or does not answer or end a
-                batch in time.
+        With `send`, due polls also send the waiting requests: only when there is nothing else to do, so that
+        batches get large. Raises `FleetError` if a provider refuses, sends nonsense or does not answer in
+        time.
         """
         if not self._waiting:
             return []
@@ -310,10 +300,7 @@ class FleetBatches:
 
 
 class _Model:
-    """The waiting requests to one model at one provider, and the poll that sends them and asks for replies.
-
-    Each model has a poll of its own: a provider that is down or slow does not hold up the others.
-    """
+    """One model's waiting requests and its poll, apart from other models: their provider may be down."""
 
     def __init__(self, files: BatchFolder, endpoint: LlmEndpoint, batching: Batching) -> None:
         self.files = files

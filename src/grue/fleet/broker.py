@@ -48,16 +48,14 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Limits on the cost of all requests of a fleet together. `None`: no limit.
 
     Attributes:
-        money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
-            it can cost fits into the rest of the limit, so such requests never exceed the limit. A request
-            whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted
-            afterwards, as far as it is known then.
+        money_usd: US dollars. A request starts only if the most that it can cost fits into the rest. One
+            whose price or `max_tokens` is unknown starts only if `requests` is set too, and is counted
+            afterwards.
         tokens: The most tokens of all prompts and replies.
         prices: Prices by model's name or pattern (`gpt-*`).
 
     Raises:
-        FleetError: A limit is negative or infinite, or `money_usd` is set without `prices` and without
-            `requests`.
+        FleetError: A limit is negative or infinite, or `money_usd` is set without `prices` and `requests`.
         MCPConfigError: A value has a wrong type.
     """
 
@@ -83,8 +81,7 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them.
 
     Attributes:
-        tokens_per_minute: Tokens of prompts and replies per minute, on average. At the start and after a
-            pause, up to a minute's tokens may be used at once.
+        tokens_per_minute: On average; at the start and after a pause, a minute's tokens may be used at once.
         concurrency: The most requests under way at one time.
 
     Raises:
@@ -140,14 +137,11 @@ class Amount(Struct, frozen=True):
 
 
 class Costs(Struct, frozen=True):
-    """The cost of a fleet's requests so far.
-
-    `overloads` counts the answers with a status 429, 503 or 529. `refused` is as in `Broker`.
-    """
+    """The cost of a fleet's requests so far."""
 
     spent: Amount = Amount()
-    overloads: int = 0
-    refused: str = ""
+    overloads: int = 0  # answers with a status 429, 503 or 529
+    refused: str = ""  # as in `Broker`
 
 
 class Granted(Struct, frozen=True):
@@ -172,25 +166,16 @@ Answer: TypeAlias = Granted | NotYet | Refused
 
 
 class Broker(Struct):
-    """The state of the broker.
-
-    Attributes:
-        spent: The cost of the settled requests, including the requests of earlier runs.
-        reserved: The most that the requests under way can cost together, as far as it is known.
-        window: How many requests the endpoint seems to take at one time; see the module's docstring.
-        paused_until: No request starts before this time, in monotonic seconds.
-        refused: Why the budget refused a request last; empty: it never did. A refusal by `most` is
-            not recorded here.
-    """
+    """The state of the broker; the module's docstring has its rules."""
 
     limits: Limits
-    spent: Amount = Amount()
-    reserved: Amount = Amount()
+    spent: Amount = Amount()  # of the settled requests, also of earlier runs
+    reserved: Amount = Amount()  # the most that the requests under way can cost together
     under_way: int = 0
-    window: float = SLOW_START
+    window: float = SLOW_START  # how many requests the endpoint seems to take at one time
     overloads: int = 0
-    paused_until: float = -math.inf
-    refused: str = ""
+    paused_until: float = -math.inf  # monotonic seconds; no request starts before
+    refused: str = ""  # why `ask` refused a request last; empty: it never did
     _slow_start: bool = True
     _short: bool = False
     _starts: deque[float] = field(default_factory=deque)
@@ -234,12 +219,7 @@ class Broker(Struct):
         return cost
 
     def most(self, wanted: WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost, as far as it is known.
-
-        Each byte of the prompt counts as a token; without `max_tokens`, only the prompt counts. If money is
-        limited, and the request's price or `max_tokens` is not known, the request is refused, unless the
-        number of requests is limited too.
-        """
+        """Return the most that a request can cost, as far as it is known; a byte of the prompt is a token."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)

@@ -1,8 +1,4 @@
-"""A worker's connection to the broker, which says when a request to a model or a server may start.
-
-The connection ends when the driver's process ends. The worker's process then ends too, and with it the server
-processes that it has started.
-"""
+"""A worker's connection to the broker. It ends with the driver's process, and so does the worker."""
 
 import contextlib
 import itertools
@@ -23,10 +19,9 @@ _REPLIES = msgspec.json.Decoder(Reply)
 
 
 class BrokerLink:
-    """Asks a broker in another process whether a request or a server process may start. Thread-safe.
+    """Asks the broker whether a request or a server may start: `RequestGate` and `ServerGate`. Thread-safe.
 
-    Implements `RequestGate` and `ServerGate`. When the connection to the broker ends, the thread that reads
-    from it calls `on_loss`.
+    `on_loss` is called by the thread that reads from the connection, when the connection ends.
     """
 
     def __init__(self, address: str, on_loss: Callable[[], None]) -> None:
@@ -40,11 +35,7 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
-        """Wait until the broker lets the request `wanted` start, or a server process if `wanted` is `None`.
-
-        Return the permission or, if the broker refuses or its process is gone, the reason. If this call is
-        cancelled, it tells the broker that nobody waits any more.
-        """
+        """Wait until a request, or (`None`) a server, may start; return the permission or a reason."""
         id_, answer = next(self._ids), Future[str]()
         with self._lock:
             if self._lost:

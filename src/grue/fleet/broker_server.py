@@ -68,10 +68,7 @@ def folder_for_sockets() -> str:
 
 
 class BrokerServer:
-    """Tells the workers of one driver, within a `with` block, when a request or a server may start.
-
-    Raises `FleetError` if the fleet's ledger cannot be read or written.
-    """
+    """Serves the broker to a driver's workers, within a `with` block; raises `FleetError` for the ledger."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)

@@ -85,21 +85,15 @@ _MISSING = {
 
 
 class Cell(Struct, frozen=True):
-    """All episodes of a fleet, or those with the `wanted` settings.
-
-    `wanted` maps the name of a setting to its value, as `setting_word` writes it. If no episode has the
-    number `4`, for example, then `4` means the text `"4"`.
-    """
+    """All episodes of a fleet, or those with the `wanted` settings."""
 
     fleet: Path
+    # values as `setting_word` writes them; `4` also means the text `"4"` if no episode has the number
     wanted: dict[str, str] = {}
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use `other`'s folder. Raises `FleetError`.
-
-        A text may need quotes, as in JSON, if it contains `,NAME=` or looks like a number, `true` or `null`.
-        """
+        """Parse `DIR` or `DIR:SETTING=VALUE,...` (without `DIR`: `other`'s folder); raises `FleetError`."""
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
@@ -150,16 +144,13 @@ class Options(Struct, frozen=True, kw_only=True):
     """How to compare. Raises an `MCPError` if a value cannot be used.
 
     Attributes:
-        score: Name of the score; `None`: the score named `score`, or the only score that the episodes have.
-        failed_as: The score that a failed episode counts with; `None`: 0. It must be set if
-            `lower_is_better` is set and an episode has failed.
-        passing: The worst score with which an episode passes. `None`: if all scores are from 0 to 1, it is 1
-            (0 if `lower_is_better`); otherwise no pass rates are computed.
-        cluster: Names of settings. Cases with equal values of these settings form a group, because their
-            scores depend on each other, such as questions about one document; empty: all cases are
-            independent.
-        margin: The smallest loss that matters. `Comparison.more_cases` is computed for this loss; `None`: for
-            the difference that was measured.
+        score: Name of the score; `None`: `score`, or the only score that the episodes have.
+        failed_as: The score of a failed episode; `None`: 0, or an error if `lower_is_better`.
+        passing: The worst score that passes; `None`: 1 (0 if `lower_is_better`) if all scores are from 0 to
+            1.
+        cluster: Names of settings. Cases with equal values of these form a group, because their scores depend
+            on each other, such as questions about one document.
+        margin: The smallest loss that matters, for which `more_cases` is computed; `None`: the measured one.
     """
 
     score: str | None = None
@@ -178,23 +169,14 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One of the two sets of episodes.
-
-    Attributes:
-        fleet: The fleet's folder; empty if the episodes were given without a folder.
-        failed: Number of compared episodes that have failed.
-        missing: Number of episodes that are not compared, by reason. `unscored`: the episode lacks the score.
-            `earlier`: the episode is not in the latest sweep, which has other episodes of this side. Any
-            other key is the outcome of an episode without a result, such as `unpaid`.
-        unpaired: Number of cases that the other side has not played.
-    """
+    """One of the two sets of episodes."""
 
     label: str
-    fleet: str = ""
+    fleet: str = ""  # its folder; empty if the episodes were given without
     episodes: int
-    failed: int
-    missing: dict[str, int]
-    unpaired: int
+    failed: int  # compared episodes that have failed
+    missing: dict[str, int]  # not compared, by outcome, or `unscored`, or `earlier` (of an earlier sweep)
+    unpaired: int  # cases that the other side has not played
 
     @property
     def words(self) -> str:
@@ -233,25 +215,20 @@ class CaseChange(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The result of a comparison.
+    """The result of a comparison. Counts are of cases that both sides have played.
 
     Attributes:
         compared: The settings in which the two sets differ, each with its value in A and in B.
-        cases: Number of cases that both sides have played.
         groups: Number of groups of cases; see `Options.cluster`.
-        verdict: Whether B is better or worse than A. The interval decides; without one, the sign test does.
+        verdict: Whether B is better or worse than A: by the interval or, without one, by the sign test.
         better: Number of groups in which B is better than A.
-        chance: The p-value of the sign test: how often a fair coin falls at least as unevenly as `better` and
-            `worse`.
+        chance: The p-value of the sign test on `better` and `worse`.
         why: Why there is no interval, as a sentence; empty if there is an interval.
-        measures: The score first; then pass@k and pass^k, the cost, the tokens, the time and so on, as far as
-            they are known and not 0 everywhere.
-        detectable: The smallest true difference that such a comparison finds with a chance of 80 %; NaN
-            without an interval.
-        more_cases: About how many more cases would show a difference of `target`; `None`: none are needed,
-            there is no interval, or it would take 1,000 times as many.
-        more_episodes: About how many episodes the `more_cases` have, on both sides together.
-        target: The difference that `more_cases` is about: the margin, or the difference that was measured.
+        measures: The score first; then pass rates, cost, tokens, time and so on, as far as known and not 0.
+        detectable: The smallest true difference found with a chance of 80 %; NaN without an interval.
+        more_cases: How many more cases would show a difference of `target`; `None`: unknown, or too many.
+        more_episodes: How many episodes the `more_cases` have, on both sides together.
+        target: The margin, or the difference that was measured.
         changes: All cases, sorted by B minus A, the smallest first.
     """
 
@@ -278,11 +255,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings, and the cases in which A and B differ.
+        """Return the findings, and the cases in which A and B differ (of 15 or more, those that differ most).
 
-        With 15 cases or more, only the five that lost most and the five that gained most are listed. With
-        fewer, and if any differ, the equal cases are listed too. `everything`: list all cases that differ.
-        `commands`: add the commands that show the episodes of each listed case that differs.
+        `everything`: list all cases that differ. `commands`: add the commands that show their episodes.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
@@ -301,12 +276,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         yield f"{were} played on both sides."
 
     def is_worse(self, margin: float) -> bool | None:
-        """Return whether B has lost at least `margin`.
-
-        `True`: the 95 % interval of B minus A is below 0 (above 0 if lower is better), and the mean loss is
-        at least `margin`. `False`: even the largest loss in the interval is smaller than `margin`. `None`:
-        neither is the case, for example because there are too few cases to tell.
-        """
+        """Return whether the loss is at least `margin`, by the interval; `None`: it cannot be told."""
         found = _turned(self.measures[0].difference, self.lower_is_better)
         if found.high < 0 and found.mean <= -margin:
             return True
@@ -431,15 +401,7 @@ def short_words(value: object) -> str:
 
 
 def compare(a: Cell, b: Cell, options: Options) -> Comparison:
-    """Compare two cells.
-
-    Raises:
-        FleetError: A cell has no episodes, lacks the score, or has no case in common with the other cell. Or
-            `options` do not fit the episodes: for example, an episode has failed, lower is better, and
-            `failed_as` is `None`.
-        MissingDependencyError: `options.margin` is set and there are enough cases for an interval, but numpy
-            or scipy, which compute it, is not installed.
-    """
+    """Compare two cells; raises `FleetError` if they cannot be compared with these options."""
     everything = list(results(a.fleet))
     others = everything if b.fleet == a.fleet else list(results(b.fleet))
     first, before = of_latest_sweep(a.fleet, a.of_these(everything))
@@ -456,10 +418,7 @@ def compare_results(
     labels: tuple[str, str],
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes. Raises what `compare` raises.
-
-    `left_out`: how many episodes of earlier sweeps the caller has left out of each set, for the report.
-    """
+    """Compare two sets of episodes. `left_out`: how many of earlier sweeps the caller has left out."""
     score = options.score or _only_score((*first, *second))
     require_score((*first, *second), score)
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)
@@ -512,10 +471,7 @@ def compare_results(
 
 
 class _Cases:
-    """The episodes of one side (A or B) that were played and have a score, grouped by case.
-
-    The others are only counted, by the reason why they are left out.
-    """
+    """The episodes of one side (A or B) with a result and a score, by case; the others are counted."""
 
     def __init__(
         self, found: Sequence[Result], score: str, failed_as: float, no_case: AbstractSet[str], earlier: int
@@ -590,11 +546,7 @@ def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options
 def _measures(
     sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
 ) -> list[Measure]:
-    """Return the means of A and B, and their difference, for the score, the pass rates, the cost and so on.
-
-    Left out are figures that an episode lacks, and figures, except the score, that are 0 in all cases.
-    `bare`: the differences have no intervals.
-    """
+    """Return the means and the difference of the score, and of other figures that are known and not all 0."""
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),
@@ -769,12 +721,10 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 
 
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
-    """Return the names of the settings that split the episodes into the cells of a table.
+    """Return the names of the settings, without `seed`, that split the episodes into at most `most` cells.
 
-    `seed` does not count. If all settings that differ make at most `most` cells, return all of them.
-    Otherwise take settings one by one: first those in `axes`, then the others; in both groups, those with
-    fewer values first. Stop before there are more than `most` cells or, from the second setting on, too few
-    cases in a cell for a confidence interval.
+    If all differing settings make too many cells, those in `axes` come first, then those with fewer values,
+    until there would be too many cells or too few cases in a cell for a confidence interval.
     """
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]

@@ -1,7 +1,4 @@
-"""Sum up an attempt from its trace: its counts, how its last turn ended, and what went wrong last.
-
-The summary becomes part of the result, so that episodes can be compared and grouped without their traces.
-"""
+"""Sum up an attempt from its trace, so that episodes can be compared and grouped without their traces."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,34 +24,19 @@ _PAID = ("RunTurn", "RequestCompletion", "CompletionReceived", "CompletionFailed
 
 
 class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A summary of an attempt: its counts, its end, and the last problem. All texts are printable.
+    """A summary of an attempt: its counts, its end, and the last problem. All texts are printable."""
 
-    Attributes:
-        turns: Number of turns. A turn that was parked or interrupted, and then goes on, counts once.
-        requests: Number of requests to the model in the turns that were completed or failed.
-        tool_calls: Number of tool calls in the turns that were completed or failed.
-        refused_calls: Number of calls that were refused and not sent, for example because the tool is
-            unknown, the arguments are wrong, or the policy or a person denies the call.
-        failed_calls: Number of calls that failed, timed out or lost their server.
-        outcome: How the last turn ended: `failed`, `parked`, or the outcome's kind; empty: no turn ended.
-        host_reason: Why the host ended the episode, in a word; empty if the host gave no reason.
-        error: The last thing that went wrong, in a line; empty if nothing went wrong.
-        error_kind: The kind of the message that reports `error`.
-        turn: Number of the turn of that message; 0: nothing went wrong, or the message is outside of turns.
-        message: Number of that message in the trace; 0: nothing went wrong.
-    """
-
-    turns: int = 0
-    requests: int = 0
+    turns: int = 0  # a turn that was parked or interrupted, and then goes on, counts once
+    requests: int = 0  # in turns that were completed or failed; likewise `tool_calls`
     tool_calls: int = 0
-    refused_calls: int = 0
-    failed_calls: int = 0
-    outcome: str = ""
-    host_reason: str = ""
-    error: str = ""
-    error_kind: str = ""
-    turn: int = 0
-    message: int = 0
+    refused_calls: int = 0  # not sent: unknown tool, wrong arguments, a policy or a person
+    failed_calls: int = 0  # failed, timed out, or lost their server
+    outcome: str = ""  # of the last turn: its kind, `failed` or `parked`; empty: no turn ended
+    host_reason: str = ""  # why the host ended the episode, in a word
+    error: str = ""  # the last thing that went wrong, in a line; the next three fields say where
+    error_kind: str = ""  # of the message that reports `error`
+    turn: int = 0  # 0: outside of turns
+    message: int = 0  # number in the trace; 0: nothing went wrong
 
 
 class LastExchange(Struct, frozen=True):

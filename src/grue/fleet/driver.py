@@ -61,21 +61,17 @@ class Tally(Struct):
     """The counts of a fleet.
 
     Attributes:
-        done: Number of episodes with a commit, which is a final result on disk.
-        before: Number of episodes that had a commit before this run.
-        failed: Number of episodes with a commit that have failed.
-        given_up: Number of episodes that failed three times because of the machine, the network or a server,
-            whose files cannot be read or written, or whose requests cannot go into a batch.
-        unpaid: Number of episodes that ended early because the budget refused a request.
-        running: Number of episodes that a worker plays now.
-        waiting: Number of episodes that wait for the replies of a batch.
-        others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
-            run with the reason `finished`; otherwise 0.
+        done: Episodes with a commit, which is a final result on disk; `failed` and `before` are among them.
+        before: Episodes that had a commit before this run.
+        given_up: Episodes that failed three times because of the machine, the network or a server, whose
+            files cannot be read or written, or whose requests cannot go into a batch.
+        unpaid: Episodes that ended early because the budget refused a request.
+        waiting: Episodes that wait for the replies of a batch.
+        others: Episodes in the folder that are not of the sweep; counted at the end of a `finished` run.
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
-        spent: The cost of the requests of the committed attempts; other attempts are not counted.
+        spent: The cost of the requests of the committed attempts.
         kinds: Number of attempts of this run that were not scored, by `AttemptEnd.kind`.
-        troubles: The first few different reasons for which episodes were given up in this run, each with the
-            id of the first of these episodes.
+        troubles: The first few different reasons for giving up, each with the id of an episode.
     """
 
     total: int = 0
@@ -113,9 +109,9 @@ class Finished(Struct, frozen=True, kw_only=True):
     """How a run of a fleet ended.
 
     Attributes:
-        reason: `finished`: the driver went through all cases; `tally` says whether episodes were given up or
-            not paid for. `paused`: the last 20 attempts all failed in the same way. `budget`: the budget is
-            used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
+        reason: `finished`: all cases were tried; `tally` has the given-up ones. `paused`: the last 20
+            attempts failed in the same way. `budget`: it is used up. `stopped`: by `grue fleet stop`.
+            `interrupted`: by Ctrl-C.
         why: A sentence that explains `paused` or `budget`; otherwise empty.
     """
 
@@ -125,34 +121,24 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The work and its cases.
-
-    Attributes:
-        cases: Returns the cases; each call returns the same ones.
-        limited: Whether the broker writes the cost of each request into the ledger, because requests have
-            limits. `False`: the driver writes the cost of each attempt.
-        batching: How requests go through the providers' batch APIs; `None`: each request is sent at once.
-        whole: Whether `cases` returns exactly the cases of a `Sweep`. `True`: `latest.txt` lists their
-            episodes, and reports treat all other episodes of the folder as earlier sweeps. `False`:
-            `latest.txt` is removed, and reports use all episodes of the version.
-    """
+    """The work and its cases."""
 
     work: KnownWork
     version: str
-    cases: Callable[[], Iterable[Case]]
+    cases: Callable[[], Iterable[Case]]  # each call returns the same ones
     keep: Keep = "all"
     prices: dict[str, Price] = {}
-    limited: bool = False
-    batching: Batching | None = None
+    limited: bool = False  # whether the broker, and not the driver, writes the ledger
+    batching: Batching | None = None  # `None`: each request is sent at once
+    # whether the cases are those of a `Sweep`, so that reports leave out all other episodes
     whole: bool = False
 
 
 class Driver:
-    """Runs a plan on an engine.
+    """Runs a plan on an engine; `folder` must be locked.
 
-    The caller must have locked `folder`. `watch` is called about five times a second with the counts, and
-    with the time (monotonic seconds) at which each running episode was submitted, by id. `retry`: try
-    episodes again that were given up.
+    `watch` is called about five times a second with the counts, and the time (monotonic seconds) at which
+    each running episode was submitted, by id. `retry`: try episodes again that were given up.
     """
 
     def __init__(
@@ -185,13 +171,8 @@ class Driver:
     def run(self) -> Finished:
         """Play the episodes without a result. Blocks until they are done, or the run ends for another reason.
 
-        After the first Ctrl-C or `grue fleet stop`, no more episodes are submitted, and the running episodes
-        are played to their end. A second Ctrl-C or `grue fleet stop` cancels the running episodes.
-
-        Raises:
-            FleetError: A case cannot be used or occurs twice, the fleet's folder is gone, its disk is nearly
-                full, no worker can be started, or a provider's batches cannot be used.
-            BatchFolderError: The files of the batches cannot be used.
+        A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them. Raises
+        `FleetError`, for example for a wrong case or a full disk, and `BatchFolderError`.
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from
@@ -335,10 +316,7 @@ class Driver:
             self._engine.cancel()
 
     def _playing(self) -> dict[str, float]:
-        """Return the id and the time of submission of each episode that is being played.
-
-        The engine plays submitted episodes in order, so the episodes beyond its slots still wait.
-        """
+        """Return the time of submission of each episode on one of the engine's slots, not of waiting ones."""
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 
     def _ended(self, job: Task, ended: Attempted | Lost) -> None:
@@ -388,10 +366,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended; `None`: it was cancelled.
-
-        If the worker was lost, record this end. If the time limit was exceeded, commit the attempt as failed.
-        """
+        """Record how a lost attempt ended (a late one is committed as failed); `None`: it was cancelled."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end
@@ -479,11 +454,7 @@ class Driver:
 
 
 def stop(path: Path) -> int:
-    """Ask the driver of the fleet in the folder `path` to stop after the running episodes.
-
-    A second call asks the driver to cancel these episodes. Return the number of calls since the last run
-    began.
-    """
+    """Ask a driver to let the running episodes end, or at a second call to cancel them; return the number."""
     with (path / STOP).open("a") as file:
         file.write("stop\n")
     return _stops(path)

@@ -47,38 +47,24 @@ ATIF = "ATIF-v1.4"
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """A request and its reply; a line of `samples.jsonl`.
-
-    Attributes:
-        repetition: Number of the episode among those with equal settings, from 0.
-        outcome: How the episode ended; see `Result.outcome`.
-        reward: The episode's score that was chosen for the export; `None`: the episode lacks this score.
-        message: Number of the request's message in the trace.
-        messages: The messages that the model got, in the form of chat completions; tools have the names
-            `SERVER.TOOL`. The key `by` of a message says who wrote it: `host`, `model`, `tool`, or `grue`.
-            grue writes, for example, the request for a final answer, and the result of a call that was not
-            made. Of images and files, only the kind, the MIME type and the size are listed.
-        tools: The tools on offer, in the form of chat completions.
-        loss_mask: One number for each of `messages`, then one for the reply: 1 if the model wrote the message
-            in this conversation and it is unchanged, else 0.
-        token_ids: The ids of the reply's tokens; `None`: the endpoint does not report them.
-        logprobs: The log-probabilities of the reply's tokens; `None`: the endpoint does not report them.
-    """
+    """A request and its reply; a line of `samples.jsonl`."""
 
     episode: str
     settings: m.JsonObject
     repetition: int
     outcome: str
-    reward: float | None
+    reward: float | None  # the chosen score; `None`: the episode lacks it
     turn: int
     request: int
-    message: int
+    message: int  # number of the request's message in the trace
     model: str
+    # as chat completions; `by` says who wrote one: `host`, `model`, `tool`, or `grue`
     messages: list[m.JsonObject]
     tools: list[m.JsonObject]
     reply: m.JsonObject
+    # one for each of `messages` and for the reply: 1 if the model wrote it here, unchanged
     loss_mask: list[int]
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] | None = None  # of the reply; `None`: not reported
     logprobs: tuple[float, ...] | None = None
 
 
@@ -104,10 +90,7 @@ class _Request(Struct):
 
 
 class Samples:
-    """The samples of an episode, in order. Iterate only once.
-
-    The iteration raises `TraceError` for a damaged trace. `left_out`: how many replies gave no sample so far.
-    """
+    """The samples of an episode, in order; iterate only once. The iteration raises `TraceError`."""
 
     def __init__(self, trace: Path, origin: Origin) -> None:
         self.left_out = 0
@@ -334,34 +317,22 @@ _WORDS = re.compile(r"\w+")
 
 
 class EpisodeRow(Struct, kw_only=True):
-    """A row of the table `episodes`. Unknown values are null, such as `work` for an episode in no fleet.
+    """A row of the table `episodes`. Unknown values are null, such as `work` for an episode in no fleet."""
 
-    Attributes:
-        episode: Id of the episode in its fleet; elsewhere the name of its run folder.
-        repetition: Number of the episode among those with equal settings, from 0.
-        outcome: `scored`, `failed`, `infrastructure`, `unpaid`, `interrupted` or `damaged`.
-        scores: The scores by name: those of the work, and those that scorers and people have given later.
-        model: The model that answered last.
-        requests: Number of requests to the model, as the fleet has counted them; without a fleet's count, as
-            the trace shows.
-        grue: The version of grue that played the episode.
-        trace: Path of the episode's trace; null: the episode has no trace.
-    """
-
-    episode: str
+    episode: str  # id in the fleet; elsewhere the name of the run folder
     fleet: str | None = None
     work: str | None = None
     settings: m.JsonObject = {}
     repetition: int = 0
     outcome: str | None = None
-    scores: dict[str, float] = {}
+    scores: dict[str, float] = {}  # of the work, and those given later
     kind: str | None = None
     error: str | None = None
     attempt: int | None = None
-    model: str | None = None
+    model: str | None = None  # that answered last
     endpoint: str | None = None
     duration_s: float | None = None
-    requests: int | None = None
+    requests: int | None = None  # as the fleet has counted them, or else as the trace shows
     tokens: int | None = None
     money_usd: float | None = None
     turns: int | None = None
@@ -369,7 +340,7 @@ class EpisodeRow(Struct, kw_only=True):
     refused_calls: int | None = None
     failed_calls: int | None = None
     last_turn: str | None = None
-    grue: str | None = None
+    grue: str | None = None  # version that played the episode
     trace: str | None = None
 
 
@@ -392,19 +363,13 @@ _TYPES: dict[Any, str] = {
 
 
 class Exported(Struct, kw_only=True):
-    """The counts of an export.
+    """The counts of an export."""
 
-    Attributes:
-        rows: How many rows the episodes gave for each table; for training, how many samples or trajectories.
-        left_out: Number of replies without a sample, because the trace lacks what was sent or answered.
-        troubles: For each of the first few damaged traces, what is wrong with it.
-    """
-
-    rows: dict[str, int] = {}
+    rows: dict[str, int] = {}  # by table; for training, how many samples or trajectories
     without_trace: int = 0
-    left_out: int = 0
+    left_out: int = 0  # replies without a sample: the trace lacks something
     damaged: int = 0
-    troubles: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)  # of the first few damaged traces
 
     @contextlib.contextmanager
     def counted_damage(self) -> Iterator[None]:
@@ -464,12 +429,7 @@ def _add_course(row: EpisodeRow, course: Course | None) -> None:
 
 
 def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
-    """Write the tables `episodes`, `turns`, `calls` and `requests` as Parquet files into the folder `target`.
-
-    Raises:
-        FleetError: A file cannot be written, or DuckDB reports an error.
-        MissingDependencyError: DuckDB is not installed.
-    """
+    """Write the tables as Parquet files into the folder `target`; raises `FleetError`. Needs DuckDB."""
     _folder(target)
     with _Tables(TABLES) as tables:
         # Use views, so that the rows are not held in memory. Each view is read only once.
@@ -495,14 +455,9 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = ()) -> Answer:
-    """Run a query on the tables `episodes`, `turns`, `calls` and `requests`.
+    """Run a query on the tables `episodes`, `turns`, `calls` and `requests`; raises as `export_tables`.
 
-    Only the tables that the query names are filled. `exported` are folders that `export_tables` has written;
-    their rows are added.
-
-    Raises:
-        FleetError: DuckDB reports an error in the query or in a file of `exported`, or the query is empty.
-        MissingDependencyError: DuckDB is not installed.
+    Only the tables that the query names are filled, also with the rows in the folders `exported`.
     """
     named = set(_WORDS.findall(sql.lower()))
     wanted = {name: kind for name, kind in TABLES.items() if name in named}
@@ -612,13 +567,7 @@ def _folder(target: Path) -> None:
 
 
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write the samples of the episodes into `samples.jsonl` in the folder `target`.
-
-    The episode's score called `score` is the reward. An episode without a trace gives no samples.
-
-    Raises:
-        FleetError: The file cannot be written.
-    """
+    """Write the samples into `samples.jsonl` in `target`, with `score` as reward; raises `FleetError`."""
     done = Exported(rows={"samples": 0})
     _folder(target)
     with os_errors_as(FleetError, f"write {target / SAMPLES}"), replacing(target / SAMPLES) as file:

@@ -82,14 +82,11 @@ class Failure(Struct, frozen=True):
 
 
 class FailedEpisode(Struct, frozen=True, kw_only=True):
-    """An episode of a `FailureGroup`, with the text of its failure.
-
-    `message` is the number of the trace message that reports the last problem in the episode, which need not
-    be the failure (a scorer's reason, for example, is in no message); 0: no such message is known.
-    """
+    """An episode of a `FailureGroup`, with the text of its failure."""
 
     id: str
     text: str
+    # number of the trace message with the last problem, which need not be this failure; 0: none
     message: int = 0
 
 
@@ -136,10 +133,8 @@ def failure_of(result: Result, score: str, passing: Passing) -> Failure | None:
 
 
 def group_failures(found: Iterable[Result], score: str, passing: Passing) -> list[FailureGroup]:
-    """Group the episodes for which `failure_of` returns a failure, the largest group first.
-
-    Secrets are redacted before the texts are cut, because half of a secret would not be recognised.
-    """
+    """Group the episodes for which `failure_of` returns a failure, the largest group first."""
+    # Redact before texts are cut: half of a secret would not be recognised.
     redact = Redaction.of_environment().redact_text
     groups: dict[tuple[FailureKind, tuple[str, ...]], list[FailedEpisode]] = {}
     for result in found:

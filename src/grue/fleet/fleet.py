@@ -61,13 +61,11 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     """Further options of a fleet.
 
     Attributes:
-        episode_timeout_s: Time limit of an episode. An episode that takes longer fails. `None`: no limit.
+        episode_timeout_s: Time limit of an episode, which fails if it takes longer; `None`: no limit.
         keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
         batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
-            `None`: send each request at once. `Batching.folder` is ignored: the waiting requests are in the
-            fleet's folder.
-        ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a
-            cluster on this machine.
+            `None`: send each at once. `Batching.folder` is ignored.
+        ray: Address of the Ray cluster; `auto`: the one that runs on this machine; `None`: start one here.
     """
 
     episode_timeout_s: float | None = None
@@ -96,11 +94,11 @@ class Fleet:
 
     Args:
         directory: The fleet's folder; made if it does not exist.
-        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
-            cores.
+        workers: How many episodes are played at one time; 0: one for each core of the machine or cluster.
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
         budget: Limits on the cost of all requests to models together; `None`: no limit.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
+        options: Time limit, files to keep, batches and so on.
 
     Raises:
         FleetError: A value is wrong.
@@ -192,24 +190,17 @@ class Fleet:
     def sweep(
         self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None, progress: bool = False
     ) -> Finished:
-        """Play the episodes of a sweep that have no result. Blocks.
-
-        The sweep says how many repetitions each case has and which version of the work plays them. The
-        arguments `retry`, `watch` and `progress` and the errors are those of `map`.
-        """
+        """Play the episodes of a sweep that have no result. Arguments and errors are as for `map`. Blocks."""
         refuse_to_start_again(imports_main=self._engine == "local")
         plan = self._plan(find_work(sweep.work), sweep.version, sweep.all_cases, whole=True)
         with shown_progress(watch, shown=progress) as seen:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
     def results(self) -> list[Result]:
-        """Return the episodes that are on disk, sorted by id. No episode is played.
+        """Return the episodes that are on disk, sorted by id; no episode is played.
 
-        Another program may play episodes of the fleet meanwhile. A result's method `run(directory)` returns
-        the folder with the trace; `directory` is the fleet's folder.
-
-        Raises:
-            FleetError: The folder holds no fleet.
+        `result.run(directory)` is the folder with a result's trace. Raises `FleetError` if this is no fleet's
+        folder.
         """
         return list(results(self.folder.path))
 
@@ -220,10 +211,8 @@ class Fleet:
 
         `print` shows the mean scores, their difference with its 95 % interval, whether B is better, and the
         cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without numpy
-        and scipy, there is no interval, and the sign test decides whether B is better. If the latest `sweep`
-        has episodes with these settings, episodes of earlier sweeps are left out. If `map` was called last,
-        episodes of other versions of the work are left out, and so are old episodes whose case was played
-        again after one of its files had changed.
+        and scipy, the sign test decides instead of an interval. Episodes of earlier sweeps, of other versions
+        of the work, and of files that have changed since are left out.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
@@ -231,8 +220,8 @@ class Fleet:
             **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
-            FleetError: The folder holds no fleet, no episode has the settings or the score, or no case is in
-                both sets. Or an episode has failed, and `lower_is_better` is given without `failed_as`.
+            FleetError: The folder holds no fleet, no episode has the settings or the score, no case is in
+                both sets, or an episode has failed and `lower_is_better` is given without `failed_as`.
             MissingDependencyError: `margin` is given for 15 or more cases, and numpy or scipy is missing.
         """
         cells = []

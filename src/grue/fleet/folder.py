@@ -89,16 +89,13 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     """The end of an attempt; the content of `attempt.json`.
 
     Attributes:
-        outcome: `scored`; `failed`: the model, the game or the work failed, which is a result too;
-            `infrastructure`: the machine, the network or a server failed, so the episode is tried again;
-            `unpaid`: the fleet's budget refused a request, so a later run plays the episode;
-            `waiting`: the episode is played again when a batch has ended; never written to the file.
+        outcome: `scored`; `failed`: by the model, the game or the work, a result too; `infrastructure`: the
+            machine, the network or a server failed, tried again; `unpaid`: the budget refused a request;
+            `waiting`: for a batch, never written to the file.
         kind: The kind of failure, for example the error's class; empty if the attempt was scored.
         endpoint: The endpoint of the `LLMError` that ended the attempt; empty: it ended in another way.
         model: The model that answered last; empty if unknown.
-        spent: The cost of the attempt's requests, as far as it is known.
-        course: A summary of the attempt, read from its trace; `None`: the trace was not read, because it is
-            missing or larger than 512 MiB, the worker was lost, or an older version of grue was used.
+        course: `None`: no trace, or one of over 512 MiB, or the worker was lost.
     """
 
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
@@ -113,18 +110,13 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """The result of an episode; the content of `commit.json`.
-
-    Attributes:
-        trace_bytes: Size of the attempt's trace; `None`: the attempt has no trace.
-        version: The version of grue that played the episode.
-    """
+    """The result of an episode; the content of `commit.json`."""
 
     attempt: int
     end: AttemptEnd
-    trace_bytes: int | None = None
+    trace_bytes: int | None = None  # `None`: the attempt has no trace
     trace_sha256: str | None = None
-    version: str = ""
+    version: str = ""  # of the grue that played the episode
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
@@ -264,10 +256,7 @@ class FleetFolder:
             write_whole(self.path / MANIFEST, _written(manifest), fsync=True)
 
     def write_latest(self, ids: bytes | None) -> None:
-        """Write the ids of the latest sweep's episodes, given as concatenated bytes; `None`: remove the file.
-
-        If the file cannot be written or removed, nothing is raised, and an older `latest.txt` stays.
-        """
+        """Write the ids (as concatenated bytes) of the latest sweep, if possible; `None`: remove the file."""
         path = self.path / LATEST
         with contextlib.suppress(OSError):
             if ids is None:
@@ -281,11 +270,7 @@ class FleetFolder:
         return None if ids is None else frozenset(ids)
 
     def write_named(self, ids: bytes) -> None:
-        """Put the ids of these episodes, given as in `write_latest`, at the end of `named.txt`.
-
-        The file keeps the order of runs, because modification times differ in a copy of the folder.
-        Nothing is raised if the file cannot be written.
-        """
+        """Put these ids at the end of `named.txt`, if possible; a copy of a folder loses times of changes."""
         ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
         before = [each for each in self.named() if each not in ours]
         with contextlib.suppress(OSError):
@@ -302,13 +287,7 @@ class FleetFolder:
             return None
 
     def require_commits(self) -> None:
-        """Check that episodes can be committed in this folder. Call this before any request costs money.
-
-        Raises:
-            FleetError: The folder cannot be written. Or the file system has no hard links, and renames a
-                folder even over another folder that is not empty, so that a second commit would replace the
-                first.
-        """
+        """Check that episodes can be committed once here, before requests cost money; raises `FleetError`."""
         with _writing(self.path):
             place = Path(tempfile.mkdtemp(prefix=".trial-", dir=self.path))
             try:

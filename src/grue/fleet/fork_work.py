@@ -1,10 +1,8 @@
 """Fork recorded turns as episodes of a fleet: compare hundreds of turns with and without the same change.
 
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
-runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` compares the two,
-turn by turn. The scores: `score` (1: the turn was answered, and not by its fallback), `same_answer` and
-`same_calls` (1: as recorded), `requests`, `tool_calls`. If the model makes a tool call whose result is not in
-the trace, the episode fails with the kind `ForkMissed`, unless `misses` is `call`.
+runs the turn again with the change. The scores: `score` (1: the turn was answered, not by its fallback),
+`same_answer` and `same_calls` (1: as recorded), `requests`, `tool_calls`.
 """
 
 import contextlib
@@ -34,38 +32,24 @@ _SCORES = ("score", "same_answer", "same_calls", "requests", "tool_calls")
 
 
 class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case.
-
-    Attributes:
-        at: Number of the turn's first message, if several turns in the trace have the number `turn`; `None`:
-            the last of them.
-        llm: Changed settings of the model, as in `--set llm.NAME=VALUE`.
-        changes: Changed limits and policies, as in `Runner.fork`.
-        misses: What to do with a tool call whose result is not in the trace: `fail`, or `call` the tool.
-            Asking a person, as `Runner.fork` can, is not possible.
-    """
+    """The settings of a case."""
 
     trace: str
     turn: int
-    at: int | None = None
+    at: int | None = None  # number of the turn's first message; `None`: the last turn with the number `turn`
     fork: Literal["recorded", "changed"] = "changed"
     model: str | None = None
     base_url: str | None = None
     system: str | None = None
-    llm: dict[str, Any] = {}
-    changes: dict[str, Any] = {}
-    misses: Misses = "fail"
+    llm: dict[str, Any] = {}  # changed settings of the model, as in `--set llm.NAME=VALUE`
+    changes: dict[str, Any] = {}  # limits and policies, as in `Runner.fork`
+    misses: Misses = "fail"  # for a tool call whose result is not in the trace
     seed: int = 0
 
 
 @work(files=("trace",), scores=_SCORES, settings=ForkCase)
 def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Repeat a recorded turn, or fork it.
-
-    Raises:
-        ForkMissed: The model made a tool call whose result is not in the trace, and `misses` is `fail`.
-        MCPError: The turn cannot be forked (this is checked for `recorded`, too), or the fork has failed.
-    """
+    """Repeat a recorded turn, or fork it; raises an `MCPError`, such as `ForkMissed`, if that fails."""
     settings = msgspec.convert(case, ForkCase)
     run = read_run(settings.trace, settings.turn, settings.at)
     ends = (each.body for each in reversed(run.envelopes) if isinstance(each.body, m.TurnEnd))
@@ -130,18 +114,13 @@ def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
 
 
 class TurnToFork(Struct, frozen=True, kw_only=True):
-    """A recorded turn that may be forked. Conditions (`--where`) can test all attributes except `at`.
-
-    Attributes:
-        at: Number of the turn's first message. It tells apart several turns with the same number in one
-            trace; `None`: the last of these turns.
-        outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the trace lacks its end.
-    """
+    """A recorded turn that may be forked. Conditions (`--where`) can test all attributes except `at`."""
 
     trace: str
     turn: int
+    # number of the first message, if a later turn in the trace has the number `turn` too
     at: int | None = None
-    outcome: str = ""
+    outcome: str = ""  # its kind, `failed` or `parked`; empty: the trace lacks it
     answer: str = ""
     user: str = ""
     system: str = ""
@@ -164,13 +143,10 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 
 
 def condition(written: str) -> Callable[[TurnToFork], bool]:
-    """Parse a condition, such as `outcome = forced and tool ~ shop`; return a function that tests a turn.
+    """Parse a condition, such as `outcome = forced and tool ~ shop`, into a test; raises `FleetError`.
 
-    Each part is `NAME OP VALUE`; `~` searches for a regular expression. A part about `tool` or `error` is
-    true for a turn if it is true for one of the turn's calls. With `!=`, it must be true for all calls.
-
-    Raises:
-        FleetError: The text is not a condition, or names an unknown field.
+    A part about `tool` or `error` is true if it is true for one of the turn's calls; with `!=`, for all
+    calls.
     """
     parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
     checks = []
@@ -206,11 +182,7 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 
 
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
-    """Yield the turns of all traces below `folder`, or of one trace if `folder` is a file.
-
-    Left out are traces that cannot be read, turns that `Runner.fork` has made or copied, the traces of
-    `fork_again`, and interrupted turns that were run again.
-    """
+    """Yield the turns of all traces below `folder`, or of a file, without forks and turns run again."""
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
         with contextlib.suppress(TraceError):  # the file is not a trace, or was cut short

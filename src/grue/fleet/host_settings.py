@@ -1,9 +1,4 @@
-"""Functions that `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
-
-An episode with another model or base URL is another episode. So both are put into the case's settings before
-the episode's id is computed. `with_endpoint`, which `skill_agent_work.py` does not use, also puts a hash of
-`[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml` into the settings.
-"""
+"""Functions that `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share."""
 
 import functools
 import hashlib
@@ -50,12 +45,8 @@ def usable_case(done: str) -> Iterator[None]:
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
     """Add to a case's settings the project's model and base URL, where missing, and up to two hashes.
 
-    One hash is of the tables `[tool.grue]` and `[tool.zorkgpt]`, if they exist. The other is of the tool lock
-    beside the case's `mcp_config`, if the case uses that lock. An offline case without a model gets the
-    scripted model, and no base URL is added.
-
-    Raises:
-        MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
+    The hashes are of `[tool.grue]` and `[tool.zorkgpt]`, and of the tool lock that the case uses. An episode
+    with other values of these is another episode. Raises `MCPConfigError`.
     """
     completed = dict(settings)
     config, digest = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
@@ -78,21 +69,13 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def require_usable(base_url: str | None) -> None:
-    """Check a case's base URL before the case is written to disk: the URL may contain a password.
-
-    Raises:
-        MCPConfigError: The URL cannot be the URL of an endpoint.
-    """
+    """Raise `MCPConfigError` for an unusable URL before it is written to disk: it may contain a password."""
     if base_url:
         LlmEndpoint(LlmSettings(base_url=base_url, model=MODEL))
 
 
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
-    """Return `llm` with another base URL and another model, where these are given.
-
-    If the URL changes, `api_key` is removed. If the URL or the model changes, the fallback models are
-    removed, because the fleet is to measure the chosen model only.
-    """
+    """Return `llm` with another base URL and model, if given, but then without its key or fallback models."""
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())
     if model is not None and model != llm.model:
@@ -110,11 +93,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def error_of_failed(episode: Episode, said: str) -> MCPError:
-    """Return the error of an episode that its host has ended with a failure.
-
-    That is the error of the last turn, so that the episode is tried again if the endpoint cannot be reached.
-    If the last turn has not failed, return an `MCPError` with the text `said`.
-    """
+    """Return the error of the last turn, so that its kind decides about another try; else `said`."""
     end = last_failure(episode.trace)
     return MCPError(said) if end is None else error_for(end)
 
@@ -154,12 +133,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the entries of a folder that do not count as part of a workspace: runs, fleets, special files.
-
-    grue writes runs (folders with a trace) and fleets (with a manifest): they must not change the identity
-    of an episode. And a workspace may contain the folder to which the workspace is copied. If that folder
-    counted, the copy would never end.
-    """
+    """Return what does not belong to a workspace: runs, fleets, special files."""
+    # A run or fleet must not change an episode's identity; and a copy into a fleet in the workspace would
+    # never end.
     return {name for name in names if _is_left_out(Path(folder, name))}
 
 

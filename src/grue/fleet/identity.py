@@ -1,8 +1,8 @@
 """The identity of an episode: a hash of everything that decides what the episode is.
 
-A finished episode is found again by its id, so all runs of the same sweep have to compute the same id, on any
-machine and with any number of workers. The hash covers the work and its version, the case, the repetition and
-the content of the files that the case names. It does not cover grue's version, workers, limits or keys.
+All runs of the same sweep compute the same id, on any machine. The hash covers the work and its version, the
+case, the repetition and the content of the files that the case names; not grue's version, workers, limits or
+keys.
 """
 
 import hashlib
@@ -36,14 +36,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
 
 def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) -> str:
-    """Return the id of the episode of a case.
-
-    `files` has the SHA-256 of each file that a setting names, by the setting's name.
-
-    Raises:
-        FleetError: A setting is not JSON, or its name or a key in it, such as `api_key`, suggests a secret
-            and has a text as its value, or the settings are longer than 8 MiB.
-    """
+    """Return the id of a case's episode; `files` has their SHA-256, by setting. Raises `FleetError`."""
     for name, value in case.settings.items():
         secret = _secret_name(name, value)
         if secret:
@@ -116,10 +109,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of the existing files that the settings `names` name; raises `FleetError`.
-
-        For a setting that is a list of paths, return one hash of all its files.
-        """
+        """Return the SHA-256 of files, by the setting that names them; for a list, one of all its files."""
         found: dict[str, str] = {}
         for name in names:
             value = case.settings.get(name)

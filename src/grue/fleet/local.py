@@ -1,10 +1,8 @@
 """The local engine: worker processes on this machine, each of which plays one episode after another.
 
-One thread starts the workers, gives them jobs and reads their reports. It never waits for the rest of a
-report. Each worker has its own channel, so that no worker can damage the reports of another. The engine kills
-a worker's process group if the worker dies, takes too long, sends an invalid report, or reports that it is
-not fit for another attempt, or if the attempts are cancelled. An episode runs on the main thread of its
-process, so that signals work.
+One thread starts the workers, gives them jobs and reads their reports; it never waits for the rest of a
+report. Each worker has its own channel, so that none can damage the reports of another. An episode runs on
+the main thread of its process, so that signals work.
 """
 
 import contextlib
@@ -254,12 +252,7 @@ class LocalEngine:
 
 
 class _Worker:
-    """A worker process as the engine sees it.
-
-    Attributes:
-        deaf: Whether the worker has closed its end of the channel. The engine then waits for its exit.
-        until: The time, in monotonic seconds, after which the start or the job counts as timed out.
-    """
+    """A worker process as the engine sees it."""
 
     def __init__(self, context: Any, place: Place) -> None:
         _need_descriptors()
@@ -308,10 +301,8 @@ class _Worker:
 
 
 def _need_descriptors() -> None:
-    """Raise `OSError` if there are too few free descriptors to start a worker.
-
-    Otherwise multiprocessing would leak descriptors, and its fork server would end with a traceback.
-    """
+    """Raise `OSError` if too few descriptors are free to start a worker."""
+    # Otherwise multiprocessing would leak descriptors, and its fork server would end with a traceback.
     with contextlib.ExitStack() as held:
         for _ in range(_PIPES_OF_A_START):
             for descriptor in os.pipe():

@@ -27,10 +27,7 @@ _TELLING_APART = frozenset(
 
 
 def refuse_to_start_again(*, imports_main: bool) -> None:
-    """Raise `FleetError` if the program would start its fleet again when it is imported.
-
-    `imports_main`: whether workers or the driver will import the main program.
-    """
+    """Raise `FleetError` if the program would start its fleet again when workers or the driver import it."""
     main: Any = sys.modules["__main__"]
     for frame in _running_modules(inspect.currentframe()):
         file = frame.f_globals.get("__file__")
@@ -61,10 +58,7 @@ def _is_left_out(main: Any) -> bool:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an `if` may keep `line`, which starts the fleet, from running in a worker.
-
-    Any earlier `if` that tests a name in `_TELLING_APART` may do that. `True` if the file cannot be parsed.
-    """
+    """Return whether an earlier `if` on a name in `_TELLING_APART` may keep `line` from running again."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

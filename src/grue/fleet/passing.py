@@ -20,11 +20,7 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Return the rule for `scores`; `worst` is the worst score that passes.
-
-        If `worst` is `None` and all scores are from 0 to 1, only 1 passes (0 if lower is better). If `worst`
-        is `None` and there are other scores, or none, all pass.
-        """
+        """Return the rule for `scores`. Without `worst`, only the best passes if all are from 0 to 1."""
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
             worst = 0.0 if lower_is_better else 1.0

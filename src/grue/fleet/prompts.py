@@ -28,19 +28,12 @@ _WIDEST = 32
 
 
 class PromptAnswer(Struct, frozen=True, kw_only=True):
-    """The answer to one case with one prompt.
+    """The answer to one case with one prompt."""
 
-    Attributes:
-        answer: The answer; `None`: the turn failed.
-        score: The score of the answer; 0 if the turn failed.
-        error: Name of the class of the turn's error; empty if the turn did not fail.
-        turn: Number of the turn in the runner's trace.
-    """
-
-    answer: Any
-    score: float
-    error: str
-    turn: int
+    answer: Any  # `None`: the turn failed
+    score: float  # 0 if the turn failed
+    error: str  # name of the error's class; empty if the turn did not fail
+    turn: int  # its number in the runner's trace
 
 
 class PromptCase(Struct, frozen=True, kw_only=True):
@@ -52,20 +45,13 @@ class PromptCase(Struct, frozen=True, kw_only=True):
 
 
 class PromptRow(Struct, frozen=True, kw_only=True):
-    """The results of one prompt over all cases.
+    """The results of one prompt over all cases. Failed turns count in `score` (0) and `failed` only."""
 
-    Attributes:
-        score: Mean of the scores.
-        passed: Number of cases with a score of 1 or more.
-        tokens: Tokens of the requests and replies, without those of failed turns.
-        seconds: Sum of the durations of the turns, without failed turns.
-    """
-
-    score: float
-    passed: int
+    score: float  # mean
+    passed: int  # cases with a score of 1 or more
     failed: int
-    tokens: int
-    seconds: float
+    tokens: int  # of requests and replies
+    seconds: float  # sum of the turns' durations
 
 
 class PromptTable(Struct, frozen=True, kw_only=True):
@@ -156,21 +142,20 @@ def compare_prompts(
     """Run a turn for each prompt and case, and return a table of the results, which `print` shows. Blocks.
 
     Args:
-        runner: The runner whose model answers, with the runner's tools and limits. The runner's trace has all
-            turns; each call of `compare_prompts` numbers its turns from 1.
+        runner: Its model answers, with its tools and limits. Its trace has all turns, numbered from 1 per
+            call.
         prompts: Two or more system texts, each under a name of your choice, which the table shows.
         cases: Pairs of the user's text and the expected answer.
-        score: Gets the answer and the expected answer, and returns a number; a larger one is better. `None`:
-            a text scores 1 if it contains the expected text, ignoring case, or the expected number (17 is not
-            in 117); any other answer scores 1 if it equals the expected one; else 0.
-        answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect `True` or
-            `False`, else text.
+        score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: 1 if a
+            text contains the expected text, ignoring case, or the expected number, or if another answer
+            equals the expected one; else 0.
+        answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect one, else
+            text.
         concurrency: Turns that run in parallel.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
     Raises:
-        MCPConfigError: There are fewer than two prompts or no cases, a prompt's name is not a text, a case
-            is not a pair, or `score` did not return a finite number.
+        MCPConfigError: A prompt or a case is wrong or missing, or `score` did not return a finite number.
         MCPError: Every turn has failed. This is the error of the first turn.
         KeyboardInterrupt: Ctrl-C was pressed. The running turns are cancelled.
     """

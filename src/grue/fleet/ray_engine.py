@@ -70,13 +70,9 @@ class RayBroker:
 class RayEngine:
     """Makes attempts on a Ray cluster, whose machines see the fleet's folder at the same path.
 
-    `workers`: how many attempts are made at one time at most; 0: as many as the cluster has cores. `address`:
-    the cluster's address, or `auto` for the cluster that runs on this machine; `None`: start one here.
-
-    Raises:
-        MissingDependencyError: Ray is not installed.
-        FleetError: The cluster cannot be reached, a machine of it cannot run grue or does not see the folder,
-            or the ledger cannot be read or written.
+    `workers` 0: as many as the cluster has cores. `address` `auto`: the cluster that runs on this machine;
+    `None`: start one here. Raises `MissingDependencyError` without Ray, and `FleetError` for a cluster that
+    is of no use.
     """
 
     def __init__(

@@ -56,14 +56,11 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True, kw_only=True):
-    """The data of the page. The lists in `episodes` have an entry per episode.
-
-    `folder` is the URL of the fleet's folder relative to the page; `earlier` counts the episodes left out.
-    """
+    """The data of the page. The lists in `episodes` have an entry per episode."""
 
     title: str
     fleet: str
-    folder: str
+    folder: str  # URL of the fleet's folder relative to the page
     score: str
     lower_is_better: bool
     cells: list[_CellRow]
@@ -71,7 +68,7 @@ class _Report(Struct, frozen=True, kw_only=True):
     cases: list[str]
     groups: list[dict[str, Any]]
     episodes: dict[str, list[Any]]
-    earlier: int
+    earlier: int  # episodes left out
 
 
 class _Scale(Struct, frozen=True, kw_only=True):
@@ -95,17 +92,11 @@ def write_report(
     failed_as: float | None = None,
     by: Sequence[str] | None = None,
 ) -> int:
-    """Write the page with the episodes of the latest sweep, and return the number of these episodes.
+    """Write the page on the latest sweep, and return the number of its episodes. Replaces an existing report.
 
-    An existing report is replaced. `passing`, `lower_is_better` and `failed_as` are as in `compare.Options`.
-    `by` are the settings by whose values the episodes are grouped into cells; `None`: `cell_axes` chooses.
-
-    Raises:
-        FleetError: The folder holds no fleet or no episodes, no episode has a setting of `by`, the episodes
-            have scores but not this one (unless it is the default), the page cannot be written, or
-            `failed_as` is `None` although lower scores are better and an episode has failed.
-        TraceError: `target` is a file that grue did not write as a report, or cannot be read.
-        MissingDependencyError: A cell has 15 or more cases, and numpy or scipy is not installed.
+    The options are as in `compare.Options`. `by`: settings by whose values the episodes are grouped into
+    cells; `None`: `cell_axes` chooses. Raises `FleetError` if there is nothing to report or an option does
+    not fit, and `TraceError` if `target` is a file that grue did not write as a report.
     """
     require_fleet(fleet)
     refuse_foreign(target, "report")

@@ -1,8 +1,4 @@
-"""Count what the requests of one attempt cost. The broker counts the cost of the whole fleet.
-
-The count is part of the attempt's result, so that `grue fleet run --plan` can estimate the cost of the
-missing episodes, even if the fleet has no limits and so no broker is asked.
-"""
+"""Count what the requests of one attempt cost, for its result; the broker counts for the whole fleet."""
 
 import contextlib
 import threading
@@ -24,20 +20,12 @@ _ACCOUNT = frozenset({"key", "credit"})
 
 
 def may_pass(kind: str, reason: str | None) -> bool:
-    """Return whether a failed request says nothing about the model, so that the episode is tried again.
-
-    The network, the endpoint, the key or the account is at fault then.
-    """
+    """Return whether the network, the endpoint, the key or the account was at fault, not the model."""
     return kind in _NETWORK or reason in _ACCOUNT
 
 
 class RequestCount:
-    """A `RequestGate` that counts the cost of requests, and lets another gate decide whether they may start.
-
-    Thread-safe. `spent` is the cost of the requests that have ended, as far as it is known. `refused` says
-    why the inner gate has refused a request; empty: it has refused none. `waiting` is the number of requests
-    that wait for the inner gate, or were given up while they waited.
-    """
+    """A `RequestGate` that counts the cost of requests, and lets another gate admit them. Thread-safe."""
 
     def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
         self._inner = inner
@@ -53,10 +41,7 @@ class RequestCount:
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Return the permit or the refusal of the gate `inner`, without counting the cost.
-
-        Return `None` if there is no gate. The caller has to count the cost with `add` after the request.
-        """
+        """Ask the gate `inner`, if any. The caller has to count the cost with `add` after the request."""
         with self._lock:
             self.waiting += 1
         permit = None if self._inner is None else await self._inner.admit(wanted)

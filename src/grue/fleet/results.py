@@ -50,9 +50,8 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Number of the episode among those with equal settings, from 0.
-        attempt: Number of the committed attempt; if none is committed, of the last one; 0: none was begun, or
-            the files cannot be read.
-        end: How the committed or else the last attempt ended; `None`: not ended, or its files are unreadable.
+        attempt: Number of the committed or else the last attempt; 0: none was begun, or files are unreadable.
+        end: How that attempt ended; `None`: not ended, or its files are unreadable.
         trouble: Why the episode's files cannot be read; empty if they can be read.
         trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
         grue: The version of grue that played the episode; empty if no attempt is committed.
@@ -90,11 +89,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores by name: those of the work, and those of scorers and people.
-
-        A scorer's score is found under `SCORER@VERSION`, and that of the newest version also under `SCORER`,
-        unless the work has returned a score of this name.
-        """
+        """The scores by name: the work's, `SCORER@VERSION`, and `SCORER` for its newest version."""
         found = dict(self.end.scores) if self.end is not None and self.outcome == "scored" else {}
         for mark in sorted(self.marks, key=lambda mark: _in_order(mark.version), reverse=True):
             found.setdefault(mark.scorer, mark.score)
@@ -121,11 +116,7 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield a `Result` for each episode that a fleet has begun, sorted by id; update the index.
-
-    Raises:
-        FleetError: The folder is not a fleet's. Raised during the iteration.
-    """
+    """Yield a `Result` for each episode that a fleet has begun, sorted by id; raises `FleetError`."""
     require_fleet(fleet)
     known, read = _read_index(fleet / INDEX), []
     for episode in FleetFolder(fleet).episodes():
@@ -143,12 +134,10 @@ def results(fleet: Path) -> Iterator[Result]:
 
 
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
-    """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
+    """Return those of `found` in the latest sweep (if none, all), and how many others were left out.
 
-    `Fleet.map` names no sweep: if the fleet was last played by a call of `Fleet.map`, all episodes that were
-    played with that call's version of the work count as the latest sweep. Of cases that differ only in the
-    content of a file that they name, only the newest counts. If none of `found` belongs to the latest sweep,
-    all are returned: the caller has chosen earlier episodes on purpose.
+    If the fleet was last played by `Fleet.map`, which names no sweep, all episodes of that call's version of
+    the work count. Of cases that differ only in the content of a file that they name, only the newest counts.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -188,10 +177,7 @@ def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str], whose: str = "The episodes") -> None:
-    """Raise `FleetError` if the episodes have settings, but one of `names` is not among them.
-
-    `whose` is the subject of the error's sentence.
-    """
+    """Raise `FleetError` if one of `names` is no setting of the episodes, the error's subject `whose`."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:
@@ -202,10 +188,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Raise `FleetError` if the episodes have scores, but no score with the name that `score` gives.
-
-    If `score` is the default score, return the error's sentence instead. If nothing is wrong, return "".
-    """
+    """Raise `FleetError` if episodes have only other scores; return its text if `score` is the default."""
     known = {name: None for each in found for name in each.scores}
     if not known or score in known:
         return ""

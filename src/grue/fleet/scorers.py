@@ -2,13 +2,9 @@
 
     def short(finished: FinishedEpisode) -> float | tuple[float, str]: ...
 
-A scorer is a function like this one, a regular expression, a JSON Schema or a model that judges. It has a
-name and a version. Each score is a `Mark` (`grue.tracing.marks`), stored in a file of its own in the
-episode's folder.
-
-The answer to be judged is a model's text and may try to instruct the judge. So the prompt has the answer
-between tags with a random word, which the answer cannot contain. The judge has no tools and can only return a
-number and a sentence.
+A scorer is a function like this one, a regular expression, a JSON Schema or a model that judges. Each score
+is a `Mark` (`grue.tracing.marks`). The answer to be judged may try to instruct the judge: so it stands
+between tags with a random word, and the judge has no tools and can only return a number and a sentence.
 """
 
 import functools
@@ -42,29 +38,17 @@ _OUTSIDE: dict[str, Any] = {}
 
 
 class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A scorer, as the table `[scorer.NAME]` of a TOML file. Exactly one of the first four keys is given.
+    """A scorer, as the table `[scorer.NAME]` of a TOML file. Exactly one of the first four keys is given."""
 
-    Attributes:
-        function: A function, as `module:function`; it gets a `FinishedEpisode`.
-        regex: A regular expression; the score is 1 if it is found in the answer, else 0. `{name}` is replaced
-            by the case's setting of that name, escaped.
-        schema: A JSON Schema or its path; the score is 1 if the answer is JSON that fits it, else 0.
-        judge: The question that a model is asked about the answer; the model returns a number from 0 to 1
-            and a reason.
-        version: Change it to have all episodes scored again; the scores of the old version stay.
-        model: The judge's model; `None`: the model of the project's configuration.
-        base_url: The judge's endpoint; `None`: the endpoint of the project's configuration.
-        max_tokens: The most tokens of the judge's completion.
-    """
-
-    function: str | None = None
-    regex: str | None = None
+    function: str | None = None  # `module:function`; gets a `FinishedEpisode`
+    regex: str | None = None  # 1 if found in the answer, else 0; `{name}` is the case's setting, escaped
+    # a JSON Schema or its path; 1 if the answer is JSON that fits it, else 0
     schema: str | m.JsonObject | None = None
-    judge: str | None = None
-    version: str = "1"
-    model: str | None = None
+    judge: str | None = None  # a question about the answer, to which a model returns 0 to 1 and a reason
+    version: str = "1"  # change it to have all episodes scored again; the old scores stay
+    model: str | None = None  # the judge's; `None`: the project's, like `base_url`
     base_url: str | None = None
-    max_tokens: int = 300
+    max_tokens: int = 300  # of the judge's completion
 
     def check(self, name: str) -> None:
         """Check the scorer before any request is paid for; raises `FleetError` if it cannot be used."""
@@ -92,7 +76,6 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
     """The episode that a scorer's function gets.
 
     Attributes:
-        settings: The settings of the episode's case.
         scores: The scores that the work returned.
         question: The user's text of the last turn. Like `answer`, it is cut to 2**20 characters.
         answer: The answer to the question; empty: no answer. A structured answer is JSON. Untrusted.
@@ -115,10 +98,7 @@ class Given(Struct, frozen=True, kw_only=True):
 
 
 def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
-    """Return the score that a scorer gives an episode. What the scorer raises is not caught.
-
-    `cache` is the folder with the earlier verdicts of judges, and `count` counts a judge's requests.
-    """
+    """Return a scorer's score; `cache` has judges' verdicts, `count` counts requests. May raise anything."""
     if scorer.function is not None:
         return _given(find_function(scorer.function)(finished))
     if scorer.regex is not None:

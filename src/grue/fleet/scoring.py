@@ -40,31 +40,20 @@ _MOST_TROUBLES = 5
 
 
 class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a TOML file of scorers.
-
-    Attributes:
-        budget: Limits on the cost of all judges together.
-        workers: How many episodes are scored at one time; 0: as many as the machine has cores.
-        timeout_s: Time limit for the scorers of one episode.
-    """
+    """The content of a TOML file of scorers."""
 
     scorer: dict[str, Scorer] = {}
-    budget: FleetBudget = FleetBudget()
+    budget: FleetBudget = FleetBudget()  # of all judges together
     rate: Rate = Rate()
-    workers: int = 0
-    timeout_s: float = 300.0
+    workers: int = 0  # episodes scored at one time; 0: as many as there are cores
+    timeout_s: float = 300.0  # for the scorers of one episode
 
     def __post_init__(self) -> None:
         check_settings(self, only=("workers", "timeout_s"), above_0=("timeout_s",))
 
 
 def read_scoring(written: str) -> Scoring:
-    """Return the scorers of a TOML file, or the one scorer that `module:function` names.
-
-    Raises:
-        MCPConfigError: The file is missing or not UTF-8.
-        FleetError: The file is not TOML, a key is wrong, or a scorer cannot be used.
-    """
+    """Read scorers from a TOML file, or the one that `module:function` names; raises an `MCPError`."""
     if not written.endswith(".toml") and ":" in written:
         scoring = Scoring(scorer={written.rpartition(":")[2]: Scorer(function=written)})
     else:
@@ -155,42 +144,26 @@ class ScoreTask(Task, frozen=True, kw_only=True):
 
 
 class ScoreTally(Struct):
-    """The counts of a run of scorers.
+    """The counts of a run of scorers."""
 
-    Attributes:
-        total: Number of episodes that this run has to score.
-        done: Number of these episodes that have all scores now.
-        before: Number of episodes that had all scores before this run.
-        failed: Number of episodes for which a scorer failed or took too long.
-        unpaid: Number of episodes for which the budget has refused a request.
-        without_trace: Number of finished episodes that lack a score, and whose trace was not kept.
-        unfinished: Number of episodes that have no result.
-        spent: What the judges have cost.
-        troubles: The first few failures, with the episodes' ids.
-    """
-
-    total: int = 0
-    done: int = 0
-    before: int = 0
-    failed: int = 0
-    unpaid: int = 0
-    without_trace: int = 0
-    unfinished: int = 0
+    total: int = 0  # episodes that this run has to score
+    done: int = 0  # of these, have all scores now
+    before: int = 0  # had all scores before this run
+    failed: int = 0  # a scorer failed or took too long
+    unpaid: int = 0  # the budget has refused a request
+    without_trace: int = 0  # finished, lack a score, and the trace was not kept
+    unfinished: int = 0  # have no result
     spent: Amount = Amount()
-    troubles: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)  # the first few failures, with the episodes' ids
 
 
 def score_fleet(
     fleet: Path, scoring: Scoring, *, again: bool = False, watch: Callable[[ScoreTally], None] | None = None
 ) -> ScoreTally:
-    """Run each scorer over the episodes that have no mark (stored score) of its current version. Blocks.
+    """Run each scorer over the episodes without a mark (stored score) of its current version. Blocks.
 
-    The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay. `again`: score episodes again
-    that have a mark already. `watch` is called with the counts a few times a second.
-
-    Raises:
-        FleetError: The folder holds no fleet or cannot be written, another run of scorers uses it, or no
-            worker can be started.
+    Ctrl-C raises `KeyboardInterrupt`; written marks stay. `again`: score episodes again that have a mark.
+    Raises `FleetError` if the folder or the workers cannot be used, or another run of scorers uses it.
     """
     place = FleetFolder(fleet.absolute() / SCORES)
     tally = ScoreTally()

@@ -39,11 +39,7 @@ _MOST_FILE_BYTES = 2**20
 
 
 class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case.
-
-    `completed` adds `content`, a hash of the files in the agent's skills and workspace. `seed` does not
-    change how the episode is played.
-    """
+    """The settings of a case. `seed` does not change how the episode is played."""
 
     agent: str
     task: str | None = None
@@ -53,16 +49,11 @@ class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp: bool = True
     seed: int = 0
     expected: str | int | float | None = None
-    content: str | None = None
+    content: str | None = None  # `completed` adds a hash of the files in the agent's skills and workspace
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL (unless `offline`), and a hash of skills and workspace to a case.
-
-    Raises:
-        FleetError: A setting is wrong, a file or the endpoint's key is missing, or neither `agent.yaml` nor
-            the case has a task.
-    """
+    """Add the model, the base URL (unless `offline`), and the files' hash to a case; raises `FleetError`."""
     with usable_case("run"):
         case = msgspec.convert(settings, TaskCase)
         with os_errors_as(FleetError, f"read {case.agent}"):
@@ -79,12 +70,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("agent",), scores=("score", "turns", "steps", "requests"), settings=TaskCase, complete=completed)
 def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Run the case's task, and return the scores.
-
-    Raises:
-        MCPServerStartupError: The run went on without a server that `agent.yaml` requires.
-        MCPError: The run has failed.
-    """
+    """Run the case's task, and return the scores; raises an `MCPError` if the run or a server failed."""
     settings = msgspec.convert(case, TaskCase)
     config = load_config(settings.agent)
     original, config.workspace = config.workspace, episode.folder / _WORKSPACE

@@ -1,17 +1,13 @@
 """The statistics of a comparison: arrays in, numbers out. No files, no clock, and a fixed random seed.
 
-A comparison is about cases, not episodes: the episodes of one case depend on each other, so each case counts
-once, with the mean of its repetitions. Where cases depend on each other too, such as questions about one
-document, the dependent cases form a group, and the groups are resampled instead of the cases.
+Each case counts once, with the mean of its repetitions. Where cases depend on each other, such as questions
+about one document, they form a group, and groups are resampled instead of cases.
 
-Two 95 % intervals of the mean are computed: a bootstrap interval (BCa: bias-corrected and accelerated), whose
+The 95 % interval of the mean spans a bootstrap interval (BCa: bias-corrected and accelerated), whose
 quantiles are moved outward for few cases, and Student's t interval. In 2,000 simulated sweeps, the bootstrap
-interval contained the true mean in only 89-91 % of the sweeps if the scores have heavy tails, and the t
-interval in 92 % if they are skewed. So the returned interval spans both; it contains the true mean in 93-97 %
-of the sweeps.
-
-With fewer than 15 cases there is no interval, only the sign test, which is exact for any number of cases.
-Intervals need numpy and scipy, which come with the extra `evaluate`.
+interval contained the true mean in only 89-91 % if the scores have heavy tails, and the t interval in 92 % if
+they are skewed; both together do in 93-97 %. With fewer than 15 cases there is only the sign test, which is
+exact.
 """
 
 import math
@@ -52,19 +48,13 @@ _LARGEST = sys.float_info.max
 
 
 class Interval(Struct, frozen=True):
-    """A mean with its 95 % confidence interval.
-
-    Attributes:
-        low: The lower end. `low`, `high` and `error` are NaN if there is no interval.
-        error: The standard error of the mean.
-        groups: The number of independent groups of cases.
-    """
+    """A mean with its 95 % confidence interval; `low`, `high` and `error` are NaN if there is none."""
 
     mean: float
     low: float
     high: float
-    error: float
-    groups: int
+    error: float  # the standard error of the mean
+    groups: int  # independent groups of cases
 
 
 def require_libraries() -> tuple[Any, Any]:
@@ -112,14 +102,11 @@ def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) 
 
 
 def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> list[Interval]:
-    """Return the mean of each figure over the cases, with its interval. The same input gives the same result.
+    """Return the mean of each figure over the cases, with its interval; the same input gives the same result.
 
     `figures` has, for each figure, its value in each case. `groups` has the group of each case, from 0;
-    `None`: each case is a group of its own.
-
-    Raises:
-        MissingDependencyError: numpy or scipy is not installed.
-        ValueError: There are fewer than two groups.
+    `None`: each case is a group. Raises `MissingDependencyError` without numpy or scipy, `ValueError` for one
+    group.
     """
     np, special = require_libraries()
     each = np.asarray(figures, dtype=float)
@@ -212,23 +199,17 @@ def smallest_detectable(interval: Interval) -> float:
 
 
 def times_more(interval: Interval, difference: float) -> float:
-    """Return the factor by which the number of cases must grow so that a comparison finds `difference`.
-
-    If the true difference is that large, four of five comparisons with so many cases find it.
-    """
+    """Return the factor of cases with which four of five comparisons find a true `difference`."""
     if not difference:
         return math.inf
     return (smallest_detectable(interval) / abs(difference)) ** 2
 
 
 def pass_at(passed: int, played: int, tries: int) -> float:
-    """Return pass@k: the estimated chance that at least one of `tries` episodes passes.
-
-    Of all ways to draw `tries` of the `played` episodes, it is the share with at least one passed episode.
-    """
+    """Return pass@k: the share of ways to draw `tries` of the episodes of which at least one has passed."""
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 
 
 def pass_all(passed: int, played: int, tries: int) -> float:
-    """Return pass^k: the chance that all of `tries` episodes pass, estimated as in `pass_at`."""
+    """Return pass^k: the share of ways to draw `tries` of the episodes that have all passed."""
     return math.comb(passed, tries) / math.comb(played, tries)

@@ -1,9 +1,4 @@
-"""Read a sweep, and estimate its size and cost.
-
-A sweep is a TOML file that says which work to do for which cases, and within which limits.
-The cases are all combinations of the values in `grid` with the entries of `cases`, which are groups of
-settings. `include` adds cases; `exclude` removes the cases that have all settings of one of its entries.
-"""
+"""Read a sweep, a TOML file that says which work to do for which cases; and estimate its size and cost."""
 
 import itertools
 import re
@@ -42,18 +37,16 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         work: The function that plays an episode, as `module:name`, or the name of one of grue's own hosts.
-        version: Version of the work; a new version makes new episodes. `None`: the version that the work
+        version: Version of the work; a new one makes new episodes. `None`: the version that the work
             declares.
-        grid: The names of settings, each with the values that the setting takes: a list, or
-            `{first = 0, last = 39}`.
+        grid: The names of settings, each with its values: a list, or `{first = 0, last = 39}`.
         cases: Groups of settings that belong together, such as a question and its expected answer. Each group
             is played with each combination of the values in `grid`.
         settings: Settings that all cases have.
-        include: Further cases. Each has the common `settings` too, but is not combined with `grid`.
+        include: Further cases, which have the common `settings` too, but are not combined with `grid`.
         exclude: Groups of settings; a case that has all settings of at least one group is left out.
         repetitions: How many episodes each case has.
-        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
-            cores.
+        workers: How many episodes are played at one time; 0: one for each core of the machine or cluster.
         servers: The most MCP server processes of a machine at one time; `None`: no cap.
         servers_an_episode: The most MCP server processes that an episode needs at one time.
         episode_timeout_s: Time limit of an episode; `None`: no limit.
@@ -315,10 +308,7 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return how many episodes of a sweep are missing in `place`, their size, and the finished ones' cost.
-
-    The folder `place` need not exist. Raises `FleetError` if the work or a case cannot be used.
-    """
+    """Count a sweep's missing episodes in `place`, and estimate size and cost; raises `FleetError`."""
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
     forget_cached()
     total = missing = sized = 0

@@ -42,12 +42,11 @@ class Episode(Struct, frozen=True, kw_only=True):
     """The episode that the work plays.
 
     Attributes:
-        id: The episode's id, which is the same for the same case on any machine.
+        id: The same for the same case on any machine.
         folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
         repetition: Number of the episode among those with equal settings, from 0.
-        interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read it
-            to resume that attempt, but must not change it. `None`: there is no such attempt, or requests go
-            through batches: then the episode is played again from its beginning, with the replies so far.
+        interrupted: The folder of the last attempt that was interrupted and has a trace, to resume it from;
+            read only. `None`: there is no such attempt, or requests go through batches.
     """
 
     id: str
@@ -72,13 +71,9 @@ T = TypeVar("T")
 
 
 class KnownWork(Struct, frozen=True, kw_only=True):
-    """An imported work, with what the decorator `work` declares about it.
+    """An imported work, with what the decorator `work` declares about it."""
 
-    `name` is `module:name` or `/path/of/file.py:name`. `complete` adds settings to a case, before the driver
-    computes the episode's id.
-    """
-
-    name: str
+    name: str  # `module:name` or `/path/of/file.py:name`
     function: Work
     version: str = "1"
     files: tuple[str, ...] = ("game_file", "tool_lock", "mcp_config")
@@ -87,10 +82,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     complete: Complete | None = None
 
     def completed(self, case: Case) -> Case:
-        """Return a case with the settings that `complete` adds; raises `FleetError` for a wrong setting.
-
-        If a setting is declared as a list of texts, a single text becomes a list of one.
-        """
+        """Return a case with the settings that `complete` adds; raises `FleetError` for a wrong setting."""
         if self.settings is not None:
             wrong = wrong_setting(self.settings, case.settings)
             if wrong is not None:
@@ -166,20 +158,16 @@ def work(
     settings: type[Struct] | None = None,
     complete: Complete | None = None,
 ) -> Callable[[W], W]:
-    """Return a decorator that declares what a work takes and returns.
-
-    A work without this decorator has the default values.
+    """Return a decorator that declares what a work takes and returns; without it, the defaults hold.
 
     Args:
         version: Version of the work. Change it when the work changes: then all episodes are played again.
-        files: Names of settings whose values are paths of files, or lists of paths. The files' content
-            belongs to the episode's identity. `None`: `game_file`, `tool_lock` and `mcp_config`.
-        scores: The names of the scores that the work returns. If it returns any other set of names, the
-            episode has failed. Empty: any names are accepted.
-        settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
-            before the episode is played.
+        files: Names of settings whose values are paths of files, or lists of paths. Their content belongs to
+            the episode's identity. `None`: `game_file`, `tool_lock` and `mcp_config`.
+        scores: The names of the scores that the work returns; other names fail the episode. Empty: any names.
+        settings: A msgspec `Struct` with the settings that the work takes, to find a wrong one early.
         complete: Returns a case's settings together with those that the work would read from elsewhere, such
-            as the model in a configuration file. The added settings belong to the episode's identity.
+            as the model in a configuration file. They belong to the episode's identity.
     """
 
     def declare(function: W) -> W:
@@ -267,10 +255,7 @@ def _from_file(path: Path) -> Any:
 
 
 def contains(answer: str, expected: str | float) -> bool:
-    """Return whether an answer contains the expected text, ignoring case, or the expected number.
-
-    A number counts as a whole: 17 is not in 117, 17.5 or -17. 17.0 may also be written as 17.
-    """
+    """Return whether an answer contains the expected text, ignoring case, or number (17 is not in 117)."""
     said = str(expected).strip().casefold()
     if isinstance(expected, str):
         return said in answer.casefold()
@@ -279,10 +264,7 @@ def contains(answer: str, expected: str | float) -> bool:
 
 
 def plain_text(text: str, most: int = 200) -> str:
-    """Return the first `most` characters of a text as a plain `str` that can be encoded as UTF-8.
-
-    `text` may be of a subclass of `str`; the methods of this subclass are not called.
-    """
+    """Return the first `most` characters as a `str` fit for UTF-8, without calling methods of a subclass."""
     return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()
 
 

@@ -1,9 +1,7 @@
 """A worker process of the local engine: makes one attempt after another, on its main thread.
 
-The work runs in the same process and may leave the process in any state: another working directory, closed
-descriptors, remaining threads and children. The parts of the state that the next episode would notice are
-recorded before each attempt and compared after it. If one of these parts has changed, the worker reports that
-it is not fit for another episode, and the engine replaces the worker.
+The work may leave its process in any state. The parts that the next episode would notice are compared with
+those before the attempt; if one has changed, the worker reports that it is not fit for another episode.
 """
 
 import contextlib
@@ -39,14 +37,11 @@ _LIMITS = sorted(value for name, value in vars(resource).items() if name.startsw
 
 
 class WorkerSaid(Struct, frozen=True, omit_defaults=True):
-    """A worker's report on an attempt.
-
-    `error` says why the attempt could not be made. `fit`: the worker can make another attempt.
-    """
+    """A worker's report on an attempt."""
 
     ended: Attempted | None = None
-    error: str = ""
-    fit: bool = False
+    error: str = ""  # why the attempt could not be made
+    fit: bool = False  # the worker can make another attempt
 
 
 class Place(Struct, frozen=True):

@@ -34,11 +34,7 @@ from grue.transports.llm.endpoint import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case.
-
-    `completed` may add `project`, a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`, and
-    `tool_lock`, a hash of the tool lock of `mcp_config`.
-    """
+    """The settings of a case."""
 
     game: str = "house"
     seed: int = 0
@@ -49,17 +45,13 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp: bool = True
     mcp_config: str | None = None
     turn_timeout_s: float | None = None
+    # `completed` adds a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`
     project: str | None = None
-    tool_lock: str | None = None
+    tool_lock: str | None = None  # `completed` adds a hash of the tool lock of `mcp_config`
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model and, as far as the case uses them, the base URL, `project` and `tool_lock` to a case.
-
-    Raises:
-        FleetError: `pyproject.toml` or the base URL cannot be used, or the endpoint needs a key and none is
-            set.
-    """
+    """Add the model, the base URL and what else decides the episode to a case; raises `FleetError`."""
     with usable_case("played"):
         return with_endpoint(settings)
 
@@ -71,12 +63,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     complete=completed,
 )
 def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Play an episode of the case's game, and return the scores.
-
-    Raises:
-        FleetError: The case has a setting with an unknown name or a wrong type.
-        MCPError: The episode could not be played to its end.
-    """
+    """Play an episode of the case's game, and return the scores; raises an `MCPError` if that fails."""
     with usable_case("played"):
         settings = msgspec.convert(case, PlayCase)
     result = _played(settings, episode)

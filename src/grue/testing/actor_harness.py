@@ -14,13 +14,12 @@ async def test_it_heats_until_the_room_is_warm() -> None:
         harness.watch.caused_by(Measured, Measure)
 ```
 
-The actor runs under a real supervisor with a real mailbox. `tell`, `ask` and `idle` return when the actor
-waits for its next message, a reply or a timer, or has ended, so a test needs no sleeps.
+The actor runs under a real supervisor. `tell`, `ask` and `idle` return when the actor waits for its next
+message, a reply or a timer, or has ended, so a test needs no sleeps.
 
-`virtual_time` runs a test in an event loop with a virtual clock. When all tasks wait, the clock jumps to the
-next timer. If there is none, the loop raises `Deadlock`, whose message has the line at which each task waits.
-The loop refuses processes, sockets and pipes, which take real time. The loop does wait for work in threads,
-and raises `Deadlock` after 30 s of real time. Meanwhile the virtual clock stands still.
+`virtual_time` runs a test in an event loop with a virtual clock, which jumps to the next timer when all tasks
+wait. If there is none, the loop raises `Deadlock`, with the line at which each task waits. The loop refuses
+processes, sockets and pipes. The clock stands still while threads work, at most 30 s of real time.
 
 `TraceWatch` has assertions about recorded messages, for one actor or for whole turns.
 
@@ -30,8 +29,6 @@ runner = Runner(llm=..., servers=..., recorder=watch.recorder)
 runner.run_turn(request)
 watch.happened(ToolTimedOut, call_id="call_1")
 watch.in_order(OpenSession, SessionOpened, TurnCompleted)
-watch.never(McpDisabled)
-watch.caused_by(ToolReturned, CallTools)
 ```
 """
 
@@ -65,11 +62,10 @@ _UNLIMITED = sys.maxsize
 
 
 class FakeChannel(Mailbox[M]):
-    """The mailbox of an actor whose part the test plays.
+    """The mailbox of an actor whose part the test plays, full with `bound` messages (`None`: never).
 
     An ask gets a reply only if the test calls `answers` before it, or `reply` after it. `close` makes later
-    sends fail with `MailboxClosed`; `abandon` also fails the asks that wait for a reply. The channel is full
-    when it holds `bound` messages (`None`: never); `take` removes one.
+    sends fail with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int | None = None) -> None:
@@ -85,10 +81,8 @@ class FakeChannel(Mailbox[M]):
         return [each.body for each in self.envelopes]
 
     def answers(self, kind: type, *replies: Any) -> None:
-        """Answer each later ask of the class `kind` at once, with these replies in order.
-
-        The last reply is repeated. A reply may be a function, which gets the message and returns the reply.
-        """
+        """Answer later asks of the class `kind` at once, with these replies (or functions) in order."""
+        # The last reply is repeated. A function gets the message and returns the reply.
         if not replies:
             raise ValueError("answers needs at least one reply")
         self._answers[kind] = deque(replies)
@@ -98,21 +92,13 @@ class FakeChannel(Mailbox[M]):
         self._ends_at = kind
 
     def reply(self, body: Any) -> None:
-        """Answer the oldest ask that has no reply yet.
-
-        Raises:
-            AssertionError: No ask waits for a reply.
-        """
+        """Answer the oldest ask that has no reply yet; without one, raises `AssertionError`."""
         if not self._asked:
             raise AssertionError(f"Nobody waits for a reply of {self.name}.")
         reply(self._asked.popleft(), body)
 
     def take(self) -> M:
-        """Take the oldest message out, which makes room for another one.
-
-        Raises:
-            AssertionError: The mailbox is empty or abandoned.
-        """
+        """Take the oldest message out, which makes room for another; without one, raises `AssertionError`."""
         try:
             envelope = self._exit.receive_nowait()
         except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
@@ -158,12 +144,7 @@ class Asked:
 
     @property
     def answer(self) -> Any:
-        """The body of the reply.
-
-        Raises:
-            AssertionError: There is no reply yet.
-            AskTimedOut, MailboxClosed: The ask has failed.
-        """
+        """The body of the reply; raises `AssertionError` without one, and the error of a failed ask."""
         if not self._reply.done():
             raise AssertionError(f"{self._question!r} has no reply yet.")
         return self._reply.result()
@@ -181,11 +162,11 @@ class Asked:
 class ActorHarness:
     """Runs one actor. Use it as an async context manager inside a test with `@virtual_time`.
 
-    At the end of the `async with` block, the harness closes the actor's mailbox and waits until the actor has
-    handled the messages in it, as a supervisor does. If the block raises an exception, the harness cancels
-    the actor instead.
+    At the end of the block, the harness stops the actor as a supervisor does: the actor may handle the
+    messages in its mailbox. If the block raises an exception, the harness cancels the actor instead.
 
     Args:
+        turn: Number of the turn with which messages are recorded.
         stop_grace_s: How many seconds of virtual time a stopped actor may take to end before it is cancelled.
 
     Attributes:
@@ -194,8 +175,7 @@ class ActorHarness:
 
     Raises:
         RuntimeError: The event loop has no virtual clock.
-        ActorCrashed: The actor has crashed. The next method that lets the actor run raises it, or else the
-            end of the block. It is raised once.
+        ActorCrashed: Raised once, by the next method that lets the actor run, or by the end of the block.
     """
 
     def __init__(self, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -241,42 +221,25 @@ class ActorHarness:
         return mailbox
 
     def channel(self, name: str, *, bound: int | None = None) -> FakeChannel[Any]:
-        """Make the mailbox of another actor, whose part the test plays.
-
-        The mailbox holds `bound` messages; `None`: any number. If it is full, the actor's `send` waits until
-        the test takes a message.
-        """
+        """Make the mailbox of an actor that the test plays. If it is full, the actor's `send` waits."""
         channel: FakeChannel[Any] = FakeChannel(name, self._record, bound=bound)
         self._channels.append(channel)
         return channel
 
     def start(self, actor: Actor[Any]) -> None:
-        """Run the actor in a new task.
-
-        Raises:
-            RuntimeError: An actor was started before.
-        """
+        """Run the actor in a new task; raises `RuntimeError` if an actor was started before."""
         if self._actor is not None:
             raise RuntimeError(f"This harness drives {self._actor.name}: use another one for {actor.name}.")
         self._actor = actor
         self._tasks.start_soon(self._run, actor, name="the harness of " + actor.name)
 
     async def tell(self, body: object, *, sender: str = SENDER, cause: int | None = None) -> list[Any]:
-        """Send a message to the actor, and then do as `idle`.
-
-        Raises:
-            MailboxClosed: The actor has ended.
-            RuntimeError: No actor was started.
-        """
+        """Send a message to the actor, and do as `idle`; raises `MailboxClosed` if the actor has ended."""
         await self._mailbox().send(body, sender=sender, cause=cause)
         return await self.idle()
 
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
-        """Ask the actor a question, let the actor run until it waits, and return the `Asked`.
-
-        The actor need not have replied by then. It has `timeout_s` seconds of virtual time to reply; `None`:
-        no limit.
-        """
+        """Ask the actor, and let it run until it waits. It may reply later, within `timeout_s` (virtual)."""
         asked = Asked(body)
         self._tasks.start_soon(asked.put_to, self._mailbox(), timeout_s)
         await self.idle()
@@ -294,10 +257,7 @@ class ActorHarness:
         return await self.idle()
 
     async def stop(self) -> list[Any]:
-        """End the actor as its supervisor does, and return what it has sent and noted.
-
-        The actor first handles the messages that are in its mailbox. After `stop_grace_s` it is cancelled.
-        """
+        """End the actor as its supervisor does: after its messages, or after `stop_grace_s`. Do as `idle`."""
         self._leaving.set()
         return await self._end()
 
@@ -361,9 +321,8 @@ class Deadlock(AssertionError):  # noqa: N818 - a state, named as the field name
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer when all tasks wait.
 
-    `virtual_time` and `run_in_virtual_time` use it. For another test runner, pass the class as the
-    `loop_factory`: with anyio's pytest plugin, let the fixture `anyio_backend` return
-    `("asyncio", {"loop_factory": VirtualTimeLoop})`.
+    For another test runner, pass the class as the `loop_factory`: with anyio's pytest plugin, let the fixture
+    `anyio_backend` return `("asyncio", {"loop_factory": VirtualTimeLoop})`.
     """
 
     def __init__(self) -> None:
@@ -386,11 +345,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         await waiter
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to start a process.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Refuse to start a process, with a `RuntimeError`."""
         del args, kwargs
         raise RuntimeError(_REAL_TIME)
 
@@ -418,14 +373,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`. If there are none, advance the clock to the next timer.
-
-        Args:
-            timeout_s: Seconds until the next timer; `None`: there is none.
-
-        Raises:
-            Deadlock: There are no callers of `idle`, and no timer.
-        """
+        """Wake the callers of `idle`; without any, move the clock to the next timer or raise `Deadlock`."""
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
             if not waiter.done():
@@ -473,22 +421,12 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run_in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine function in a new event loop with a virtual clock, and return its result.
-
-    Raises:
-        Deadlock: All tasks wait, and either there is no timer or a thread has worked for 30 s of real time.
-    """
+    """Run a coroutine function in a new loop with a virtual clock; raises `Deadlock` if nothing can go on."""
     return anyio.run(main, backend="asyncio", backend_options={"loop_factory": VirtualTimeLoop})
 
 
 def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
-    """Turn a coroutine function into a plain function, which runs it in virtual time.
-
-    A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual.
-
-    Raises:
-        Deadlock: While the test runs, for the reasons in `run_in_virtual_time`.
-    """
+    """Turn a coroutine function into a plain one, which runs it in virtual time and may raise `Deadlock`."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -498,11 +436,7 @@ def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
 
 
 def virtual_loop() -> VirtualTimeLoop:
-    """Return the running loop.
-
-    Raises:
-        RuntimeError: No loop runs, or the loop has no virtual clock.
-    """
+    """Return the running loop; raises `RuntimeError` if it has no virtual clock."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualTimeLoop):
         raise RuntimeError("This needs virtual time: decorate the test with @virtual_time.")
@@ -565,11 +499,7 @@ class TraceWatch:
 
     @classmethod
     def of(cls, path: str | PathLike[str]) -> Self:
-        """Return a `TraceWatch` with the messages of a trace file.
-
-        Raises:
-            TraceError: The file is missing, damaged, not a trace, or of a later format.
-        """
+        """Return a `TraceWatch` with the messages of a trace file; raises `TraceError`."""
         watch = cls()
         watch.envelopes.extend(read_episode(path).envelopes)
         return watch
@@ -579,15 +509,10 @@ class TraceWatch:
         return [each.body for each in self.envelopes if not kinds or isinstance(each.body, kinds)]
 
     def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
-        """Assert that a message of this kind was recorded, and return the first one.
+        """Assert that a message of this kind, with these values of fields, was recorded; return the first.
 
-        `kind` is a class of `grue.messages` or `grue.tracing.facts`, or your own. `times` is how many such
-        messages there must be; `None`: at least one. `fields` are values that the message's fields must have.
-        With `times=0`, the result is `None`.
-
-        Raises:
-            AssertionError: The message was recorded too rarely or too often.
-            TypeError: `kind` is a Struct without such a field.
+        `times` is how many such messages there must be; `None`: at least one. Raises `AssertionError`, or
+        `TypeError` for a field that the class `kind` does not have.
         """
         found = self._found(kind, fields)
         if (times is None and not found) or (times is not None and len(found) != times):
@@ -596,25 +521,13 @@ class TraceWatch:
         return found[0] if found else None
 
     def never(self, kind: type, **fields: Any) -> None:
-        """Assert that no message of this kind, with these fields, was recorded.
-
-        Raises:
-            AssertionError: Such a message was recorded.
-            TypeError: `kind` is a Struct without such a field.
-        """
+        """Assert that no message of this kind, with these fields, was recorded; raises as `happened`."""
         found = self._found(kind, fields)
         if found:
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not never", kind)
 
     def in_order(self, *wanted: object) -> None:
-        """Assert that these messages were recorded in this order; there may be others between them.
-
-        Args:
-            wanted: Kinds of messages, or whole messages.
-
-        Raises:
-            AssertionError: A message is missing, or came too early.
-        """
+        """Assert that these kinds or messages were recorded in this order; there may be others between."""
         position = 0
         for index, each in enumerate(wanted):
             while position < len(self.envelopes) and not _is(self.envelopes[position].body, each):
@@ -625,11 +538,8 @@ class TraceWatch:
             position += 1
 
     def caused_by(self, kind: type, cause: type) -> None:
-        """Assert that each message of class `kind` has a direct or indirect cause of class `cause`.
-
-        Raises:
-            AssertionError: A message of `kind` has no such cause, or there is no message of `kind`.
-        """
+        """Assert that each message of class `kind`, of which there is one, has a cause of class `cause`."""
+        # Causes of causes count too.
         by_number = {each.seq: each for each in self.envelopes}
         found = [each for each in self.envelopes if isinstance(each.body, kind)]
         if not found:

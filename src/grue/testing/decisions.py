@@ -18,8 +18,8 @@ class Called(Struct, frozen=True):
     Attributes:
         name: Canonical name of the tool, `SERVER.TOOL`.
         arguments: The arguments that the model wrote, as a dictionary; as text if they are not a JSON object.
-        result: The content that the tool returns; not checked if it is left out.
-        error: The error message that the model gets instead of a result; not checked if it is left out.
+        result: The content that the tool returns; not checked if it is left out, like `error`.
+        error: The error message that the model gets instead of a result.
         settlement: How the call ends, such as `returned` or `timed_out`.
     """
 
@@ -31,11 +31,7 @@ class Called(Struct, frozen=True):
 
 
 def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
-    """Check that a turn made the `expected` tool calls, in this order, and no others.
-
-    Raises:
-        AssertionError: The turn made other calls; the text names the first call that differs, and how.
-    """
+    """Assert that a turn made the `expected` tool calls, in this order, and no others."""
     for number, call in enumerate(outcome.tool_calls, start=1):
         if number > len(expected):
             raise AssertionError(f"call {number} is one too many: {_shown(call)}")
@@ -51,14 +47,10 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
 
 
 def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool = False) -> None:
-    """Check that a turn gave this answer.
+    """Assert that a turn gave this answer: a Python value, or the JSON value that the trace has for it.
 
-    `answer` is the answer as a Python value, or as the JSON value that the trace has for it.
-    With `fallback`, the host's fallback is expected, because the model gave no acceptable answer.
-
-    Raises:
-        AssertionError: The turn gave another answer, or its use of the fallback is not as `fallback` says.
-        TypeError: `outcome` is not the outcome of a turn.
+    With `fallback`, the host's fallback is expected, because the model gave no acceptable answer. Raises
+    `TypeError` if `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):
         raise TypeError(f"assert_answer wants the TurnOutcome of a turn, not {type(outcome).__name__}")

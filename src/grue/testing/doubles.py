@@ -46,9 +46,8 @@ _THOUGHT: dict[str, Any] = {
 class MockMCPManager:
     """A manager without a server, which returns the results that a test sets.
 
-    It lists the tool `SERVER_NAME.think`, the tools that `add_tool` has added, and every tool for which a
-    result was set. A tool without a set result returns `{"default": "result"}`, even if it is not listed.
-    Calls are answered whether a session is open or not.
+    It lists `SERVER_NAME.think`, the tools that `add_tool` has added, and every tool for which a result was
+    set. Any other tool returns `{"default": "result"}`. Calls are answered whether a session is open or not.
 
     Attributes:
         is_disabled: Set it to simulate a manager that has disabled MCP.
@@ -115,11 +114,7 @@ class MockMCPManager:
     async def call_tool(
         self, tool_name: str, arguments: dict[str, Any], timeout_seconds: float | None = None
     ) -> m.ToolCallResult:
-        """Record a call and return the tool's result.
-
-        Raises:
-            TimeoutError: `set_timeout` was called for the tool.
-        """
+        """Record a call; return the tool's result, or raise the `TimeoutError` that `set_timeout` has set."""
         self.calls.append((tool_name, dict(arguments)))
         await asyncio.sleep(0)
         result = self.tool_results.get(tool_name, {"default": "result"})
@@ -154,9 +149,9 @@ class MockLLMClient:
     ) -> None:
         """Add a response to the end of the queue.
 
-        Tool calls are `ToolCall` objects, OpenAI's dicts, or `{"name": ..., "arguments": ...}`. Arguments are
-        JSON text, or an object; a missing id is made up. The default `finish_reason` is `tool_calls` with
-        calls, otherwise `stop`. `usage` has token counts, under the endpoint's names.
+        Tool calls are `ToolCall`s, OpenAI's dicts, or `{"name": ..., "arguments": ...}` with JSON text or an
+        object; a missing id is made up. Default `finish_reason`: `tool_calls` or `stop`. `usage` has token
+        counts.
         """
         calls = [self._tool_call(call) for call in tool_calls or ()]
         self._responses.append(
@@ -174,11 +169,7 @@ class MockLLMClient:
         self._responses.append(error)
 
     def chat_completions_create(self, **kwargs: Any) -> LLMResponse:
-        """Record the request, and return the next response or raise the next error.
-
-        Raises:
-            MCPError: No response is left.
-        """
+        """Record the request; return or raise what the test has added next, `MCPError` if none is left."""
         self.requests.append(kwargs)
         if len(self.requests) > len(self._responses):
             raise MCPError(f"MockLLMClient has no response for request {len(self.requests)}: add one.")

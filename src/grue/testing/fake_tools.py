@@ -69,10 +69,9 @@ class FakeToolServer:
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a tool and set its results. An open session then reports that the list of tools has changed.
+        """Add a tool and set its results: contents or `ToolCallResult`s, one a call; the last is repeated.
 
-        The `results` are contents, or `ToolCallResult`s, one for each call; the last one is repeated. Without
-        results, the content is `None`. `schema` is the JSON Schema of the arguments; `None`: any object.
+        An open session reports that the list of tools has changed. Default `schema` of arguments: any object.
         """
         told = [
             each if isinstance(each, m.ToolCallResult) else tool_results.success(each) for each in results
@@ -106,11 +105,7 @@ class FakeToolServer:
         self._failures = times
 
     async def open(self, timeout_s: float) -> Listing:
-        """Begin a session and return the tools.
-
-        Raises:
-            ServerFailed: `fails_to_start` makes this attempt fail.
-        """
+        """Begin a session and return the tools, or raise the `ServerFailed` that `fails_to_start` has set."""
         del timeout_s
         await anyio.lowlevel.checkpoint()
         self.sessions += 1
@@ -132,13 +127,7 @@ class FakeToolServer:
         return self.listed if changed else None
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Record a call and return the tool's next result, or raise its error.
-
-        Raises:
-            ToolTimedOutError: `times_out` was called for the tool.
-            ToolRefusedError: The tool is not listed, or `refuses` was called for it.
-            ServerFailed: `dies` was called for the tool.
-        """
+        """Record a call; return the tool's next result, or raise the error that a test has set."""
         await anyio.lowlevel.checkpoint()
         self.calls.append((tool, arguments))
         outcomes = self._outcomes.get(tool)

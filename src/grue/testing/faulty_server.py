@@ -63,11 +63,9 @@ GARBAGE = (
 
 
 def argv(*flags: str) -> tuple[str, ...]:
-    """Return the command line that runs this server with `flags`, in this interpreter.
-
-    Python imports this module instead of running the file, so that it can use the cached bytecode: compiling
-    takes a fifth of the start-up.
-    """
+    """Return the command line that runs this server with `flags`, in this interpreter."""
+    # Python imports this module instead of running the file, so that it can use the cached bytecode:
+    # compiling takes a fifth of the start-up.
     folder = os.path.dirname(__file__)  # noqa: PTH120 - one import less to boot with
     start = f"import sys; sys.path.append({folder!r}); import faulty_server; faulty_server.run()"
     return (sys.executable, "-I", "-S", "-c", start, *flags)

@@ -1,8 +1,7 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
-On Linux, new processes are recognised by an environment variable that all descendants inherit. Descendants of
-grue's servers may have cleared their environment, so they are also recognised by a resource limit. On other
-systems, only direct children are found.
+On Linux, new processes are recognised by an environment variable that descendants inherit, and those of
+grue's servers also by a resource limit. On other systems, only direct children are found.
 """
 
 import os
@@ -42,9 +41,8 @@ class _Present(NamedTuple):
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     """Assert that the `with` block leaves no process, descriptor or thread behind.
 
-    What existed before the block does not count, nor do these: grue's guard process; the fork server and the
-    resource tracker of `multiprocessing`, which end with the program; descriptors of Landlock rules that grue
-    keeps for the next sandbox. If the block raises an exception, nothing is checked.
+    What existed before does not count, nor do grue's guard process, the helpers of `multiprocessing`, and
+    descriptors of Landlock rules, which are kept. If the block raises an exception, nothing is checked.
 
     Args:
         within_s: How many seconds to wait, after the end of the block, for leftovers to disappear.

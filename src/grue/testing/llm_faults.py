@@ -35,18 +35,12 @@ def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0
 
 
 def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmReply:
-    """Reset the connection (RST) after the fraction `after` of the body, or of the stream's events.
-
-    `None`: reset the connection before anything is sent.
-    """
+    """Reset the connection (RST) after the fraction `after` of the body or events; `None`: at once."""
     return replace(reply, then="reset", after=after, body=b"" if after is None else reply.body)
 
 
 def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Close the connection after the fraction `after` of the body, or of the stream's events.
-
-    Unlike with `truncated`, the client can see that the reply is incomplete.
-    """
+    """Close the connection after the fraction `after` of the body or of the events; a client can see that."""
     return replace(reply, then="drop", after=after)
 
 

@@ -28,14 +28,12 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     Attributes:
         body: A chat completion or an error in OpenAI's shape, sent in the format of the request; any other
             body is sent unchanged.
-        then: What to do after sending: `keep` the connection, `hang` (send nothing more until the server
-            closes), `drop` (close the connection), or `reset` it.
-        after: Fraction of the body to send before `then`, from 0 to 1; in a stream, the fraction of its
-            events. `None`: if `then` is `keep`, the whole reply is sent; otherwise `body` alone is sent,
-            without status line and headers.
+        then: After sending: `keep` the connection, `hang` (send nothing more), `drop` or `reset` it.
+        after: Fraction of the body, or of a stream's events, to send before `then`, from 0 to 1. `None`: all
+            for `keep`; otherwise `body` alone, without status line and headers.
         pace: How slowly to send the body; `None`: without pauses.
-        amid: What to send in the middle of a stream: bytes, or `error` for an error event that ends the
-            stream. `after` is then the fraction of the events before it, by default half.
+        amid: What to send in the middle of a stream (after the fraction `after`, or half): bytes, or `error`
+            for an error event that ends the stream.
         gzip: How often the body, or each event of a stream, is compressed before it is sent.
         events: The events of a stream, sent instead of the body. The server sets them.
     """
@@ -57,13 +55,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
 
 
 def text_reply(content: str | None, *, finish_reason: str = "stop", **message: object) -> LlmReply:
-    """Return a completion with text.
-
-    `message` has further fields of the assistant's message, such as `reasoning_content`.
-
-    Raises:
-        TypeError: The content is neither a `str` nor `None`.
-    """
+    """Return a completion with text; `message` has further fields, such as `reasoning_content`."""
     if not isinstance(content, str | None):
         raise TypeError(
             f"text_reply wants a text, not {type(content).__name__}; for a structured answer: json.dumps(...)"
@@ -77,19 +69,15 @@ def tool_calls_reply(
     ids: Sequence[str] = (),
     **message: object,
 ) -> LlmReply:
-    """Return a completion with tool calls.
+    """Return a completion with tool calls; raises `TypeError` for calls that are no pairs, or too few ids.
 
     Args:
         calls: The calls, each as a pair: name, and arguments as a mapping or as the JSON text to send.
         content: Text beside the calls.
         ids: The ids of the calls; default: new ones.
-        message: Further fields of the assistant's message, such as `reasoning_content`. If they have
-            reasoning, the server refuses later requests that repeat the calls without the reasoning (in chat
-            completions only with `ProviderRules.echo_reasoning`).
-
-    Raises:
-        TypeError: A call is not a pair of name and arguments, there are not as many ids as calls, or
-            `content` is not a text.
+        message: Further fields of the assistant's message, such as `reasoning_content`. Later requests that
+            repeat the calls without it are refused (chat completions: only with
+            `ProviderRules.echo_reasoning`).
     """
     for call in calls:
         match call:
@@ -120,10 +108,7 @@ def refusal_reply(words: str) -> LlmReply:
 def completion(
     message: Mapping[str, object], *, finish_reason: str = "stop", usage: Mapping[str, object] | None = None
 ) -> LlmReply:
-    """Return a completion with this message, whose fields are not checked, so that they can be malformed.
-
-    By default `usage` has 10 prompt tokens and 5 completion tokens.
-    """
+    """Return a completion with this message, unchecked. Default usage: 10 prompt, 5 completion tokens."""
     _check_form("completion", "message", message, Mapping)
     counted = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     return json_reply(

@@ -122,14 +122,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
-    """Send a reply, and return whether to keep the connection.
-
-    If the result is false, the caller closes the connection; after `reset`, the connection is closed already.
-    The event `closing` ends a pause or a hang.
-
-    Raises:
-        OSError: The client has closed the connection.
-    """
+    """Send a reply, unless `closing` is set meanwhile; return whether the caller may keep the connection."""
     for piece in _pieces(_compressed(reply)):
         connection.sendall(piece)
         if reply.pace is not None and closing.wait(reply.pace.every_s):
@@ -184,10 +177,7 @@ def _chunked(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events to send for the fraction `after`; `None`: all.
-
-    With a fraction, at least 1 event is sent, but fewer than `count` if `count` is above 1.
-    """
+    """Return how many of `count` events make the fraction `after`: at least 1, not all; `None`: all."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -212,8 +202,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         path: The URL's path and query, such as `/v1/chat/completions`.
         headers: The headers, with their names in lower case.
         body: The parsed body and fields from the path; empty if the body is not a JSON object.
-        refused: Why the server refused the request; `None`: it did not, or only for its length or its path.
-        chat: The body translated to chat completions; empty if the body is malformed or a header is missing.
+        refused: Why the rules refuse the request; `None`: they do not.
+        chat: The body translated to chat completions; empty if it is malformed or a header is missing.
     """
 
     path: str
@@ -284,8 +274,8 @@ def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
 class ScriptedLlmServer:
     """An LLM endpoint that sends scripted replies; a context manager.
 
-    It answers POST to `.../chat/completions`, `.../responses` and `.../messages`, and GET to `.../models`.
-    It takes batches of such requests too (`grue.testing.providers.batches`).
+    It answers POST to `.../chat/completions`, `.../responses` and `.../messages`, and GET to `.../models`,
+    and takes batches of such requests (`grue.testing.providers.batches`).
 
     Args:
         script: Replies in order, or a function from request to reply, which several threads may call at once.
@@ -293,15 +283,13 @@ class ScriptedLlmServer:
         rules: The rules by which it refuses requests; default: `ProviderRules()`.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
-        window: The most tokens that a request may have. The server then counts the tokens of each request and
-            puts the number into `usage`. `None`: any number, not counted.
+        window: The most tokens of a request, which are then counted into `usage`; `None`: not counted.
         port: The server's port; 0: a free one.
-        retry_after: The header `Retry-After` of errors that have none, in replies to POST. With `"0"`, a
-            client retries at once.
+        retry_after: Header `Retry-After` of errors without one; with `"0"`, a client retries at once.
 
     Attributes:
-        requests: Every POST so far that was not about batches, refused ones included, and every request that
-            was answered for a batch.
+        requests: Every POST so far, also refused ones and those answered for a batch, but not those about
+            batches.
         listings: Every GET request so far that was not about batches.
         batches: The batches of this endpoint; `batches.faults` makes them fail.
         accepted: Number of connections so far.
@@ -355,8 +343,8 @@ class ScriptedLlmServer:
     def settings(self) -> "LlmSettings":
         """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits.
 
-        If a test scripts `silence()`, a reply that never comes, shorten the time limit of a request:
-        `msgspec.structs.replace(llm.settings, retry=RetryPolicy(timeout_s=0.5, max_retries=0))`.
+        For a script with `silence()`, shorten the time limit: `msgspec.structs.replace(llm.settings,
+        retry=RetryPolicy(timeout_s=0.5, max_retries=0))`.
         """
         from grue import LlmSettings, RetryPolicy
 

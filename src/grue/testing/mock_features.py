@@ -90,10 +90,7 @@ class Weather(BaseModel):
 
 
 def reference_server(**options: Any) -> MockServer:
-    """Return a server that shows MCP's features; `options` are arguments of `MockServer`.
-
-    Source: L1, L3
-    """
+    """Return a server that shows MCP's features; `options` are arguments of `MockServer`."""
     options.setdefault("name", "reference")
     server = MockServer(**options)
     for add in _FEATURES:

@@ -60,11 +60,9 @@ class _Writes(Protocol):
 
 
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
-    """Yields a client's messages, but answers `initialize` requests itself, with an error.
+    """Yields a client's messages, but answers `initialize` requests itself, with an error."""
 
-    The SDK's server must not see such a request: after an `initialize`, even one that it has refused, that
-    server expects the older protocol revisions on this connection.
-    """
+    # After an `initialize`, even a refused one, the SDK's server expects older revisions on the connection.
 
     def __init__(self, read: _Reads, write: _Writes) -> None:
         self._read = read
@@ -76,11 +74,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
         return getattr(self._read, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message.
-
-        Raises:
-            anyio.EndOfStream: The client has closed its side.
-        """
+        """Return the next message; raises `anyio.EndOfStream`."""
         while True:
             item = await self._read.receive()
             request = item.message if isinstance(item, SessionMessage) else None
@@ -173,9 +167,8 @@ class MockServer(MCPServer[Any]):
     Args:
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
         without: Features to switch off. Their methods are answered with "method not found".
-        era: The protocol revisions that the server speaks. `initialize`: the older ones, in which a client
-            begins with the request `initialize`. `stateless`: 2026-07-28, which has no such request. `both`:
-            all of them.
+        era: The protocol revisions that the server speaks: `initialize`: the older ones, which begin with the
+            request `initialize`; `stateless`: 2026-07-28, which has no such request; or `both`.
 
     Raises:
         MissingDependencyError: On import, if `mcp` is missing.
@@ -252,13 +245,7 @@ class MockServer(MCPServer[Any]):
 
     @contextmanager
     def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
-        """Serve over HTTP on loopback, in a thread, and yield the URL. Leaving the block stops the server.
-
-        `port` 0 chooses a free port. The transport `http` is Streamable HTTP; `sse` is the older HTTP+SSE.
-
-        Raises:
-            OSError: The port is not available.
-        """
+        """Serve Streamable HTTP (`http`) or HTTP+SSE on loopback in a thread, in the block; yield the URL."""
         listener = socket.create_server(("127.0.0.1", port))
         http = uvicorn.Server(
             uvicorn.Config(

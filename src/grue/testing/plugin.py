@@ -37,10 +37,7 @@ if TYPE_CHECKING:
             transport: Literal["http", "sse"] = "http",
             **options: Any,
         ) -> HttpServer:
-            """Serve `server` over HTTP, and return the `HttpServer` with which a runner connects to it.
-
-            Without `server`, serve the reference server, made with `options`.
-            """
+            """Serve `server`, or the reference server made with `options`; return how to reach it."""
 
     class MakesScriptedLlm(Protocol):
         """The type of the fixture `scripted_llm`."""
@@ -67,10 +64,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def faulty_mcp_server() -> "MakesFaultyServer":
-    """Configure MCP servers with faults: `faulty_mcp_server("--exit-at", "call", name="files")`.
-
-    Such a call returns a `StdioServer`. The flags are those of `python -m grue.testing.faulty_server --help`.
-    """
+    """Configure faulty servers: `faulty_mcp_server("--exit-at", "call", name="files")` is a `StdioServer`."""
     from grue.testing import faulty_server
     from grue.tool_sessions.server_specs import StdioServer
 
@@ -83,11 +77,7 @@ def faulty_mcp_server() -> "MakesFaultyServer":
 
 @pytest.fixture
 def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServer]":
-    """Serve correct MCP servers over HTTP, from a thread; they are stopped after the test.
-
-    `mock_mcp_server()` serves the reference server (`grue.testing.mock_features`). `mock_mcp_server(server)`
-    serves your `grue.testing.mock_server.MockServer`. Both return an `HttpServer`.
-    """
+    """Serve correct MCP servers over HTTP from a thread, during the test; a call returns an `HttpServer`."""
     from grue.testing.mock_server import MockServer
     from grue.tool_sessions.server_specs import HttpServer
 
@@ -117,10 +107,7 @@ def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServe
 
 @pytest.fixture
 def mock_mcp_process() -> "Callable[..., StdioServer]":
-    """Configure a correct MCP server as a process: `mock_mcp_process("--page-size", "2", name="shop")`.
-
-    Such a call returns a `StdioServer`. The arguments are those of `grue mock-server`.
-    """
+    """Configure a correct MCP server as a process: a `StdioServer`. Arguments as for `grue mock-server`."""
     from grue.tool_sessions.server_specs import StdioServer
 
     def make(*arguments: str, name: str = "reference") -> StdioServer:
@@ -134,8 +121,7 @@ def mock_mcp_process() -> "Callable[..., StdioServer]":
 def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]":
     """Start LLM endpoints with scripted replies; they are closed after the test.
 
-    The script is a sequence of replies, or a function from request to reply; see `grue.testing.llm_server`.
-    An error without `Retry-After` is sent with `Retry-After: 0`, so that the client retries without a wait.
+    See `grue.testing.llm_server`. Errors have `Retry-After: 0`, so that the client retries without a wait.
     """
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 

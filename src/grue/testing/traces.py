@@ -13,8 +13,6 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
     """Replay a trace, and return the number of its turns. No model, server or tool runs.
 
     ```python
-    from grue.testing import replay
-
     def test_the_agent_decides_as_it_did() -> None:
         replay("tests/data/a_good_run")
     ```
@@ -24,8 +22,7 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
         changes: Changes to the recorded run, such as other limits; `None`: nothing is changed.
 
     Raises:
-        AssertionError: The agent or a session no longer acts as recorded; the message shows the first
-            difference and the messages that led to it.
+        AssertionError: The agent or a session no longer acts as recorded; the message shows the difference.
         TraceError: The file is missing, damaged, not a trace, or of a later format.
     """
     changes = changes or Changes()
@@ -38,9 +35,9 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
     """Check that prompts of a trace begin with earlier ones, and return how many prompts were checked.
 
-    Within a conversation, each later prompt has to begin with the whole of an earlier prompt: the last one
-    that offered tools, or the last one that did not. Across conversations with the same model, the tools and
-    the system text have to be the same. `grue trace cache` shows where prompts break these rules.
+    Within a conversation, each prompt has to begin with the whole of the last one that offered tools, or of
+    the last one that did not. Across conversations with the same model, tools and system text have to be the
+    same.
 
     Args:
         path: A trace file or a run folder.

@@ -13,12 +13,7 @@ _NOT_JSON: Final = "We could not parse the JSON body of your request."
 
 
 class BadRequestError(Exception):
-    """The request cannot be answered: HTTP status 400.
-
-    Attributes:
-        param: OpenAI's field `param`: the wrong field of the request, such as `response_format`, or `None`.
-        code: OpenAI's error code, such as `unsupported_value`; `None` if OpenAI has none for this error.
-    """
+    """The request cannot be answered: HTTP status 400. `param` and `code` are fields of OpenAI's errors."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -93,11 +88,7 @@ def text_of(content: Content | None) -> str:
 
 
 def decode_body(body: bytes) -> m.JsonObject:
-    """Return the body of a request as a JSON object.
-
-    Raises:
-        BadRequestError: The body is no JSON object.
-    """
+    """Return the body of a request as a JSON object, or raise `BadRequestError`."""
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -105,14 +96,7 @@ def decode_body(body: bytes) -> m.JsonObject:
 
 
 def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: bool = False) -> ChatRequest:
-    """Check a request as a strict provider would, and decode the fields that the script reads.
-
-    With `strict_names`, a function's name may have only letters, digits, `_` and `-`, as OpenAI requires.
-
-    Raises:
-        BadRequestError: A provider would refuse the request, or it asks for something that the script cannot
-            do.
-    """
+    """Check a request as a strict provider would (`BadRequestError`), and decode what the script reads."""
     rules = ProviderRules(strict_names=strict_names, developer_role=True, known_fields_only=True)
     try:
         chat, refusal = dialect.read(body, rules, {})

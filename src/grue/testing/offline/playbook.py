@@ -16,42 +16,26 @@ _MOST_LOST: Final = 10
 
 
 class Thought(Struct, frozen=True):
-    """One step of thinking.
-
-    Attributes:
-        revises: Number, from 1, of the earlier step of the same turn that this step corrects.
-        branches_from: Number of the earlier step at which a new branch starts.
-    """
+    """One step of thinking."""
 
     text: str
-    revises: int | None = None
-    branches_from: int | None = None
+    revises: int | None = None  # number, from 1, of the earlier step of the turn that this one corrects
+    branches_from: int | None = None  # number of the earlier step at which a new branch starts
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One turn of a script.
-
-    Attributes:
-        why: The thinking in the answer.
-        objective: A new goal for several turns; `None`: no new goal.
-        rounds: Thoughts before the answer, if there is a tool for thinking. Each round is one reply, with one
-            tool call for each of its thoughts.
-    """
+    """One turn of a script."""
 
     command: str
-    why: str
-    objective: str | None = None
-    rounds: tuple[tuple[Thought, ...], ...] = ()
+    why: str  # the thinking in the answer
+    objective: str | None = None  # a new goal for several turns
+    rounds: tuple[tuple[Thought, ...], ...] = ()  # one reply each, with a tool call a thought
 
 
 class Playbook(Struct, frozen=True):
-    """A script for one game.
+    """A script for one game."""
 
-    Attributes:
-        title: Regular expression that is searched for in the title of a game, ignoring case.
-    """
-
-    title: str
+    title: str  # regular expression, searched for in a game's title, ignoring case
     steps: tuple[Step, ...]
 
     def is_for(self, game: str) -> bool:
@@ -68,14 +52,13 @@ class Playbook(Struct, frozen=True):
 
 
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
-    """Return how many commands of a script were played; `None` if `recent` does not tell.
-
-    A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
-    script's commands just before this turn, the idle commands in `recent` are ignored, and the script is
-    searched backwards for the remaining commands of `recent`.
-
-    `turn` is the turn to play, from 1. `recent` begins with the oldest command.
-    """
+    """Return how many commands were played before `turn` (from 1); `None`: `recent` does not tell."""
+    # A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
+    # script's commands just before this turn, search the script backwards for those of `recent` that are not
+    # idle.
+    # A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
+    # script's commands just before this turn, search the script backwards for those of `recent` that are not
+    # idle.
     due = turn - 1
     played = [command.casefold() for command in recent]
     if played == list(commands[max(0, due - len(played)) : due]):

@@ -247,12 +247,7 @@ _ZORK_COMMANDS: Final = (
 
 
 def playbook_for(game_title: str, seed: int) -> Playbook | None:
-    """Return the playbook for a game; `None`: there is none, and the offline model explores the game.
-
-    Args:
-        game_title: The game's name, such as "The House" or "zork1".
-        seed: The seed of the game, which determines the combination of the vault in The House.
-    """
+    """Return the playbook for a game with this seed; `None`: the offline model explores the game."""
     candidates = (house_playbook(seed), zork1_playbook())
     return next((playbook for playbook in candidates if playbook.is_for(game_title)), None)
 

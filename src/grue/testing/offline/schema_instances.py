@@ -41,17 +41,10 @@ class UnsatisfiableError(ValueError):
 
 
 def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text: str = "scripted") -> object:
-    """Return a small value that `schema` accepts.
+    """Return a small value that `schema` accepts, or raise `UnsatisfiableError`.
 
-    Args:
-        schema: A JSON Schema, which may be malformed.
-        wishes: Preferred scalars for properties, by name, at any depth. They are used where the schema
-            accepts them, even for optional properties, and ignored elsewhere.
-        text: The value of each string without a usable wish, `const`, `enum` or `format`. It is cut or padded
-            to the allowed length, and must not be empty.
-
-    Raises:
-        UnsatisfiableError: No value is found: the schema is malformed, contradictory, or not supported.
+    `wishes` are preferred scalars for properties, by name, at any depth; used, even for optional properties,
+    where the schema accepts them. `text` is the value of other strings, cut or padded to the allowed length.
     """
     return _Maker(schema, wishes or {}, text).make(schema, 0)
 

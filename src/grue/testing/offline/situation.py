@@ -27,39 +27,24 @@ class Played(Struct, frozen=True):
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """A turn of a game, as the host's message describes it.
-
-    Attributes:
-        turn: Number of the turn, from 1.
-        location: Name of the place; `None` if the message does not say.
-        inventory: What the player carries, in the host's words; `None` if the message does not say.
-        recent: The last commands played, oldest first.
-        known: Commands that, according to the host's notes, lead to another place.
-        deadly: Commands that, according to the host's notes, have killed the player in this place.
-    """
+    """A turn of a game, as the host's message describes it."""
 
     game: str
-    turn: int
-    location: str | None = None
+    turn: int  # from 1
+    location: str | None = None  # `None`: the message does not say; likewise `inventory`
     inventory: str | None = None
-    recent: tuple[Played, ...] = ()
-    known: frozenset[str] = frozenset()
-    deadly: frozenset[str] = frozenset()
+    recent: tuple[Played, ...] = ()  # the last commands played, oldest first
+    known: frozenset[str] = frozenset()  # commands that, in the host's notes, lead elsewhere
+    deadly: frozenset[str] = frozenset()  # commands that have killed the player here
     text: str = ""
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """The state of a conversation with the host.
+    """The state of a conversation with the host."""
 
-    Attributes:
-        situation: What the host last told about the game; `None` if the conversation is not about a game.
-        rounds: Number of the model's replies since the message that describes the game.
-        settled: Whether thinking is over, because the host has asked for the answer or a call has failed.
-    """
-
-    situation: Situation | None
-    rounds: int = 0
-    settled: bool = False
+    situation: Situation | None  # `None`: it is not about a game
+    rounds: int = 0  # the model's replies since the message about the game
+    settled: bool = False  # whether the host wants the answer, or a call has failed
 
 
 def read_standing(request: ChatRequest) -> Standing:
@@ -104,10 +89,6 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _failed(message: ChatMessage) -> bool:
-    """Return whether the tool's call failed, timed out or was skipped.
-
-    Source: R11.3
-    """
     try:
         result = json.loads(text_of(message.content))
     except (ValueError, RecursionError):

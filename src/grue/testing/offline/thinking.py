@@ -26,13 +26,7 @@ class ThinkingTool(Struct, frozen=True):
     carrier: str
 
     def arguments(self, thought: Thought, number: int, total: int) -> m.JsonObject:
-        """Return arguments for thought `number` of `total` in the turn.
-
-        The thought's revision or branch is left out if the tool has no arguments for it.
-
-        Raises:
-            UnsatisfiableError: No arguments can be constructed for the schema.
-        """
+        """Return arguments for thought `number` of `total` in the turn; raises `UnsatisfiableError`."""
         names = {_plain(name): name for name in self._properties()}
         wished: m.JsonObject = {
             "thoughtnumber": number,

@@ -59,8 +59,8 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         playbook: The playbook for the game (`playbook_for`); `None`: the model explores the game.
         strict_names: Allow only letters, digits, `_` and `-` in function names, as OpenAI does.
         script: A function that answers the requests, such as `reply_in_chat`; `None`: play a game.
-        pause_s: Seconds between two pieces of a streamed reply; `None`: at a terminal 0.03, elsewhere 0. An
-            `httpx.Client` gets all pieces without pauses.
+        pause_s: Seconds between two pieces of a streamed reply, for an `httpx.AsyncClient`; `None`: at a
+            terminal 0.03, elsewhere 0.
     """
 
     def __init__(
@@ -114,11 +114,7 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 def offline_endpoint(
     script: Callable[[ChatRequest], Reply], settings: LlmSettings | None = None, *, model: str = MODEL
 ) -> LlmEndpoint:
-    """Return an endpoint that a script answers, without network or key, for a program's `--offline`.
-
-    `settings` are those of the real model; `None`: the defaults. Their endpoint (URL, key, wire format,
-    profile), model name and fallback models (`then`) are not used.
-    """
+    """Return an endpoint that a script answers, for `--offline`, with the limits of `settings`."""
     real = settings or LlmSettings(model=model)
     offline = replace(real, base_url=OFFLINE_URL, model=model, api_key="", wire=None, profile=None, then=())
     return LlmEndpoint(offline, transport=ScriptedModelTransport(script=script))

@@ -1,9 +1,4 @@
-"""The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
-
-When the client asks for a batch's state, the server says that the batch is running, `BatchFaults.looks` times
-(0 by default). The next time, the endpoint's script answers each request of the batch as if it had been
-posted alone, unless a fault is set. The server refuses batches for many of the reasons that providers have.
-"""
+"""The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`."""
 
 import email.parser
 import email.policy
@@ -37,28 +32,21 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 class BatchFaults(Struct, kw_only=True):
     """What goes wrong with batches of requests. The fields may be changed while the server runs.
 
-    Attributes:
-        looks: How often the server shows a batch as running before the batch ends.
-        ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
-            `unanswered` says otherwise. The requests of a `failed` batch are never answered. Anthropic's
-            batches cannot fail: for them, `failed` means `completed`.
-        why: The reason that the server gives if `ends` is `failed`.
-        unanswered: Called with the id of each request; returns the outcome of the request in place of a
-            reply, or `None` to let it be answered. `lost`: the request is missing from the results.
-        in_place: Called with method, path, and how often this path was requested with this method, from 1. If
-            it returns a reply, such as a 429, that reply is sent and the request is not carried out.
-        after: Called like `in_place`, but after the request was carried out. If it returns a reply, that
-            reply is sent instead of the request's own.
-        results: Called with the lines of a results file, and how often the client has asked for the file,
-            from 1; returns what to send.
+    Functions get counts from 1: `in_place` and `after` how often the client has requested this path with this
+    method, `results` how often it has asked for the file.
     """
 
-    looks: int = 0
+    looks: int = 0  # how often a batch is shown as running first
+    # `failed`: no request is answered; for Anthropic, as `completed`
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
-    why: str = "the file could not be read"
+    why: str = "the file could not be read"  # the reason of a `failed` batch
+    # by a request's id; `None`: answer it; `lost`: it is missing from the results
     unanswered: Callable[[str], Unanswered | None] = lambda _: None
+    # a reply that is sent instead of carrying out the request
     in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
+    # a reply that is sent after the request was carried out
     after: Callable[[str, str, int], LlmReply | None] = lambda *_: None
+    # gets the lines of a results file; returns what to send
     results: Callable[[bytes, int], bytes] = lambda lines, _: lines
 
 
@@ -77,15 +65,11 @@ class _Batch(Struct, kw_only=True):
 
 
 class ScriptedBatches:
-    """The batches of requests that one scripted endpoint has received.
+    """The batches of requests that an endpoint has received; `ask` answers a request as if posted alone."""
 
-    Args:
-        ask: A function that answers one request of a batch, as if it had been posted alone.
+    # `asked` counts the calls of `ask` by the request's id; `made` has the ids of each batch's requests.
 
-    Attributes:
-        asked: How often `ask` was called for each request, by the request's id.
-        made: The ids of the requests in each batch, in order, by the batch's id.
-    """
+    # `asked` counts the calls of `ask` by the request's id; `made` has the ids of each batch's requests.
 
     def __init__(self, ask: Ask) -> None:
         self.faults = BatchFaults()

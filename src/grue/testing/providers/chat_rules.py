@@ -1,8 +1,7 @@
 """The rules of strict providers for a chat completions request, with error messages like theirs.
 
 No provider has all of these rules, but every provider should accept a request that keeps all of them.
-Requests in other formats are translated to chat completions first. Functions that the formats share are here
-as well: for example, they read completions, make reasoning look encrypted, and write streams.
+Functions that the formats share are here as well.
 """
 
 import base64
@@ -245,9 +244,8 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         cache_markers: How many content parts may have `cache_control`; 0: the field is refused as unknown.
         tools_with_history: A request with tool results in its history must have `tools`.
         max_description_chars: Longest description of a tool; `None`: no limit.
-        echo_reasoning: A chat completions request must repeat the model's reasoning with its tool calls. The
-            other formats always require that.
-        known_fields_only: A top-level field of the request that is not in a fixed list is refused.
+        echo_reasoning: A chat request must repeat the reasoning with its tool calls, as in other formats.
+        known_fields_only: Top-level fields that are not in a fixed list are refused.
         max_image_base64: Longest base64 text of an image, in characters.
     """
 

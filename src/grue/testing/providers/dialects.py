@@ -32,33 +32,19 @@ _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """One request format, as functions that translate to and from chat completions.
-
-    Attributes:
-        path: The end of its URL path; `{model}` in it stands for the model's name.
-        to_chat: Translates a request to chat completions.
-        from_chat: Takes a chat completion and the request; returns the completion in this format.
-        error: Takes an HTTP status and OpenAI's error object; returns the body of the error in this format.
-        refusals: Takes a request, and the reasoning that it must repeat; yields the reasons for which a
-            provider would refuse the request.
-        owed: Takes a reply; returns its reasoning that later requests must repeat.
-        events: Takes a reply and the request; yields the reply as the events of a stream.
-        broken_off: Returns the event that reports an error in the middle of a stream.
-        admission: Takes the headers; returns a refusal, or `None`. By default all headers are accepted.
-        stream_path: The end of the URL path of requests for a stream; empty: `path`.
-    """
+    """One request format, as functions that translate to and from chat completions."""
 
     name: DialectName
-    path: str
+    path: str  # end of the URL path; `{model}` in it stands for the model's name
     to_chat: Callable[[Json], Json]
-    from_chat: Callable[[Json, Json], Json]
-    error: Callable[[int, Json], Json]
-    refusals: Callable[[Json, Owed], Iterator[str]]
-    owed: Callable[[Json], dict[str, list[Json]]]
-    events: Callable[[Json, Json], Iterator[bytes]]
-    broken_off: Callable[[], bytes]
-    admission: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None
-    stream_path: str = ""
+    from_chat: Callable[[Json, Json], Json]  # gets a completion and the request
+    error: Callable[[int, Json], Json]  # gets a status and OpenAI's error object
+    refusals: Callable[[Json, Owed], Iterator[str]]  # gets a request and the reasoning that it must repeat
+    owed: Callable[[Json], dict[str, list[Json]]]  # gets a reply; returns what later requests must repeat
+    events: Callable[[Json, Json], Iterator[bytes]]  # gets a reply and the request
+    broken_off: Callable[[], bytes]  # an error in the middle of a stream
+    admission: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None  # gets the headers
+    stream_path: str = ""  # of requests for a stream; empty: `path`
 
     def told(self, path: str) -> Json | None:
         """Return the fields in a request's path, such as `model`; `None`: the path is of another dialect."""
@@ -70,12 +56,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return None
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
-        """Translate a request to chat completions, and check it.
-
-        `rules` are applied to the translated request. `owed` is the reasoning that the request must repeat;
-        in the chat format it counts only with `rules.echo_reasoning`. Return the translated request, empty if
-        `body` is malformed; and the request's refusal, or `None`.
-        """
+        """Translate a request to chat completions (`{}` if malformed), and check it; return both results."""
+        # In the chat format, the reasoning `owed` counts only with `rules.echo_reasoning`.
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
         words: str | None = None
@@ -88,10 +70,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return chat, None if words is None else Refusal(words=words)
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
-        """Translate a completion or an error to this format; return any other JSON object as it is.
-
-        `None`: the body is not a JSON object, or is a malformed completion.
-        """
+        """Translate a completion or an error to this format; `None`: no JSON object or malformed."""
         try:
             said: Any = json.loads(body)
             if said.get("choices"):

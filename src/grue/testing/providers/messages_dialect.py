@@ -138,10 +138,7 @@ def _call(block: Json) -> Json:
 
 
 def from_chat(completion: Json, request: Json) -> Json:
-    """Return a chat completion as a Message.
-
-    Arguments that are not valid JSON are put into `input` as text: a script may send a malformed reply.
-    """
+    """Return a chat completion as a Message."""
     message, finish = first_choice(completion)
     content = [*_blocks(message)]
     refusal = message.get("refusal")
@@ -195,10 +192,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape.
-
-    `status` decides the error's type; if `status` is 200, a numeric code in `said` does.
-    """
+    """Return an error in Anthropic's shape. Its type follows from the status, or at 200 from its code."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(
@@ -213,10 +207,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking blocks of a reply, which later requests must repeat.
-
-    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls.
-    """
+    """Return a reply's thinking, which later requests must repeat, by its calls' ids or else its own."""
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
     ids = [block["id"] for block in blocks if block["type"] == "tool_use"] or [message["id"]]

@@ -131,10 +131,7 @@ def _part(part: Json) -> Json:
 
 
 def from_chat(completion: Json, request: Json) -> Json:
-    """Return a chat completion as a Response.
-
-    A reasoning item of the Response has the field `encrypted_content` if `request` asks for that.
-    """
+    """Return a chat completion as a Response, with encrypted reasoning if `request` asks for that."""
     message, finish = first_choice(completion)
     why = _INCOMPLETE.get(finish)
     status = "incomplete" if why else "completed"
@@ -224,10 +221,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning items of a reply, which later requests must repeat.
-
-    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls.
-    """
+    """Return a reply's reasoning, which later requests must repeat, by its calls' ids or else its own."""
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
@@ -439,11 +433,9 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Yield an error for each reasoning item that was changed, or left out before a repeated tool call.
-
-    A reasoning item without a following item of the model is an error too. With `kept`, the endpoint stores
-    its replies, so a request may leave out an item's encrypted content.
-    """
+    """Yield an error for each reasoning item that was changed, left out before its call, or comes last."""
+    # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
+    # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
     sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
     for item, following in zip(items, [*items[1:], {}], strict=False):
