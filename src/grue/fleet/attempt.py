@@ -104,10 +104,7 @@ def run_attempt(job: Job) -> Attempted:
     )
     attempt = folder.begin(case)
     episode = Episode(
-        id=folder.id,
-        folder=attempt,
-        repetition=job.repetition,
-        interrupted=next(iter(interrupted), None),
+        id=folder.id, folder=attempt, repetition=job.repetition, interrupted=next(iter(interrupted), None)
     )
     began = time.monotonic()
     with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:

@@ -148,11 +148,7 @@ class Samples:
         return _Request(body, envelope.turn, envelope.seq, messages, tools or (), loss)
 
     def _sample(
-        self,
-        asked: _Request,
-        envelope: EpisodeEnvelope,
-        body: m.CompletionReceived,
-        talk: Talk | None,
+        self, asked: _Request, envelope: EpisodeEnvelope, body: m.CompletionReceived, talk: Talk | None
     ) -> Sample | None:
         if talk is not None and talk.history.unread is not None:
             self._kept[id(talk.history.unread)] = talk.history.unread

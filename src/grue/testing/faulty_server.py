@@ -140,13 +140,7 @@ def _add_message_flags(parser: argparse.ArgumentParser) -> None:
         help="list the tools on N pages, with one more tool on each",
     )
     add("--page-loop", action="store_true", help="make the last page refer to the first one")
-    add(
-        "--late",
-        metavar="SECONDS",
-        type=float,
-        default=0.0,
-        help="delay answers to calls, but keep reading",
-    )
+    add("--late", metavar="SECONDS", type=float, default=0.0, help="delay answers to calls, but keep reading")
     add("--duplicate", action="store_true", help="send every answer twice")
     add("--wrong-id", action="store_true", help="answer calls with the id of no request")
     add("--fork", action="store_true", help="fork a copy that keeps all pipes open and ignores SIGTERM")

@@ -17,15 +17,7 @@ from typing import Annotated, Any, Literal
 import anyio
 import mcp_types as types
 from mcp.server.connection import allowed_log_levels
-from mcp.server.mcpserver import (
-    Context,
-    Elicit,
-    ElicitationResult,
-    ListRoots,
-    Resolve,
-    Sample,
-    UserMessage,
-)
+from mcp.server.mcpserver import Context, Elicit, ElicitationResult, ListRoots, Resolve, Sample, UserMessage
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError as ProtocolError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS

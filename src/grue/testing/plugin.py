@@ -87,10 +87,7 @@ def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServe
     with ExitStack() as running:
 
         def make(
-            server: "MockServer | None" = None,
-            *,
-            transport: Literal["http", "sse"] = "http",
-            **options: Any,
+            server: "MockServer | None" = None, *, transport: Literal["http", "sse"] = "http", **options: Any
         ) -> "HttpServer":
             if server is None:
                 from grue.testing.mock_features import reference_server
