@@ -24,8 +24,8 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 GONE = "the fleet's broker is gone, so nothing may start"
 
+# How long an episode with `ServerCap.an_episode` server processes waits for one more before a refusal.
 _TOO_MANY_S = 30.0
-"""How long an episode with `ServerCap.an_episode` server processes waits for one more before a refusal."""
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):

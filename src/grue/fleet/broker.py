@@ -32,16 +32,13 @@ from grue.protocol.turn.prices import Price, price_of
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
+# The share of `requests_per_minute` that is used, because an endpoint's clock may run at another speed.
 _MARGIN = 0.95
-"""The share of `requests_per_minute` that is used, because an endpoint's clock may run at another speed."""
-
-_CATCH_UP = 4.0
-"""How many times shorter than the average the pause between two requests may be."""
-
+_CATCH_UP = 4.0  # how many times shorter than the average the pause between two requests may be
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
+# If the endpoint asks for a longer wait, that request fails. Other requests start after this pause.
 _MOST_PAUSE_S = RetryPolicy().max_asked_delay_s
-"""If the endpoint asks for a longer wait, that request fails. Other requests start after this pause."""
 
 
 class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

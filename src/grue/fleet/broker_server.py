@@ -33,8 +33,8 @@ MOST_LINE_BYTES = 65_536
 
 _BACKLOG = 100
 _ACCEPT_AGAIN_S = 0.1
+# The most bytes in the path of the folder for temporary files. A Unix socket's path may have about 100.
 _LONGEST_FOLDER = 75
-"""The most bytes in the path of the folder for temporary files. A Unix socket's path may have about 100."""
 
 
 class Ask(Struct, frozen=True, tag="ask"):

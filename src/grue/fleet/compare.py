@@ -66,12 +66,11 @@ _SELECTED = re.compile(r"(.*?)(?::([^\W\d][\w.-]*=.*))?", re.DOTALL)
 _NEXT_SETTING = re.compile(r",(?=[^\W\d][\w.-]*=)")
 _MOST_NAMED = 8
 _MOST_CASES = 5
+# Settings that do not make cells: episodes with different seeds are repetitions in one cell.
 _NO_CELL = frozenset({"seed"})
-"""Settings that do not make cells: episodes with different seeds are repetitions in one cell."""
 
+# Settings that are not part of the case: a model's server that is started again may have another port.
 NO_CASE = frozenset({"base_url"})
-"""Settings that are not part of the case: a model's server that is started again may have another port."""
-
 _WIDEST = 70
 _TINY = 1e-12
 _MISSING = {

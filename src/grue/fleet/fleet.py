@@ -29,10 +29,10 @@ from grue.fleet.work import KnownWork, Work, find_work, name_of
 from grue.policies import Batching
 from grue.runtime.files import as_path
 
+# A function that is called with three arguments: the counts, a dictionary from each running episode's id to
+# the time of its submission (monotonic seconds), and the cost of the requests (without a budget and a rate:
+# only of earlier runs).
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
-"""A function that is called with three arguments: the counts, a dictionary from each running episode's id to
-the time of its submission (monotonic seconds), and the cost of the requests (without a budget and a rate:
-only of earlier runs)."""
 
 
 @contextlib.contextmanager

@@ -55,12 +55,11 @@ _HELD = "commit"
 _DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_IDS = 64 * 2**20
+# `episode_id` admits 8 MiB of settings; `case.json` may have the settings twice, and with indentation.
 _MOST_BYTES_OF_CASE = 64 * 2**20
-"""`episode_id` admits 8 MiB of settings; `case.json` may have the settings twice, and with indentation."""
 
+# Errors of file systems without hard links: vfat, exfat, and many FUSE and SMB file systems.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""Errors of file systems without hard links: vfat, exfat, and many FUSE and SMB file systems."""
-
 _ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 _NUMBERED = re.compile(r"attempt-([1-9][0-9]{0,5})")
 

@@ -24,9 +24,8 @@ from grue.hosting import GameConfiguration
 from grue.testing.offline import MODEL
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, api_key, require_key
 
+# Files of an interrupted attempt that are not copied into the attempt that resumes it.
 LEFT_OUT = ("attempt.json", "result.json", "output.txt")
-"""Files of an interrupted attempt that are not copied into the attempt that resumes it."""
-
 _PROJECT = Path("pyproject.toml")
 _TABLES = ("grue", "zorkgpt")
 

@@ -19,13 +19,12 @@ from grue.errors import FleetError
 from grue.runtime.files import os_errors_as
 from grue.runtime.secrets.secret_forms import looks_secret
 
+# Hexadecimal digits of an id: 96 bits, so that no two of a million cases get the same id in practice.
 ID_LENGTH = 24
-"""Hexadecimal digits of an id: 96 bits, so that no two of a million cases get the same id in practice."""
-
 _MOST_BYTES = 8 * 2**20
 
+# Keys that count as no secrets inside a setting's value: data often has them, as in `{"key": "a"}`.
 _DATA = frozenset({"key", "keys", "token", "tokens"})
-"""Keys that count as no secrets inside a setting's value: data often has them, as in `{"key": "a"}`."""
 
 
 class Case(Struct, frozen=True, kw_only=True):

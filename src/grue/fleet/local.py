@@ -44,21 +44,18 @@ _PRELOADED = (
     "grue.actors.llm",
     "grue.transports.mcp.process_wire",
 )
+# Preloaded too if the limits cap the number of server processes: each worker then needs the MCP SDK, whose
+# import takes most of a second.
 _PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk")
-"""Preloaded too if the limits cap the number of server processes: each worker then needs the MCP SDK, whose
-import takes most of a second."""
 
+# Time limit for a worker to import the program and to connect, and for starting one while none runs.
 _START_S = 120.0
-"""Time limit for a worker to import the program and to connect, and for starting one while none runs."""
-
 _START_AGAIN_S = 0.2
 
-_PIPES_OF_A_START = 4
-"""A worker's start needs seven descriptors at the same time; four pipes have eight."""
+_PIPES_OF_A_START = 4  # A worker's start needs seven descriptors at the same time; four pipes have eight
 
+# If so many workers in a row end before they are ready, the engine fails: further workers would end too.
 _MOST_BROKEN = 5
-"""If so many workers in a row end before they are ready, the engine fails: further workers would end too."""
-
 _DEATH_S = 10.0
 _MOST_SAID_BYTES = 16 * 2**20
 _READ_BYTES = 65_536

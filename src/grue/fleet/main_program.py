@@ -16,14 +16,12 @@ from typing import Any
 
 from grue.errors import FleetError
 
-WORK_MODULE = "_grue_work_"
-"""The prefix of the name under which a work's file is imported as a module."""
-
+WORK_MODULE = "_grue_work_"  # the prefix of the name under which a work's file is imported as a module
 _IMPORTED_AGAIN = ("__mp_main__", WORK_MODULE)
+# Names by which a program may find out that a worker imports it.
 _TELLING_APART = frozenset(
     {"__name__", "parent_process", "current_process", "environ", "getenv", "getpid", "getppid"}
 )
-"""Names by which a program may find out that a worker imports it."""
 
 
 def refuse_to_start_again(*, imports_main: bool) -> None:

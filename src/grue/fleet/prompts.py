@@ -20,9 +20,8 @@ from grue.fleet.work import contains, finite
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import counted
 
+# A function that gets the answer and the expected answer, and returns a number; `True` counts as 1.
 Score: TypeAlias = Callable[[Any, Any], float]
-"""A function that gets the answer and the expected answer, and returns a number; `True` counts as 1."""
-
 _MOST_CASES = 10
 _WIDEST = 32
 

@@ -28,16 +28,14 @@ from grue.runtime.files import next_line, open_regular
 from grue.tracing.marks import SCORES, Mark, read_marks
 
 INDEX = "results.jsonl"
-DEFAULT_SCORE = "score"
-"""The score that commands use if none is named."""
+DEFAULT_SCORE = "score"  # the score that commands use if none is named
 _MOST_LINE = 2**20
 
+# `scored` and `failed` are results. Episodes with the other outcomes have no result. `infrastructure`: the
+# machine, the network or a server failed in the last attempt; `unpaid`: the budget refused one of its
+# requests; `interrupted`: the last attempt was cut off, still runs or waits for a batch; `damaged`: the
+# episode's files cannot be read.
 ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
-"""`scored` and `failed` are results. Episodes with the other outcomes have no result. `infrastructure`: the
-machine, the network or a server failed in the last attempt; `unpaid`: the budget refused one of its requests;
-`interrupted`: the last attempt was cut off, still runs or waits for a batch; `damaged`: the episode's files
-cannot be read."""
-
 _Stamp: TypeAlias = tuple[int, int, int]
 
 

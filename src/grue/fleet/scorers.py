@@ -33,8 +33,7 @@ KINDS = ("function", "regex", "schema", "judge")
 _SETTING = re.compile(r"\{([A-Za-z_]\w*)\}")
 _MOST_JUDGED = 20_000
 _MOST_CACHED_BYTES = 2**20
-_OUTSIDE: dict[str, Any] = {}
-"""The schemas that a schema may refer to by a URL: none."""
+_OUTSIDE: dict[str, Any] = {}  # the schemas that a schema may refer to by a URL: none
 
 
 class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

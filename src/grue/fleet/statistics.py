@@ -21,29 +21,22 @@ from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 
+# With fewer cases (or groups of them), no interval would contain the true value as often as it claims.
 LEAST_CASES = 15
-"""With fewer cases (or groups of them), no interval would contain the true value as often as it claims."""
-
 LEVEL = 0.95
+# The significance level: a difference counts as more than chance if its p-value is below this level.
 SELDOM = 1 - LEVEL
-"""The significance level: a difference counts as more than chance if its p-value is below this level."""
+POWER = 0.8  # A difference counts as detectable if at least this share of sweeps would find it
 
-POWER = 0.8
-"""A difference counts as detectable if at least this share of sweeps would find it."""
-
+# If none of n cases differs, at most about 3/n of all possible cases differ, with a confidence of 95 %.
 _NONE_OF = 3.0
-"""If none of n cases differs, at most about 3/n of all possible cases differ, with a confidence of 95 %."""
-
 _RESAMPLES = 2000
 _SEED = 20_260_101
 _DRAWN_AT_ONCE = 250_000
+# With at most so many groups, the samples' draws are kept for the next interval. They take up to 4 MB.
 _MOST_KEPT = 250
-"""With at most so many groups, the samples' draws are kept for the next interval. They take up to 4 MB."""
-
 _TINY = 1e-12
-_LARGE = 1e90
-"""Larger values are divided before they are squared or cubed, which would overflow."""
-
+_LARGE = 1e90  # larger values are divided before they are squared or cubed, which would overflow
 _LARGEST = sys.float_info.max
 
 

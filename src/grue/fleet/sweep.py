@@ -103,6 +103,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield dict(self.settings)
 
 
+# The tables with fixed keys, by the place that msgspec's errors name.
 _TABLES: dict[str, type[Struct]] = {
     "": Sweep,
     "grid[...]": Span,
@@ -110,8 +111,6 @@ _TABLES: dict[str, type[Struct]] = {
     "budget.prices[...]": Price,
     "rate": Rate,
 }
-"""The tables with fixed keys, by the place that msgspec's errors name."""
-
 _MISSPELT_FROM = 0.6
 
 
@@ -286,15 +285,12 @@ def _of_msgspec(file: _File, error: msgspec.ValidationError) -> FleetError:
 
 # --- An estimate of a sweep's size and cost; no episode is played for it ---
 
-SAMPLE = 10
-"""How many episodes have to be done before size and cost are estimated from them."""
-
+SAMPLE = 10  # how many episodes have to be done before size and cost are estimated from them
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000
+# The assumed sizes of a turn, of an episode of unknown length, and of an episode without its trace. They are
+# used if fewer than `SAMPLE` finished episodes have a trace, or `keep` is not `all`.
 _RESULT_BYTES = 3_000
-"""The assumed sizes of a turn, of an episode of unknown length, and of an episode without its trace.
-
-They are used if fewer than `SAMPLE` finished episodes have a trace, or `keep` is not `all`."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):

@@ -34,8 +34,8 @@ from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.main_program import WORK_MODULE
 from grue.hosts import BUNDLED
 
+# The works that come with grue's own hosts, by the host's short name.
 OURS = {name: host.work for name, host in BUNDLED.items() if host.work}
-"""The works that come with grue's own hosts, by the host's short name."""
 
 
 class Episode(Struct, frozen=True, kw_only=True):

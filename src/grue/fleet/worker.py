@@ -24,15 +24,12 @@ from grue.runtime.loops.interrupts import ignore_interrupts
 from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import guard
 
+# How many episodes a worker plays before it is replaced, so that leaks of the work do not add up.
 EPISODES_A_WORKER = 200
-"""How many episodes a worker plays before it is replaced, so that leaks of the work do not add up."""
 
+# Descriptors below this number are compared where the system does not list the open descriptors.
 _FIRST_DESCRIPTORS = 256
-"""Descriptors below this number are compared where the system does not list the open descriptors."""
-
-READY = b"\n"
-"""The first line that a worker writes. Each later line is a `WorkerSaid` as JSON."""
-
+READY = b"\n"  # The first line that a worker writes. Each later line is a `WorkerSaid` as JSON.
 _LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 

@@ -29,9 +29,7 @@ from grue.hosts.zork.chat_messages import FunctionCall, LLMResponse, ToolCall
 from grue.protocol.chat_wire.profiles import supports_tool_calling
 from grue.protocol.tools import results as tool_results
 
-THINK = "thoughtbox.think"
-"""The tool that a `MockMCPManager` lists by default."""
-
+THINK = "thoughtbox.think"  # the tool that a `MockMCPManager` lists by default
 _THOUGHT: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PHASES = {"initialize": "initialize", "tools/list": "list", "tools/call": "call"}
+# The choices of `--ask`: requests to the client.
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sampling": (
         "sampling/createMessage",
@@ -47,11 +48,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ping": ("ping", {}),
     "nonsense": ("faulty/nonsense", {}),
 }
-"""The choices of `--ask`: requests to the client."""
 
+# The choices of `--after-listing`: what the server does without having been asked.
 UNPROMPTED_ACTIONS = ("exit", "kill", "close-stdout", "noise", "change-tools")
-"""The choices of `--after-listing`: what the server does without having been asked."""
-
 GARBAGE = (
     b"Server listening...",
     b'{"half": ',

@@ -114,11 +114,10 @@ class ContextWindow(Struct, frozen=True):
         return replace(reply, body=json.dumps(body).encode())
 
 
-_GZIP = 31
-"""Value of `wbits` of zlib that makes the format of gzip."""
+_GZIP = 31  # value of `wbits` of zlib that makes the format of gzip
 
+# Value of SO_LINGER that makes closing a connection send RST instead of FIN.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER that makes closing a connection send RST instead of FIN."""
 
 
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
@@ -232,8 +231,8 @@ Script: TypeAlias = Sequence[LlmReply | str] | Callable[[LlmRequest], LlmReply |
 
 _SHOWN = 300
 
+# The prefix of errors in the script. grue's advice on such an error is about the script, not a model.
 _OURS = "grue.testing: "
-"""The prefix of errors in the script. grue's advice on such an error is about the script, not a model."""
 
 
 def _reply(given: object) -> LlmReply | None:

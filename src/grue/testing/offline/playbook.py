@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from grue.testing.offline.situation import Situation
 
+# Commands that do not advance a game. No script contains them; a host plays them mostly as its fallback.
 IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "help"])
-"""Commands that do not advance a game. No script contains them; a host plays them mostly as its fallback."""
 
+# The most turns that may have been played outside the script. With more, a match would be chance.
 _MOST_LOST: Final = 10
-"""The most turns that may have been played outside the script. With more, a match would be chance."""
 
 
 class Thought(Struct, frozen=True):

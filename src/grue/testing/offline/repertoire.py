@@ -191,13 +191,12 @@ _HOUSE_ROUNDS: Final = {
         ),
     ),
 }
+# For each name in the Bible of The House: who that is, and what to count in that person's picture.
 _PICTURES: Final = {
     "Jory": ("sailor", "gulls"),
     "Marget": ("baker", "loaves"),
     "Tamsin": ("widow", "candles"),
 }
-"""For each name in the Bible of The House: who that is, and what to count in that person's picture."""
-
 _ZORK_REASONS: Final = {
     "take egg": "Jewelled eggs seldom grow on trees, so this one will be missed by nobody but a bird.",
     "open window": "The front door is boarded up. A window that is ajar is a door with less pride.",

@@ -13,9 +13,7 @@ from grue.protocol.tools.json_schema import check_of
 
 _MAX_DEPTH: Final = 16
 _MOST_ATTEMPTS: Final = 5000
-_MAX_SIZE: Final = 1000
-"""Largest `minLength`, `minItems` and `minProperties` that are supported."""
-
+_MAX_SIZE: Final = 1000  # largest `minLength`, `minItems` and `minProperties` that are supported
 _BEYOND: Final = frozenset(
     [
         *("not", "if", "then", "else", "allOf", "pattern", "contains", "propertyNames", "patternProperties"),

@@ -18,12 +18,10 @@ from grue.testing.offline.situation import Situation, read_standing
 from grue.testing.offline.thinking import ThinkingTool, thinking_tool
 from grue.testing.providers.chat_rules import chat_call
 
-MODEL: Final = "grue-offline-script"
-"""The model's name in every reply, whatever name the request has."""
+MODEL: Final = "grue-offline-script"  # the model's name in every reply, whatever name the request has
 
+# The base URL to configure. No request is sent to it: the script answers instead.
 OFFLINE_URL: Final = "http://offline.invalid/v1"
-"""The base URL to configure. No request is sent to it: the script answers instead."""
-
 _SCRIPTED: Final = "(scripted)"
 _NO_GAME: Final = (
     "I am a script that stands in for a model: I play text adventures, and this is none that I know."

@@ -17,13 +17,12 @@ from msgspec import Struct
 
 Json: TypeAlias = dict[str, Any]
 
+# The exceptions that code for well-formed bodies raises if a body is malformed.
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
-"""The exceptions that code for well-formed bodies raises if a body is malformed."""
 
+# The reasoning that a request must repeat unchanged, by the id of the tool call that followed the reasoning,
+# or by the id of the reply if there was no call.
 Owed: TypeAlias = Mapping[str, Sequence[Json]]
-"""The reasoning that a request must repeat unchanged, by the id of the tool call that followed the reasoning,
-or by the id of the reply if there was no call."""
-
 _SIGNED = "scripted-"
 _SEALED = "gAAAA"
 
@@ -112,12 +111,9 @@ def is_sealed(text: str) -> bool:
         return False
 
 
-PIECES = 12
-"""Largest number of pieces that a text is split into."""
-
+PIECES = 12  # largest number of pieces that a text is split into
 _LEAST_PIECE = 4
-BROKEN = "The upstream broke off."
-"""The message of an error in the middle of a stream."""
+BROKEN = "The upstream broke off."  # the message of an error in the middle of a stream
 
 
 def pieces(text: str) -> list[str]:
