@@ -1,14 +1,11 @@
 """Run thousands of episodes: which model, prompt, tool or setting works better, and at what cost?
 
-    from grue.fleet import Episode, Fleet
-
     def play(case: dict, episode: Episode) -> float: ...
 
     Fleet("runs/sweep").map(play, [{"model": "a"}, {"model": "b"}], repetitions=20)
 
-Results are on disk: `Fleet("runs/sweep").results()`. If `map` is called again, it plays only the episodes
-that have no result yet; see `docs/guides/fleet.md`. `compare_prompts` compares prompts on a list of cases in
-one call and needs no folder.
+If `map` is called again, it plays only the episodes that have no result on disk yet; see
+`docs/guides/fleet.md`.
 """
 
 from grue.fleet.broker import Amount, FleetBudget, Rate

@@ -1,7 +1,7 @@
 """Hold back a fleet's requests and server processes until its limits allow them, and sum up the costs.
 
-The ledger, an append-only file, gets a line with the most that a request can cost before the request starts,
-and a line with its cost afterwards: a later run knows what may have been spent, even if a process was killed.
+The ledger, an append-only file, gets what a request can cost at most before the request starts, and its cost
+afterwards: so a later run knows what may have been spent, even if a process was killed.
 """
 
 import contextlib

@@ -1,11 +1,7 @@
-"""Play an episode with the agent loop: give the case's inputs to a model, one after another.
+"""Play an episode with the agent loop: give the case's `inputs` (texts) to a model, one after another.
 
-The settings of a case: `inputs` (a list of texts; required), `expected` (a text or a number that the last
-answer must contain), `system` (the system prompt), `offline` (`true`: a scripted model), `model`, `base_url`,
-`mcp` (`false`: no servers), `mcp_config` (a file that lists MCP servers; without it, the reasoning server
-that comes with grue). The scores: `score` (1: the last answer contains `expected`; 0: it does not; a case
-without `expected` has no `score`), `requests` and `tool_calls`. An interrupted attempt is played again from
-its first input.
+The scores: `score` (1: the last answer contains `expected`, a text or a number; none without `expected`),
+`requests` and `tool_calls`. An interrupted attempt is played again from its first input.
 """
 
 from pathlib import Path

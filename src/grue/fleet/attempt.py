@@ -1,8 +1,6 @@
-"""Make one attempt of an episode, in a worker process: call the work, classify its end, commit the result.
-
-The work is user code: it may raise anything, even a `BaseException` or an exception whose `__str__` fails,
-and may leave its process in any state.
-"""
+"""Make one attempt of an episode, in a worker process: call the work, classify its end, commit the result."""
+# The work is user code: it may raise anything, even an exception whose `__str__` fails, and leave its process
+# in any state.
 
 import contextlib
 import errno

@@ -1,9 +1,7 @@
 """The socket by which the broker (`broker.py`) lets workers send LLM requests and start MCP servers.
 
-Each worker process has a connection. A message is a line of JSON. When a worker's connection ends, its
-unfinished requests count in the fleet's cost, since they may have been sent, and its servers have ended.
-
-The server runs in a thread with an event loop of its own, so that the driver stays synchronous.
+Each worker process has a connection; a message is a line of JSON. The server runs in a thread with an event
+loop of its own, so that the driver stays synchronous.
 """
 
 import asyncio

@@ -4,19 +4,12 @@
                   ├─ pair by case ─ mean of each case ─┤
     results of B ─┘                                    └─ cannot be told   otherwise
 
-The interval is the 95 % confidence interval of the mean difference, B minus A. If it contains 0, the result
-says how large a difference these cases would probably have shown and, if known, how many more cases are
-needed.
+The interval is the 95 % confidence interval of the mean difference, B minus A. With fewer than 15 cases (or
+groups; see `Options.cluster`), or without numpy and scipy, the sign test decides instead.
 
-The settings that have one value in all episodes of A and another value in all episodes of B are compared. The
-other settings, except `base_url`, identify the case. A case that only one side has played does not count.
-
-A failed episode counts with the score `failed_as`, by default 0: leaving failed episodes out would favour the
-side that fails more often. If lower scores are better, there is no default. Episodes without a result or a
-score are not compared: only their number is reported, as missing.
-
-With fewer than 15 cases (or groups; see `Options.cluster`), or without numpy and scipy, there is no interval,
-and the sign test decides.
+The settings that have one value in all episodes of A and another in all of B are compared; the others, except
+`base_url`, identify the case. A failed episode counts with the score `failed_as`: leaving it out would favour
+the side that fails more often. Episodes without a result or a score are only counted, as missing.
 """
 
 import contextlib

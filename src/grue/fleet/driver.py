@@ -7,14 +7,11 @@
                    └─ interrupted, unpaid ─▶ missing   played when the same command is run again
 
 An attempt fails because of the infrastructure if, for example, its worker is lost, the endpoint cannot be
-reached or refuses the key, or a server does not start. An error of the model, the work, or the game that the
-work plays is a result: the episode has failed. If the last twenty attempts all failed in the same way at the
-same endpoint, the fleet pauses, because more attempts would probably fail too.
+reached or refuses the key, or a server does not start. If the last twenty attempts all failed in the same way
+at the same endpoint, the fleet pauses.
 
 The work can do anything to its worker and to the episode's folder. So a reported result counts only if its
-commit is in that folder. If the folder cannot be read or written, the driver gives up only this episode.
-
-The driver does not keep the results of ended episodes in memory, because a fleet may have thousands.
+commit is in that folder. Results of ended episodes are not kept in memory: there may be thousands.
 """
 
 import itertools

@@ -1,8 +1,4 @@
-"""The interface of an engine, which makes attempts in other processes and reports how they ended.
-
-An engine does not count attempts or repeat them; the driver does that. All state is in the fleet's folder, so
-a fleet that was begun with one engine can be finished with another.
-"""
+"""The interface of an engine, which makes attempts in other processes and reports how they ended."""
 
 import queue
 from typing import Literal, Protocol, TypeAlias
@@ -16,19 +12,13 @@ LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error", "unable
 
 
 class Lost(Struct, frozen=True):
-    """Why an attempt has no result from its worker.
+    """Why an attempt has no result from its worker."""
 
-    Attributes:
-        kind: `died`: the worker process was killed, crashed or sent an invalid report. `timed_out`: the
-            attempt took longer than allowed. `cancelled`: by the driver. `error`: the attempt could not be
-            made or recorded. `unable`: no worker can be started, or the engine has failed.
-        why: The reason; empty for `cancelled`.
-        after_s: The time limit that a timed-out attempt exceeded; 0 for other kinds.
-    """
-
+    # `died`: killed, crashed or sent nonsense; `error`: the attempt could not be made or recorded; `unable`:
+    # no worker can be started, or the engine has failed
     kind: LossKind
-    why: str = ""
-    after_s: float = 0.0
+    why: str = ""  # empty for `cancelled`
+    after_s: float = 0.0  # the time limit that a timed-out attempt exceeded
 
 
 Ended: TypeAlias = tuple[Task, Attempted | Lost]

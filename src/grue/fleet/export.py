@@ -4,13 +4,9 @@
                                      (in a temporary folder)              └─▶ episodes.parquet, ...
                         └─▶ samples.jsonl, or one ATIF file per episode
 
-An export's memory does not grow with the number of episodes. Of a damaged trace, the rows and samples before
-the damage are exported, but no trajectory; the damage is reported. DuckDB comes with the extra `export`.
-
-A sample is the training data of one request. A request gives no sample if the trace does not hold exactly
-what was sent and answered. For example, the conversation's beginning may be in another trace, or a secret in
-the request, in the reply or in an earlier message of the conversation may have been redacted.
-Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
+Of a damaged trace, the rows and samples before the damage are exported, but no trajectory. A sample is the
+training data of one request; there is none if the trace does not hold exactly what was sent and answered, for
+example because a secret in it was redacted. ATIF is the interchange format of Harbor, version 1.4.
 """
 
 import contextlib

@@ -1,19 +1,7 @@
 """Group the episodes of a fleet by what went wrong, most frequent first.
 
-| kind | an episode is of this kind if |
-|---|---|
-| `damaged`, `interrupted`, `unpaid`, `infrastructure` | it has no result; the kind is its `Result.outcome` |
-| `timed_out` | it took longer than the fleet allows |
-| `model` | the endpoint of the model failed or refused |
-| `work` | the work raised another error |
-| `turn` | its score does not pass, and its last turn failed |
-| `refused_call` | its score does not pass, and the last thing that went wrong is a call that was not sent |
-| `failed_call` | its score does not pass, and the last thing that went wrong is a call that failed |
-| `scorer` | its score does not pass, and its scorer has given a reason |
-| `bad_score` | its score does not pass, and nothing is known to have gone wrong |
-
-The first row that fits counts. Episodes of a kind are in one group if their texts are the same apart from
-numbers, ids and quoted parts. In place of these, the group's text shows the most frequent values
+The first kind in `failure_of` that fits counts. Episodes of a kind are in one group if their texts are the
+same apart from numbers, ids and quoted parts, of which the group's text shows the most frequent
 (`'a'|'b'|…`).
 """
 

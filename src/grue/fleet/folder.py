@@ -15,13 +15,9 @@
     DIR/ab/ID/commit/commit.json   the result, if the file system has no hard links
     DIR/ab/ID/scores/NAME@VERSION.json   a score that a scorer or a person has given later
 
-An episode is done when `commit.json` exists. The file is written under another name, synced, and then linked:
-`os.link` fails if `commit.json` exists, so if two workers finish the same episode, only one commits. Without
-hard links the file is put into a folder, which is renamed to `commit`: that fails if `commit` exists and is
-not empty.
-
-The work can do anything to its episode's files. So a file that cannot be read is an error of its episode
-only, and `attempts` and `end_of` never raise.
+An episode is done when `commit.json` exists, which is written once even if two workers finish the same
+episode. The work can do anything to its episode's files. So a file that cannot be read is an error of its
+episode only, and `attempts` and `end_of` never raise.
 """
 
 import contextlib
@@ -386,6 +382,8 @@ def _written(content: Any) -> bytes:
 
 def _commit_at(folder: Path, commit: Commit) -> bool:
     """Write a commit into an episode's folder; return `False` if the folder has a commit already."""
+    # `os.link` fails if `commit.json` exists. Without hard links, a folder with the file is renamed to
+    # `commit`, which fails if that folder exists and is not empty.
     path = folder / COMMIT
     draft = draft_beside(path)
     with drafted(draft, fsync=True) as file:

@@ -1,9 +1,8 @@
 """Refuse a fleet that its own workers would start again.
 
-A worker process imports the program that started it. The driver imports the program too, if the program
-defines the work. If the program starts its fleet at the top of the file, without `if __name__ == "__main__"`,
-each import would start the fleet once more. Before any process starts, this module therefore looks in the
-program's source for an `if` that can prevent a second start.
+A worker imports the program that started it, and so does the driver, if the program defines the work. If it
+starts its fleet at the top of the file, without `if __name__ == "__main__"`, each import would start it once
+more.
 """
 
 import ast

@@ -1,8 +1,4 @@
-"""Decide which scores pass, and which score a failed episode counts with.
-
-A larger score is better, unless the user has said `lower_is_better`. Then 0, the default score of a failed
-episode, would often be the best score, so the user has to give another score for failed episodes.
-"""
+"""Decide which scores pass, and which score a failed episode counts with."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,4 @@
-"""Compare prompts on a list of cases in one call, in this process: `compare_prompts`.
-
-Use this module for tens of cases and an answer within minutes. For hundreds of episodes, for intervals, or to
-compare other settings than the prompt, use a fleet (`fleet.py`, `compare.py`).
-"""
+"""Compare prompts on tens of cases in one call, in this process; for more, use a fleet."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence

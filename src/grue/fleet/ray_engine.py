@@ -1,8 +1,7 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
-Ray chooses the machine of each task, and returns the task's result. Ray never retries a task, because the
-driver counts attempts itself. The only Ray actor is the broker, which decides when a request or a server may
-start, and writes the costs into the ledger. The broker runs on the driver's machine.
+Ray never retries a task, because the driver counts attempts itself. The broker is an actor on the driver's
+machine.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""Write a report on a fleet as one self-contained HTML page: scores, costs, cases, charts, failures.
-
-The page contains each episode's numbers, so that its charts have a point for each episode, and a click on the
-point shows the episode. Ten thousand episodes make about one megabyte.
-"""
+"""Write a report on a fleet as one self-contained HTML page: scores, costs, cases, charts, failures."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,11 +1,7 @@
 """Read the results of a fleet: each episode with its case, its outcome and its scores.
 
-    for result in results(folder): ...
-
-Thousands of small files take seconds to read, so `results.jsonl` is an index of the committed episodes. The
-driver adds a line when an episode is committed, and a reader adds the lines that are missing. The index is
-only a cache: a line counts only if the episode's `commit.json` and its `scores` folder have not changed
-since, and without the index the same results are read from the files.
+`results.jsonl` is an index of the committed episodes, because thousands of small files take seconds to read.
+It is only a cache: a line counts only if the episode's `commit.json` and `scores` have not changed since.
 """
 
 import contextlib

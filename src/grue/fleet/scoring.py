@@ -1,11 +1,8 @@
 """Run scorers over the finished episodes of a fleet, on the engine that also plays episodes.
 
-    without a mark ──▶ running ──▶ marked      this version of the scorer does not score the episode again
-                          │
-                          └─ failed, timed out, over budget ─▶ without a mark   the same command tries again
-
-Episodes that are not finished, or whose trace was not kept, are left out and counted. The cost of scorers is
-in a separate ledger, `DIR/scores/ledger.jsonl`, so that judging does not use up the budget of playing.
+The same command tries again what failed, timed out or was over budget. Episodes that are not finished, or
+whose trace was not kept, are counted. The cost is in a separate ledger, `DIR/scores/ledger.jsonl`, so that
+judging does not use up the budget of playing.
 """
 
 import queue

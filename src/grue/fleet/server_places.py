@@ -1,12 +1,8 @@
-"""Decide which workers may start a server process on one machine, which may run `at_once` server processes.
-
-This module is a pure state machine: it never waits.
+"""Decide which workers may start a server process on one machine: a pure state machine.
 
 An episode with two servers holds a place for the first while it asks for the second. If every worker did that
-with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
-places that an episode needs (`an_episode`), and its further servers start at once. If an episode starts more
-servers than `an_episode`, its worker may have to wait for a place while it holds others. After 30 s
-`accounts.py` refuses the server.
+with the last free places, all would wait for ever. So a worker's first server reserves all the places that an
+episode needs (`an_episode`). A worker whose episode starts more may have to wait, for 30 s (`accounts.py`).
 """
 
 from collections import Counter

@@ -1,9 +1,7 @@
 """Play an episode with the skill agent: run a task of an `agent.yaml` in a copy of the agent's workspace.
 
-The settings of a case: `agent` (path of the `agent.yaml`; required), `task`, `offline` (`true`: a scripted
-model), `model`, `base_url`, `mcp` (`false`: no servers), `expected` (a text or a number that the answer or a
-written file must contain). The scores: `score` (1: the model says that the task is done, and `expected`, if
-given, was found), `turns`, `steps` and `requests`.
+The scores: `score` (1: the model says that the task is done, and `expected`, a text or a number, if given, is
+in the answer or a written file), `turns`, `steps` and `requests`.
 """
 
 import shutil

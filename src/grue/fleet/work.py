@@ -1,13 +1,12 @@
-"""The work of a fleet: a function that plays one episode and returns its score.
+"""The work of a fleet: a function that plays one episode and returns its score, or scores by name.
 
     def triage(case: dict, episode: Episode) -> float:
         runner = Runner(llm=..., trace=episode.trace)
         ...
         return right / total
 
-The function must be importable, because other processes call it. It returns a number, or numbers by name. If
-the function raises, the episode has failed, which is a result too. But if the error shows that the machine,
-the network or a server failed, the episode is tried again.
+The function must be importable, because other processes call it. If it raises, the episode has failed; but if
+the machine, the network or a server is at fault, it is tried again.
 """
 
 import functools

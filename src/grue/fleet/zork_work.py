@@ -1,9 +1,4 @@
-"""Play an episode with the Zork host: play a text adventure and return its score.
-
-The settings of a case, all optional: `game` (default `house`), `seed`, `turns` (the most turns; default 60),
-`offline` (`true`: a scripted model), `model`, `base_url`, `mcp` (`false`: no tools), `mcp_config`,
-`turn_timeout_s`.
-"""
+"""Play an episode with the Zork host: play a text adventure and return its score."""
 
 import contextlib
 import os

@@ -1,9 +1,6 @@
 """A tool server without a process, with results that a test sets. Use it to test how an agent uses its tools.
 
 ```python
-from grue import Runner
-from grue.testing.fake_tools import FakeToolServer
-
 cave = FakeToolServer("cave")
 cave.answers("look", {"room": "a dark cave"})
 cave.times_out("dig")
@@ -12,11 +9,9 @@ runner = Runner(llm=..., servers={"cave": cave})
 assert cave.calls == [("look", {})]
 ```
 
-A new outcome for a tool replaces the earlier ones, except failures that no call has received yet. So after
-`fails` and then `answers`, the first call fails and the next one is answered.
-
-The server never waits: a timeout is raised immediately. To test with a real process, use
-`grue.testing.faulty_server`.
+A new outcome for a tool replaces the earlier ones, except failures that no call has received yet: after
+`fails` and then `answers`, the first call fails and the next one is answered. The server never waits: a
+timeout is raised immediately.
 """
 
 from collections.abc import Mapping

@@ -1,18 +1,14 @@
 """An MCP server over stdio with faults that are selected by flags, for testing clients.
 
 Without flags it is a correct small server with three tools: `echo` (returns `text`), `fail` (a tool error),
-and `environ` (the value of one environment variable). Most flags add one fault, or something legal but
-uncommon, such as a request to the client. Flags can be combined:
+and `environ` (the value of one environment variable). Flags can be combined:
 
 ```python
-from grue.testing import faulty_server
-
 command, *args = faulty_server.argv("--silent-at", "call", "--ignore-eof", "--ignore-term")
 ```
 
-Flags such as `--silent-at` take a PHASE: `start` (before anything is read; not for all flags), `initialize`,
-`list` or `call`. The server uses only the standard library, and `argv` starts Python with `-S`, so that the
-server boots in about 20 ms.
+The server uses only the standard library, and `argv` starts Python with `-S`, so that it boots in about 20
+ms.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Faulty replies for the script of a `ScriptedLlmServer`.
+"""Faulty replies for the script of a `ScriptedLlmServer`; `silence` and `hang_up` are in `llm_replies.py`.
 
 ```python
-from grue.testing.llm_faults import rate_limited, stalled
-from grue.testing.llm_replies import text_reply
-
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
 Each fault works with whole replies and with streams, in every format, except `error_in_stream` and
-`garbage_in_stream`, which change only streams. Two more faults, `silence` and `hang_up`, are in
-`llm_replies.py`.
+`garbage_in_stream`, which change only streams.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Replies for the script of a `ScriptedLlmServer`.
-
-Completions are written as chat completions, and the server translates them to the format of each request.
-"""
+"""Replies for a `ScriptedLlmServer`. Completions are chat completions; the server translates them."""
 
 import itertools
 import json

@@ -1,8 +1,6 @@
 """A scripted LLM endpoint for tests: real HTTP on 127.0.0.1, no real key, and the checks of strict providers.
 
 ```python
-from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
-
 script = [tool_calls_reply(("think.think", {"thought": "A lamp!"})), text_reply("take lamp")]
 with ScriptedLlmServer(script) as llm:
     ...  # run an agent against llm.base_url
@@ -10,11 +8,8 @@ assert llm.requests[1].messages[-1]["role"] == "tool"
 ```
 
 One script serves every format: chat completions, OpenAI's Responses and Anthropic's Messages, whole or
-streamed (`grue.testing.providers`). Replies that fail during transmission are in `llm_faults.py`.
-
-Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
-empty texts, `tools: []` or too many cache markers. A request that fails the check gets an error, mostly a
-400, instead of the next reply.
+streamed (`grue.testing.providers`). A request that strict providers would refuse, such as one with a tool
+call without a result, gets an error, mostly a 400, instead of the next reply.
 """
 
 import contextlib

@@ -1,9 +1,7 @@
-"""The reference server: a mock server that uses nearly all features of MCP.
+"""The reference server: a mock server that uses nearly all features of MCP, for MCP's conformance suite too.
 
-MCP's official conformance suite uses this server's resources and prompts, its tool
-`json_schema_2020_12_tool` and its tools `test_...`. Most tools that need something from the client (sampling,
-elicitation, roots) declare a parameter for it. The SDK then asks the client as the protocol revision
-prescribes: by a request, or since 2026-07-28 in the result of the call. The two other tools call `_answer`.
+Most tools that need something from the client (sampling, elicitation, roots) declare a parameter for it, so
+that the SDK asks as the protocol revision prescribes. The two other tools call `_answer`.
 """
 
 # This import comes first: without the package `mcp` it raises an error that says how to install it.

@@ -1,6 +1,4 @@
-"""An MCP server that follows the specification, for tests of MCP clients and agents.
-
-It is the official SDK's server with additions for tests. For a server with faults, use `faulty_server`.
+"""An MCP server that follows the specification, for tests: the official SDK's server with additions.
 
 ```python
 server = MockServer("shop")
@@ -15,7 +13,6 @@ with server.serve_http() as url:
 
 Tools, resources and prompts are functions, added with the SDK's decorators (`tool`, `resource`, `prompt`,
 `completion`). `reference_server` in `mock_features.py` returns a server that uses nearly all features of MCP.
-`grue mock-server` runs that server, or one of yours, as a program.
 """
 
 import logging

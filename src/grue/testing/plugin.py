@@ -1,8 +1,5 @@
-"""The pytest plugin: fixtures with MCP servers and LLM endpoints, correct and faulty, to test agents with.
-
-pytest loads it in every environment where grue is installed, so it imports grue's modules only in its
-fixtures.
-"""
+"""The pytest plugin: fixtures with MCP servers and LLM endpoints, correct and faulty, to test agents with."""
+# pytest loads this module wherever grue is installed, so it imports grue's modules only in its fixtures.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping

@@ -1,12 +1,8 @@
 """The offline model: a script that replaces the LLM, without network or API key.
 
-Its output shows that it is a script: the model is called `grue-offline-script`, the ids of its chat
-completions begin with `offline-`, and the thinking in its answers ends with "(scripted)". It plays games
-(`repertoire.py`), talks for `grue chat --offline` (`chatting.py`), and writes the report of the bundled
-example for `grue run --offline` (`reporting.py`).
-
-It answers in place of the network (`transport.py`). Everything else is real: requests are encoded, sent with
-httpx and checked as strictly as a provider checks them, and the tools that the script calls run.
+Its output shows that it is a script: the model is called `grue-offline-script`, ids begin with `offline-`,
+and thinking ends with "(scripted)". It answers in place of the network (`transport.py`). Everything else is
+real: requests are sent with httpx and checked as strictly as by a provider, and the tools that it calls run.
 """
 
 from grue.testing.offline.chat_request import ChatRequest

@@ -1,11 +1,4 @@
-"""The scripted model of `grue chat --offline`: it makes the tool calls that the user spells out.
-
-It understands three kinds of text, and answers any other text with this list:
-
-- `call TOOL {JSON}`, one call a line: it calls the tools. Then it repeats the results.
-- `think about TEXT`: it calls a thinking tool with the text, if the request offers one.
-- `what did I say`: it repeats what the user has said in this conversation.
-"""
+"""The scripted model of `grue chat --offline`, which does what `_INTRODUCTION` says."""
 
 import hashlib
 import re

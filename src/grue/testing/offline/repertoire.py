@@ -1,7 +1,4 @@
-"""The playbooks of the offline model: for the game The House with any seed, and for Zork I.
-
-In other games, and where a playbook has ended or does not fit, the model explores (`explore`).
-"""
+"""The playbooks of the offline model for The House and Zork I; elsewhere, the model explores (`explore`)."""
 
 import re
 import zlib

@@ -1,8 +1,4 @@
-"""The scripted model of `grue run --offline`: it writes the weekly report of the skill agent's example.
-
-It reads the notes through an MCP server for files if there is one, otherwise with the agent's own actions.
-The next actions depend only on the request, so the script also works in a resumed run.
-"""
+"""The scripted model of `grue run --offline`: it writes the weekly report of the skill agent's example."""
 
 import csv
 import io

@@ -1,8 +1,5 @@
-"""Construct a small value that a JSON Schema accepts, with preferred values for some properties.
-
-A schema with a keyword that does not say how to build a value (`not`, `if`, `allOf`, `pattern`, `contains`,
-...) counts as unsatisfiable here, even if there is a value for it.
-"""
+"""Construct a small value that a JSON Schema accepts, with preferred values for some properties."""
+# A schema with a keyword that does not say how to build a value (`_BEYOND`) counts as unsatisfiable.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping

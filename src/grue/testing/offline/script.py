@@ -1,7 +1,4 @@
-"""The scripted model: a function from request to reply, without state.
-
-If the request offers a thinking tool, the thoughts of a step become calls of that tool, before the answer.
-"""
+"""The scripted model: a function from request to reply, without state."""
 
 import hashlib
 from typing import Final
@@ -44,13 +41,10 @@ class Reply(Struct, frozen=True):
 
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
-    """Answer a request with the playbook's next command, or else with a command that `explore` finds.
+    """Answer a request with the playbook's next command, or else with one that `explore` finds.
 
-    Thoughts usually come first, if the request offers a tool for them. A request that is not about a game
-    gets a fixed answer, in the form that the request demands.
-
-    Raises:
-        BadRequestError: No answer can have the shape that the request demands.
+    If the request offers a thinking tool, calls of it with the step's thoughts come first. A request that is
+    not about a game gets a fixed answer. Raises `BadRequestError` if no answer can have the demanded shape.
     """
     standing = read_standing(request)
     situation = standing.situation

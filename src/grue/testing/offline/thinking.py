@@ -1,7 +1,4 @@
-"""Find a tool for thinking among the tools on offer, and make the arguments to call it.
-
-The choice uses only the tool's name and the schema of its arguments.
-"""
+"""Find a tool for thinking among the tools on offer, by names and schemas, and make arguments to call it."""
 
 import re
 from collections.abc import Iterable

@@ -1,7 +1,6 @@
-"""The rules of strict providers for a chat completions request, with error messages like theirs.
+"""The rules of strict providers for a chat completions request; and functions that the formats share.
 
 No provider has all of these rules, but every provider should accept a request that keeps all of them.
-Functions that the formats share are here as well.
 """
 
 import base64

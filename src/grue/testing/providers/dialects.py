@@ -1,8 +1,5 @@
-"""The request formats of providers (`Dialect`), and their translation to chat completions and back.
-
-Scripts, `ProviderRules` and the offline model work on chat completions only. To add a format, write its
-translations, its stream and its own rules in a module, and add a `Dialect` here.
-"""
+"""The request formats of providers (`Dialect`), and their translation to chat completions and back."""
+# Scripts, `ProviderRules` and the offline model work on chat completions only.
 
 import json
 import re

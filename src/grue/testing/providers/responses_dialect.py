@@ -1,8 +1,4 @@
-"""Translate OpenAI's `/v1/responses` to chat completions and back, and check this format's own rules.
-
-In this format each message, call, result and piece of reasoning is an item of a list. In chat completions, a
-reply of the model with all its calls is one message.
-"""
+"""Translate OpenAI's `/v1/responses` to chat completions and back, and check this format's own rules."""
 
 import itertools
 import re
