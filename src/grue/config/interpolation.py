@@ -107,26 +107,18 @@ def _variable(text: str, start: int, path: Path) -> tuple[str, str, int]:
     if name is None:
         raise _wrong(text, start, path, "should be NAME=value, with a name of letters, digits and _")
     quote = text[name.end() : name.end() + 1]
-    if quote not in _QUOTED:
-        plain = _PLAIN.match(text, name.end())
-        assert plain is not None, "the pattern matches any line"
-        return name[1], _usable(plain["value"], text, start, path), plain.end()
-    quoted = _QUOTED[quote].match(text, name.end())
-    if quoted is None:
+    found = _QUOTED.get(quote, _PLAIN).match(text, name.end())
+    if found is None:
         raise _wrong(text, start, path, f"has an opening {quote} without a closing one")
-    rest = _SKIPPED.match(text, quoted.end())
+    rest = _SKIPPED.match(text, found.end()) if quote in _QUOTED else found
     if rest is None:
         raise _wrong(text, start, path, f"has text after the closing {quote}")
-    value = quoted["value"]
+    value = found["value"]
     if quote == '"':
         value = _ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], value)
-    return name[1], _usable(value, text, start, path), rest.end()
-
-
-def _usable(value: str, text: str, start: int, path: Path) -> str:
     if "\0" in value:
         raise _wrong(text, start, path, "has a NUL character, which an environment variable cannot contain")
-    return value
+    return name[1], value, rest.end()
 
 
 def _wrong(text: str, position: int, path: Path, problem: str) -> MCPConfigError:

@@ -56,13 +56,7 @@ from grue.policies import StartAhead, StartWhen
 from grue.runtime.files import as_path, os_errors_as
 from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
-from grue.tool_sessions.server_specs import (
-    HttpServer,
-    InheritEnv,
-    McpServer,
-    ServerOptions,
-    StdioServer,
-)
+from grue.tool_sessions.server_specs import HttpServer, InheritEnv, McpServer, ServerOptions, StdioServer
 
 T = TypeVar("T")
 

@@ -1,23 +1,4 @@
-"""Read a `ToolPolicy`, a `ContextPolicy` and a `ToolSearch` from tables of a file.
-
-```toml
-[tool.grue.tool_policy]
-trusted = ["files"]
-
-[[tool.grue.tool_policy.rules]]
-tools = ["files.delete_*"]
-verdict = "ask"
-
-[tool.grue.context]
-window_tokens = 32_000
-reply_tokens = 4_000
-
-[tool.grue.tool_search]
-above = 40
-```
-
-The paths in an error's `problems` start at the table.
-"""
+"""Read policies from tables of a file. The paths in an error's `problems` start at the table."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

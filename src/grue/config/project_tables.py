@@ -1,7 +1,4 @@
-"""Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`.
-
-A setting that is in both is an error, because one of the two values would have no effect.
-"""
+"""Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -216,10 +216,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
             f" {printable(offer.identifier, 500)}, and then: grue add FILE.mcpb"
         )
     return OfferedBundle(
-        name=default_name(server.name),
-        url=offer.identifier,
-        sha256=offer.file_sha256.lower(),
-        others=others,
+        name=default_name(server.name), url=offer.identifier, sha256=offer.file_sha256.lower(), others=others
     )
 
 

@@ -92,9 +92,7 @@ def servers_of(
     return servers, frozenset(optional)
 
 
-def servers_of_entries(
-    entries: Mapping[str, ToolServer | Mapping[str, Any]],
-) -> dict[str, ToolServer]:
+def servers_of_entries(entries: Mapping[str, ToolServer | Mapping[str, Any]]) -> dict[str, ToolServer]:
     """Return servers by name.
 
     An entry is a server, or a mapping as in `agent.yaml`; disabled ones are left out.
@@ -106,9 +104,7 @@ def servers_of_entries(
 
 
 def _read_entries(
-    entries: Mapping[str, Any],
-    source: Path | None = None,
-    place: Callable[[KeyPath], str] = lambda _: "",
+    entries: Mapping[str, Any], source: Path | None = None, place: Callable[[KeyPath], str] = lambda _: ""
 ) -> dict[str, McpServer]:
     config = MCPConfig.from_mapping(entries, source=source, place=place, startup_key="timeout_seconds")
     return tool_servers(config, place)

@@ -114,12 +114,9 @@ def _result(value: Any) -> Any:
     """Convert an MCP result (a dict or SDK object) to a `ToolCallResult`. Return other values unchanged."""
     dump = getattr(value, "model_dump", None)
     answer = dump(mode="json", by_alias=True) if callable(dump) else value
-    if isinstance(answer, Mapping) and _is_blocks(answer.get("content")):
+    content = answer.get("content") if isinstance(answer, Mapping) else None
+    if isinstance(content, list) and all(
+        isinstance(block, Mapping) and isinstance(block.get("type"), str) for block in content
+    ):
         return tool_results.from_mcp(json_object(answer))
     return value
-
-
-def _is_blocks(content: object) -> bool:
-    return isinstance(content, list) and all(
-        isinstance(block, Mapping) and isinstance(block.get("type"), str) for block in content
-    )

@@ -375,12 +375,7 @@ class AgentLoop:
         lock = options.get("tool_lock")
         if isinstance(lock, ToolLock):
             options["tool_lock"] = prefixed_lock(lock)
-        self.runner = Runner(
-            llm=llm,
-            servers={**mcp, **beside(tools)},
-            keep="sessions",
-            **options,
-        )
+        self.runner = Runner(llm=llm, servers={**mcp, **beside(tools)}, keep="sessions", **options)
         self.conversation: Conversation = self.runner.conversation(system)
         self.last_outcome: TurnOutcome[str] | None = None
         self._on_event = on_event

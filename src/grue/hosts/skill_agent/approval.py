@@ -78,20 +78,19 @@ class Judge(Struct, kw_only=True):
         ]
         made = [tool for action in done if (tool := self._tool(action)) is not None]
         skill, grant = self._skill_in_use()
-        judged = tuple(
-            replace(call, denied=f"the skill {skill} does not allow this tool", question=None)
-            if not call.denied and self._forbids(skill, grant, call.tool)
-            else call
-            for call in judge_calls(calls, policy, approved=grant.approved, made=made)
-        )
-        judged = tuple(
-            replace(call, denied=NOT_AS_DECIDED)
-            if not call.denied and call.question is None and _is_outdated(call.tool, definitions)
-            else call
-            for call in judged
-        )
+
+        def checked(call: OwnCall) -> OwnCall:
+            name = call.tool.name
+            if call.denied:
+                return call
+            if skill and run.config.restrict_tools and name not in grant.named | _ALWAYS:
+                return replace(call, denied=f"the skill {skill} does not allow this tool", question=None)
+            is_outdated = name in definitions and definitions[name] != definition_digest(call.tool)
+            return replace(call, denied=NOT_AS_DECIDED) if is_outdated and call.question is None else call
+
+        judged = judge_calls(calls, policy, approved=grant.approved, made=made)
         asked = ask_about(
-            judged,
+            tuple(map(checked, judged)),
             policy,
             self.approve,
             given=self.decisions,
@@ -149,13 +148,6 @@ class Judge(Struct, kw_only=True):
                 problem += " A tool of a server is allowed by its full name, server.tool."
             run.note(SkillProblem(problem=problem), run.turn)
         return skill.name, grant
-
-    def _forbids(self, skill: str, grant: Grant, tool: m.ToolDefinition) -> bool:
-        return bool(skill) and self.run.config.restrict_tools and tool.name not in grant.named | _ALWAYS
-
-
-def _is_outdated(tool: m.ToolDefinition, definitions: Mapping[str, str]) -> bool:
-    return tool.name in definitions and definitions[tool.name] != definition_digest(tool)
 
 
 def _judged(action: PlannedAction, tool: m.ToolDefinition | None, call: OwnCall | None) -> JudgedAction:

@@ -144,7 +144,8 @@ class Orchestrator:
                 f"The workspace {config.workspace} is not a folder. Create it, or correct `workspace`."
             )
         began = time.monotonic() - (0.0 if past is None else past.lasted_s)
-        run_id = _new_id() if past is None else past.started.episode_id
+        new_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:6]}"
+        run_id = new_id if past is None else past.started.episode_id
         budget = Budget(requests=limits.requests, tokens=limits.tokens, cost_usd=limits.cost_usd)
         with ExitStack() as stack:
             folder = None
@@ -155,11 +156,7 @@ class Orchestrator:
                 # Read the run again: another process may have continued it before the folder was locked.
                 past = read_run(self._folder) if resume else None
             runner = Runner(
-                llm=config.llm,
-                recorder=self._recorder,
-                budget=budget,
-                keep="loop",
-                context=ContextPolicy(),
+                llm=config.llm, recorder=self._recorder, budget=budget, keep="loop", context=ContextPolicy()
             )
             run = Run(
                 run_id=run_id,
@@ -316,7 +313,3 @@ def _end(run: Run, end: RunEnd) -> RunResult:
     if run.folder is not None:
         run.folder.write_result(result)
     return result
-
-
-def _new_id() -> str:
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:6]}"

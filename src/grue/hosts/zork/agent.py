@@ -24,13 +24,7 @@ from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
 from grue.engine.current_episode import with_default
 from grue.engine.tool_servers import hide_secrets
 from grue.engine.turn import outcome_of
-from grue.hosting import (
-    GameConfiguration,
-    LangfuseObserver,
-    LoggerObserver,
-    ToolServer,
-    error_for,
-)
+from grue.hosting import GameConfiguration, LangfuseObserver, LoggerObserver, ToolServer, error_for
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.client_actor import client_actor
@@ -322,7 +316,9 @@ class ZorkAgent:
     def _request(self, game_state_text: str, memories: str | None) -> TurnRequest[AgentResponse]:
         self.turn += 1
         self._rewire()
-        self._before_turn()
+        server, is_disabled = self.server, getattr(self.mcp_manager, "is_disabled", False)
+        if server is not None and is_disabled and not isinstance(self._runner.connection(server), Disabled):
+            self._runner.remember(server, Disabled("the MCP manager is disabled"))
         user = f"{game_state_text}\n\n{memories}" if memories else game_state_text
         return TurnRequest(
             system=self.system_prompt,
@@ -407,12 +403,6 @@ class ZorkAgent:
         """Wait until the Langfuse client has the turn's events, so that its `flush` sends them all."""
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
-
-    def _before_turn(self) -> None:
-        if self.server is None or not getattr(self.mcp_manager, "is_disabled", False):
-            return
-        if not isinstance(self._runner.connection(self.server), Disabled):
-            self._runner.remember(self.server, Disabled("the MCP manager is disabled"))
 
     def _after_turn(self) -> None:
         manager = own_manager(self.mcp_manager)

@@ -78,7 +78,8 @@ class LLMClient:
     ) -> None:
         self.config = config or GameConfiguration()
         if base_url is not None:
-            self.config = _with_base_url(self.config, base_url)
+            then = self.config.then if base_url == self.config.client_base_url else []
+            self.config = dataclasses.replace(self.config, client_base_url=base_url, then=then)
         self._settings = llm_settings(self.config)
         if api_key is not None:
             self._settings = replace(self._settings, api_key=api_key)
@@ -278,11 +279,6 @@ def _choice(tool_choice: str | Mapping[str, Any] | None, conversation: EncodedCo
             return Choice("required")
         case _:
             return Choice()
-
-
-def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguration:
-    same = base_url == config.client_base_url
-    return dataclasses.replace(config, client_base_url=base_url, then=config.then if same else [])
 
 
 def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:

@@ -20,14 +20,7 @@ from grue.config.wiring import on_tool_drift, tool_lock, turn_limits
 from grue.engine.outside_turns.owned_session import OwnedSession
 from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_limits
 from grue.errors import MCPServerStartupError
-from grue.hosting import (
-    Envelope,
-    GameConfiguration,
-    LangfuseObserver,
-    LoggerObserver,
-    Note,
-    error_for,
-)
+from grue.hosting import Envelope, GameConfiguration, LangfuseObserver, LoggerObserver, Note, error_for
 from grue.hosts.zork.look_alikes import member, own_methods
 from grue.protocol.json_text import json_object
 from grue.protocol.tools import results as tool_results
@@ -165,7 +158,8 @@ class MCPManager:
         self._registry.kill_leftovers(loop_running=True)
         self._sessions += 1
         self._startup_failure = None
-        limit_s = self._startup_limit_s() if turn is None else turn.startup_timeout_s
+        limits = startup_limits(turn_limits(self.config), {self.server_name: self.tool_server})
+        limit_s = limits.startup_timeout_s(self.server_name) if turn is None else turn.startup_timeout_s
         command = m.OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
         # Pass no reference to the manager: an open session would keep the manager alive.
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
@@ -202,7 +196,11 @@ class MCPManager:
         """Return the server's tools in OpenAI's format, named `server.tool`."""
         if self._session is None or not self._session.alive:
             raise MCPError(self._not_connected())
-        return [self._translate_schema(_as_listed(tool), self.server_name) for tool in self._session.tools]
+        listed = [
+            {"name": tool.tool, "description": tool.description, "inputSchema": tool.input_schema}
+            for tool in self._session.tools
+        ]
+        return [self._translate_schema(tool, self.server_name) for tool in listed]
 
     async def call_tool(
         self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
@@ -260,10 +258,6 @@ class MCPManager:
         """Split `server.tool` at its first dot; raises `ValueError` if there is none."""
         return split_name(tool_name)
 
-    def _startup_limit_s(self) -> float:
-        limits = startup_limits(turn_limits(self.config), {self.server_name: self.tool_server})
-        return limits.startup_timeout_s(self.server_name)
-
     def _given_up(self, reason: str) -> MCPServerStartupError:
         text = f"MCP server '{self.server_name}' is disabled for the rest of the episode: {reason}"
         return MCPServerStartupError(text, server=self.server_name)
@@ -284,7 +278,3 @@ TURN_METHODS = own_methods(
     ),
 )
 """The methods that a turn calls only if a program has overridden one of them."""
-
-
-def _as_listed(tool: m.ToolDefinition) -> m.JsonObject:
-    return {"name": tool.tool, "description": tool.description, "inputSchema": tool.input_schema}

@@ -22,13 +22,7 @@ from grue import messages as m
 from grue.config.mcp_servers import to_tool_server
 from grue.engine.episode_past import ends_episode
 from grue.errors import GameError, LLMError, MCPConfigError, TurnTimedOut
-from grue.hosting import (
-    Envelope,
-    EpisodeResumed,
-    GameConfiguration,
-    LangfuseObserver,
-    LoggerObserver,
-)
+from grue.hosting import Envelope, EpisodeResumed, GameConfiguration, LangfuseObserver, LoggerObserver
 from grue.hosts.zork import facts
 from grue.hosts.zork.agent import FALLBACK_ACTION, ZorkAgent
 from grue.hosts.zork.client import LLMClient
@@ -112,8 +106,13 @@ class Memories:
         """Add a note about a move, and return the note; `None`: there is nothing new to note."""
         if move.location is None:
             return None
-        note = self._note(move, after)
-        if note is None:
+        if after.died:
+            note = f"'{move.command}' killed you here"
+        elif move.gained and move.gained > 0:
+            note = f"'{move.command}' brought {move.gained} points"
+        elif after.location is not None and after.location != move.location:
+            note = f"'{move.command}' leads to {after.location}"
+        else:
             return None
         notes = self._notes.setdefault(move.location, [])
         if note in notes:
@@ -129,23 +128,14 @@ class Memories:
             return None
         return "\n".join(["What you remember of this place:", *(f"- {note}" for note in notes)])
 
-    @staticmethod
-    def _note(move: Move, after: Observation) -> str | None:
-        if after.died:
-            return f"'{move.command}' killed you here"
-        if move.gained and move.gained > 0:
-            return f"'{move.command}' brought {move.gained} points"
-        if after.location is not None and after.location != move.location:
-            return f"'{move.command}' leads to {after.location}"
-        return None
-
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:
     """Return an agent's settings to record in the trace, without secrets."""
     config, client = agent.config, agent.client
+    ours = isinstance(client, LLMClient)
     said = {
         "model": agent.model,
-        "endpoint": _endpoint(client),
+        "endpoint": shown_endpoint(client.config.client_base_url) if ours else type(client).__name__,
         "wire format": config.wire_format or "by endpoint",
         "sampling": _json(dataclasses.asdict(config.agent_sampling)),
         "budget": _json(dataclasses.asdict(config.budget)),
@@ -172,12 +162,6 @@ def require_same_tools(started: facts.EpisodeStarted, server: str | None) -> Non
             f"The episode cannot be resumed: it was begun with {_tools(started.servers)}, and now there is "
             f"{_tools(now)}. Configure MCP as it was, or play a new episode."
         )
-
-
-def _endpoint(client: object) -> str:
-    if isinstance(client, LLMClient):
-        return shown_endpoint(client.config.client_base_url)
-    return type(client).__name__
 
 
 def _tools(servers: tuple[str, ...]) -> str:

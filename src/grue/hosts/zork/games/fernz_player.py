@@ -55,7 +55,12 @@ class Screen:
                 self._write(text)
             else:
                 lower.append(text)
-        return self._banner() + "".join(lower)
+        # The first row is left out unless it is a status line with a score: any other first row, such as the
+        # room with the time of day, would begin every answer.
+        status = self._rows.pop(0, "")
+        upper = [status] if take_status_line(status)[1] is not None else []
+        upper += [row for _, row in sorted(self._rows.items()) if row.strip()]
+        return "".join([*(f"{row.rstrip()}\n" for row in upper), *lower])
 
     def _obey(self, command: list[str]) -> None:
         match command:
@@ -80,12 +85,6 @@ class Screen:
         if room:
             self._rows[self._row] = row[: self._column] + text[:room] + row[end:]
         self._column = end
-
-    def _banner(self) -> str:
-        status = self._rows.pop(0, "")
-        lines = [status.rstrip()] if take_status_line(status)[1] is not None else []
-        lines += [row.rstrip() for _, row in sorted(self._rows.items()) if row.strip()]
-        return "".join(f"{line}\n" for line in lines)
 
 
 _MOST_MEMORY: Final = 1 << 30  # bytes of address space

@@ -55,13 +55,10 @@ class HouseGame:
             said.append(f"(Your score has gone up by {turn.gains} points.)")
         if turn.killed_by:
             said += self._die()
-        said += self._applause()
+        if turn.state.ending == "won":
+            points = f"{rules.score(turn.state)} out of {world.MAX_SCORE} points"
+            said.append(f"*** You have won ***\nYou have {points}.")
         return self._observe("\n\n".join(said), died=bool(turn.killed_by))
-
-    def _applause(self) -> list[str]:
-        if self._state.ending != "won":
-            return []
-        return [f"*** You have won ***\nYou have {rules.score(self._state)} out of {world.MAX_SCORE} points."]
 
     def _understand(self, command: str) -> Phrase:
         state, asked = self._state, self._state.asked

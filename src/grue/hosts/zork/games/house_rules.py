@@ -550,12 +550,7 @@ def _use(turn: Turn, name: str) -> str:
             turn.phrase = Phrase(verb="unlock")
             return _unlock(turn, target)
         return hand_over(turn, name, target)
-    rules: dict[str, ThingRule] = {
-        "lantern": _light,
-        "telescope": _examine,
-        "musicbox": wind,
-        "dials": _turn,
-    }
+    rules: dict[str, ThingRule] = {"lantern": _light, "telescope": _examine, "musicbox": wind, "dials": _turn}
     if name not in rules:
         raise RefusalError(f"Use {the(name)} how? A plainer verb would help.")
     return rules[name](turn, name)

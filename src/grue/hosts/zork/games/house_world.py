@@ -353,10 +353,7 @@ SCENERY: Final[dict[str, Thing]] = {
         'does not stop there." It leans a little closer, to hear you read.',
     ),
     "ferns": Thing(
-        name="ferns",
-        words="fern ferns",
-        rooms=("conservatory",),
-        text="They have the look of bystanders.",
+        name="ferns", words="fern ferns", rooms=("conservatory",), text="They have the look of bystanders."
     ),
     "sampler": Thing(
         name="sampler",

@@ -181,9 +181,8 @@ def prints_styled_words(program: str) -> bool:
 
 
 @cache
-def _try(program: str, changed: int) -> bool:
-    # `changed` is part of the cache's key, so that an upgraded interpreter is tried again.
-    del changed
+def _try(program: str, _changed: int) -> bool:
+    # `_changed` is part of the cache's key, so that an upgraded interpreter is tried again.
     with tempfile.TemporaryDirectory(prefix="grue-game-") as folder:
         story = Path(folder) / "styles.z5"
         story.write_bytes(styled_story())
