@@ -97,7 +97,9 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             if sha256 is not None and found != sha256.lower():
                 raise MCPConfigError(f"It is not the file that was promised: its sha256 is {found}.")
             _check_list(file)
-            is_signed = _ends_with_signature(file)
+            # In a bundle that `mcpb sign` has signed, a signature follows the archive.
+            file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
+            is_signed = file.read() == _SIGNATURE_END
             archive = stack.enter_context(zipfile.ZipFile(file))
             bundle = Bundle(path, archive, found, is_signed)
         except OSError as error:
@@ -114,12 +116,6 @@ def _digest(file: BufferedReader) -> str:
         raise MCPConfigError(f"It is larger than {MOST_PACKED >> 20} MiB.")
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _ends_with_signature(file: BufferedReader) -> bool:
-    # In a bundle that `mcpb sign` has signed, a signature follows the archive.
-    file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
-    return file.read() == _SIGNATURE_END
 
 
 def _check_list(file: BufferedReader) -> None:

@@ -1,13 +1,14 @@
-r"""Expand `${...}` in configuration values, and read the variables of an `envFile`.
+"""Expand `${...}` in configuration values, and read the variables of an `envFile`.
 
-`${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}`, `${userHome}` and
-`${grueServers}` (the folder of the servers that come with grue) are folders. As in a shell, a default also
-replaces an empty variable. The value of a variable is not expanded again, and never appears in an error.
+`${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment. As in a shell, a default also replaces an
+empty
+variable. The value of a variable is not expanded again, and never appears in an error.
 
 An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree: `#`
-comments, `export`, single quotes (literal), double quotes with the escapes `\n`, `\r`, `\t`, `\"` and `\\`.
-A value in quotes may have several lines. Variables inside a value are not expanded, because parsers disagree
-about that.
+comments,
+`export`, single quotes (literal), double quotes with escapes, values of several lines in quotes. Variables
+inside a
+value are not expanded, because parsers disagree about that.
 """
 
 import re
@@ -38,10 +39,7 @@ class Scope(Struct, frozen=True, kw_only=True):
 
 
 def expand(text: str, scope: Scope, place: str) -> str:
-    """Return `text` with every `${...}` replaced by its value.
-
-    Errors begin with `place`, and show no values.
-    """
+    """Return `text` with every `${...}` replaced by its value; errors begin with `place`."""
     return _EXPRESSION.sub(lambda match: _value(match, scope, place), text)
 
 
@@ -83,10 +81,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
 
 
 def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
-    """Return the variables of a dotenv file.
-
-    Errors have a line's number, but not its text, which may be secret.
-    """
+    """Return the variables of a dotenv file. Errors show no line's text, which may be secret."""
     missing = f"{wanted_by}: envFile not found: {path}\nCreate it, or remove envFile from the configuration."
     text = read_config_text(path, if_missing=missing).replace("\r\n", "\n")
     found: dict[str, str] = {}

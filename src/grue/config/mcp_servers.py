@@ -1,13 +1,8 @@
 """Read `mcp_config.json`, which names the MCP servers and says how each is started or reached.
 
-The format is that of other hosts: servers under `mcpServers`, VS Code's `servers` or Zed's `context_servers`,
-in strict JSON. A key in a server's entry that looks like a misspelling of one of grue's keys is an error.
-Most other keys that grue does not use become warnings (`MCPConfig.warnings`), but not `_HARMLESS_KEYS`.
-
+The format is that of other hosts: servers under `mcpServers`, VS Code's `servers` or Zed's `context_servers`.
 `${...}` is expanded when a server is used, not when the file is read. So a server that is never used may
 refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
-
-Source: R2.1-3, R2.6, P5
 """
 
 import contextlib
@@ -204,9 +199,9 @@ def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class MCPServerConfig(BaseModel):
-    """How one MCP server is reached: a program to start, or a URL. `docs/guides/servers.md` lists the keys.
+    """How one MCP server is reached: a program, or a URL.
 
-    Source: R3.2
+    `docs/guides/servers.md` says what the keys mean.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
@@ -372,7 +367,6 @@ class MCPConfig(BaseModel):
         """Return the configuration of servers whose entries come from another kind of file, `source`.
 
         `place` returns the prefix of an error about the value at a path, which begins with the server's name.
-        `startup_key` is the key that these entries use for `startup_timeout_seconds`.
         """
         folder = Path() if source is None else source.parent
         scope = Scope(
@@ -424,10 +418,7 @@ class MCPConfig(BaseModel):
         return tuple(found)
 
     def get_server_config(self) -> tuple[str, MCPServerConfig]:
-        """Return the first server's name and expanded configuration.
-
-        Source: R2.6
-        """
+        """Return the first server's name and expanded configuration."""
         if not self.mcpServers:
             source = self._scope.source
             raise _NoServersError(
@@ -459,11 +450,7 @@ def with_box_of_file(servers: Any, box: Any) -> Any:
 
 
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the servers of a file, which is created if it is missing, and keep everything else in it.
-
-    `edit` changes the dictionary of the entries, which may be invalid. If `edit` raises, the file is not
-    changed.
-    """
+    """Change a file's servers with `edit`, and keep everything else. If `edit` raises, nothing is written."""
     path = Path(os.path.realpath(path))  # change the file that a symbolic link points to
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), one_at_a_time(path.parent):
         there = path.exists()
@@ -641,7 +628,7 @@ def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
             problem = "is not a known key"
         case kind if kind in _WANTED:
             # Name the type of the wrong value and not the value, which may be a secret.
-            problem = f"should be {_WANTED[kind]}, not {_json_kind(error['input'])}"
+            problem = f"should be {_WANTED[kind]}, not {_JSON_KINDS.get(type(error['input']), 'an object')}"
         case _:
             problem = error["msg"].removeprefix("Input ")
     return MCPConfigError.Problem(keys, f"{_entry(keys)} {problem}")
@@ -663,10 +650,6 @@ _JSON_KINDS = {
     str: "a string",
     list: "a list",
 }
-
-
-def _json_kind(value: object) -> str:
-    return _JSON_KINDS.get(type(value), "an object")
 
 
 def missing_servers(path: Path, *, named: bool) -> str:

@@ -1,12 +1,14 @@
 """Find the MCP servers that other hosts on this machine have, and copy their entries without secrets.
 
-To support another host, add a line to `_places`. The hosts' files are only read, never changed.
+To support another host, add a line to `_places`.
 
-Values that may be secret become `${NAME}` in a copied entry, and the user sets the variable `NAME`. Code
-cannot recognise every secret. So a value of `env` is kept only if it is plainly harmless: a short number, a
-word such as `true` or `debug`, a path. An argument `NAME=value` is treated likewise. Of the values of
-`headers`, only a scheme such as `Bearer` and harmless `${...}` are kept. Other arguments and URLs are kept,
-unless a name or the form of the value suggests a secret.
+Values that may be secret become `${NAME}` in a copied entry. Code cannot recognise every secret. So a value
+of `env`
+or of an argument `NAME=value` is kept only if it is plainly harmless: a short number, a word such as `true`,
+a path.
+Of the values of `headers`, only a scheme such as `Bearer` and harmless `${...}` are kept. Other arguments and
+URLs
+are kept, unless a name or the form of the value suggests a secret.
 """
 
 import json

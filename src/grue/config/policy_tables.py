@@ -18,7 +18,10 @@ def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
     """Return the policy that a table describes."""
     rules = table.get("rules", [])
     if isinstance(rules, list):
-        rules = [_rule(rule, n) for n, rule in enumerate(rules)]
+        for number, rule in enumerate(rules):
+            if isinstance(rule, dict):
+                _refuse_unknown(rule, ToolRule, ("rules", number))
+        rules = [_listed(rule, "tools") if isinstance(rule, dict) else rule for rule in rules]
     return check_policy(_converted({**table, "rules": rules} if "rules" in table else table, ToolPolicy))
 
 
@@ -30,13 +33,6 @@ def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
 def read_tool_search(table: Mapping[str, Any]) -> ToolSearch | None:
     """Return the settings that a table describes; `None` if the table is empty. `always` may be one name."""
     return _converted(_listed(table, "always"), ToolSearch) if table else None
-
-
-def _rule(rule: Any, number: int) -> Any:
-    if not isinstance(rule, dict):
-        return rule
-    _refuse_unknown(rule, ToolRule, ("rules", number))
-    return _listed(rule, "tools")
 
 
 def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -63,10 +63,7 @@ def is_of_another_host(auth: object) -> bool:
 
 
 def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
-    """Return grue's `auth` for another host's `oauth`, and the keys of `oauth` that grue does not use.
-
-    The text of a `ValueError` continues a sentence that begins with the name of the key, and quotes no value.
-    """
+    """Return grue's `auth` for another host's `oauth`, and the keys that grue does not use."""
     if isinstance(oauth, bool):
         return oauth, ()
     if not isinstance(oauth, Mapping):
@@ -101,11 +98,7 @@ def _port(address: str) -> int | None:
 
 
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
-    """Return a server's OAuth settings; `None`: grue sends only the given headers.
-
-    Even without an `auth`, grue can log in if the server asks for that, unless the headers have an
-    `Authorization`.
-    """
+    """Return a server's OAuth settings; `None`: only the given headers are sent, and no login is tried."""
     if config is False or (config is None and any(key.lower() == "authorization" for key in headers)):
         return None
     if not isinstance(config, AuthConfig):

@@ -151,9 +151,9 @@ class RetrySettings(_Table):
 
 @dataclass(config=_STRICT)
 class BudgetSettings(_Table):
-    """Limits of a turn and of an episode; `None`: no limit.
+    """Limits of a turn and of an episode.
 
-    `prices` is USD for a million tokens, by model.
+    `prices` is USD for a million tokens, by name or pattern of models.
     """
 
     turn_requests: _Count | None = None
@@ -167,10 +167,7 @@ class BudgetSettings(_Table):
 
 @dataclass(config=_STRICT)
 class NextModel(_Table):
-    """A model that is asked if the models before it fail.
-
-    Without a URL of its own, it uses the first model's.
-    """
+    """A model that is asked if those before it fail. Without a URL, it uses the first model's."""
 
     agent_model: _Text
     client_base_url: Annotated[str, WrapValidator(_base_url)] | None = None

@@ -182,20 +182,17 @@ def model_for(
     unknown = [name for name in given if name not in names]
     if unknown:
         raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {', '.join(names)}.")
+    # Make a class with which `msgspec.convert` checks the types of the given values.
+    types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
+    kind: Any = msgspec.defstruct("Given", [(name, types[name]) for name in given])
     try:
-        checked = msgspec.convert(given, _fields_of(given))
+        checked = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise MCPConfigError(f"--set llm.{fault_of(error)}.") from error
     settings = replace(settings, **{name: getattr(checked, name) for name in given})
     settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
     require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")
     return settings
-
-
-def _fields_of(given: Mapping[str, Any]) -> Any:
-    # Make a class with which `msgspec.convert` checks the types of the given values.
-    types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
-    return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 
 
 def retry_policy(config: GameConfiguration) -> RetryPolicy:

@@ -93,10 +93,7 @@ def servers_of(
 
 
 def servers_of_entries(entries: Mapping[str, ToolServer | Mapping[str, Any]]) -> dict[str, ToolServer]:
-    """Return servers by name.
-
-    An entry is a server, or a mapping as in `agent.yaml`; disabled ones are left out.
-    """
+    """Return servers by name, without disabled ones; an entry may be a mapping as in `agent.yaml`."""
     written = {name: each for name, each in entries.items() if isinstance(each, Mapping)}
     read = _read_entries(written) if written else {}
     known = {name: each for name, each in entries.items() if not isinstance(each, Mapping)} | read

@@ -1,7 +1,7 @@
 """Host programs that drive an agent, each in a package of its own; `servers` has MCP servers instead.
 
-To add a host, put its package beside the others, and add a row to `BUNDLED` and a command to `cli/app.py`.
-For `grue fleet` to run many episodes of the host, write a module in `grue.fleet` as well.
+To add a host, add its package, a row to `BUNDLED`, a command to `cli/app.py`, and perhaps a module in
+`grue.fleet`.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The events of an agent loop: the model's words and the tool calls, as they happen.
-
-To add a kind of event, add a class here and a case in `EventFeed`.
-"""
+"""The events of an agent loop: the model's words and the tool calls, as they happen."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -36,10 +33,7 @@ class ToolStarted(Struct, frozen=True, kw_only=True):
 
 
 class ToolEnded(Struct, frozen=True, kw_only=True):
-    """A tool call was answered.
-
-    One that was not made, such as a denied one, has no `ToolStarted` and no duration.
-    """
+    """A tool call was answered. If it was not made, it had no `ToolStarted` and has no duration."""
 
     call_id: str
     name: str

@@ -1,7 +1,4 @@
-"""The injected invoker: one function that serves every MCP tool in place of the servers.
-
-The function is an argument of an `AgentLoop` and not a global, so that one test cannot affect another.
-"""
+"""The injected invoker: one function that serves every MCP tool in place of the servers."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from copy import deepcopy

@@ -1,21 +1,12 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`, which asks the model and makes the tool calls. The model sees the tool
-`read` of the MCP server `files` as `mcp.files.read`, a function `add` as `tools.add`, and a `ShellTool` as
-`shell.run`.
+Each input is a turn of a `Runner`. The model sees the tool `read` of the MCP server `files` as
+`mcp.files.read`, a
+function `add` as `tools.add`, and a `ShellTool` as `shell.run`.
 
-`list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object:
-
-```python
-from grue.hosts.agent_loop import configure_mcp_client, invoke_mcp_tool, list_mcp_tools
-
-configure_mcp_client("http://127.0.0.1:8000/mcp")
-print([tool.name for tool in list_mcp_tools()])
-print(invoke_mcp_tool("echo", {"text": "hello"}).content)
-```
-
-The client is made at the first call and closed when the interpreter exits. For several servers, use a
-`ToolClient`.
+`list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object.
+Their client
+is made at the first call and closed when the interpreter exits. For several servers, use a `ToolClient`.
 """
 
 import asyncio
@@ -246,11 +237,6 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
     As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long, or
     if the
     server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
-
-    Raises:
-        MCPConfigError: No server is configured.
-        MCPServerStartupError: The server could not be started.
-        MissingDependencyError: The package `mcp` is absent or too old.
     """
     return _shared.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
@@ -435,12 +421,9 @@ class AgentLoop:
         text and goes on.
         Ctrl-C cancels the input within seconds; the conversation keeps what was said so far. `turn` is the
         number of this
-        turn in the trace; `None`: the next number.
-
-        Raises:
-            MCPError: As `Runner.run_turn`, such as `MCPServerStartupError` or `LLMError`.
-            ConversationBusy: Another input is running. Its callbacks, such as `on_event`, cannot call `run`
-                either.
+        turn in the trace; `None`: the next number. Raises `ConversationBusy` while another input is running,
+        also in its
+        callbacks, and the errors of `Runner.run_turn`.
         """
         with self._one_input(text, images, turn) as request:
             if self._on_event is None:
@@ -474,10 +457,7 @@ class AgentLoop:
             self._free.release()
 
     def report(self, event: object) -> None:
-        """Call `on_event` with an event of your own, in the thread that called `run`.
-
-        Any thread may call `report`. If no input is running, or there is no `on_event`, the event is dropped.
-        """
+        """Call `on_event` in the thread that called `run`, from any thread; without an input, do nothing."""
         with contextlib.suppress(RuntimeError):  # raised if the loop of an earlier `run_async` is closed
             self._put(event)
 
@@ -486,9 +466,8 @@ class AgentLoop:
     ) -> TurnOutcome[str]:
         """Run a turn in a thread of its own, and call `on_event` in the caller's thread.
 
-        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, its exceptions
-        would not reach the caller, and adding an entry to the trace would deadlock: the recorder holds its
-        lock while it calls observers.
+        Called by the recorder, which holds its lock, `on_event` could not add to the trace, nor raise to the
+        caller.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put

@@ -1,12 +1,10 @@
 """A reasoning server: an MCP server on stdin and stdout with one tool, `think`.
 
-Each call records one numbered thought. The server keeps only the numbers and the names of branches: the
-texts stay in the model's own conversation.
-
-The server imports only a few modules of the standard library, because each turn may start a new process.
-Start it without the site packages: `python -I -S PATH/TO/think.py`. If you let Python import this file
-instead of running it as a script, Python uses the cached bytecode, which saves another 3 ms:
-`python -I -S -c "import sys; sys.path.append('PATH/TO'); import think; think.run()"`.
+The server keeps only the numbers of thoughts and the names of branches: the texts stay in the model's
+conversation.
+It imports only a few modules of the standard library, because each turn may start a new process. Start it
+without
+the site packages: `python -I -S PATH/TO/think.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`Judge`: decides which actions of a reply may be carried out, and asks a person if needed.
-
-It applies the tool policy and the `allowed-tools` of the skill that the model has read last, before the first
-action of a reply is carried out.
-"""
+"""`Judge`: decides which actions of a reply may be carried out, and asks a person if needed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -62,12 +58,11 @@ class Judge(Struct, kw_only=True):
     ) -> list[JudgedAction]:
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
-        If the run has to be parked, `self.run.asked` holds the questions afterwards. `done` are actions of
-        the reply that an
-        earlier process carried out; they count towards the policy's `max_calls`. `definitions` are those of
-        the tools when
-        the reply came: a call whose tool has changed since is denied, unless a person is asked about the
-        call.
+        If the run has to be parked, `self.run.asked` holds the questions afterwards. `done` were carried out
+        by an earlier
+        process; they count towards the policy's `max_calls`. `definitions` are those of the tools when the
+        reply came: a call
+        whose tool has changed since is denied, unless a person is asked about the call.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]

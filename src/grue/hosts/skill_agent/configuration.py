@@ -22,20 +22,9 @@ SHELL = "shell"
 """The server name of the tool that runs commands: `shell.run`."""
 
 _CHECKED = (
-    "task",
-    "optional_servers",
-    "mcp_enabled",
-    "tool_call_timeout_s",
-    "on_connect_failure",
-    "reconnect",
-    "limits",
-    "on_step_failure",
-    "retries",
-    "policy",
-    "skill_servers",
-    "restrict_tools",
-    "instructions",
-)
+    "task", "optional_servers", "mcp_enabled", "tool_call_timeout_s", "on_connect_failure", "reconnect",
+    "limits", "on_step_failure", "retries", "policy", "skill_servers", "restrict_tools", "instructions",
+)  # fmt: skip
 _TAKEN = "the name is taken by the agent's own actions"
 _Count = Annotated[int, Meta(ge=1)]
 _Above0 = Annotated[float, Meta(gt=0)]
@@ -61,13 +50,12 @@ class AgentConfig(Struct, kw_only=True):
 
     Attributes:
         task: The task of `grue run` and of a fleet if no other is given; `Orchestrator.run` ignores it.
-        servers: MCP servers by name. If two servers have a tool of the same name, the bare tool name calls
-            the tool of
-            the later server. No server can be called `agent`.
+        servers: MCP servers by name. The bare name of a tool that several servers have calls that of the last
+            one.
         optional_servers: Servers without which the run goes on if they cannot be connected.
         on_connect_failure: What happens if another server cannot be connected. `skip`: the run goes on
             without it.
-            `raise`: the other servers are closed too, and the run goes on without MCP tools.
+            `raise`: the run goes on without MCP tools.
         reconnect: Whether a server that has died is connected again, at most once.
         on_step_failure: `continue`: the model reads the error. `stop`: the run ends. `retry`: a read-only or
             idempotent
@@ -75,10 +63,8 @@ class AgentConfig(Struct, kw_only=True):
         policy: Names an action of the agent `agent.write_file`, and an MCP tool `files.read`.
         skill_servers: Servers whose skills are used, if a person has approved them in `mcp_skills.lock`.
         restrict_tools: After the model has read a skill, deny every tool that its `allowed-tools` do not
-            name, except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
-        workspace: The folder in which files are read and written.
-        instructions: Added to the prompt.
-        path: The file that the settings were read from.
+            name, except
+            `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
     """
 
     llm: LlmSettings | LlmEndpoint
@@ -175,12 +161,7 @@ def _skill_servers(document: YamlDocument, table: _AgentTable, servers: Collecti
 
 
 def load_config(path: str | PathLike[str]) -> AgentConfig:
-    """Read `agent.yaml`; relative paths start from its folder. The API key comes from the environment.
-
-    Raises:
-        MCPConfigError: The file or a value in it cannot be used. The error names the line and the key.
-        MissingDependencyError: The package `pyyaml` is absent.
-    """
+    """Read `agent.yaml`; relative paths start from its folder. The API key comes from the environment."""
     document = read_yaml(path)
     table, path = document.convert(_AgentTable), Path(path)
     folder = path.parent

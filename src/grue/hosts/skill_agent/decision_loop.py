@@ -263,7 +263,10 @@ class DecisionLoop:
         if run.asked is not None:
             return RunEnd("parked", f"actions that wait for an approval: {len(run.asked.questions)}")
         for position, each in enumerate(judged):
-            end = self._no_step_left() or self._step(each)
+            most = run.config.limits.max_steps
+            if len(run.results) >= most:
+                return RunEnd("step_limit", f"the limit on steps, {most}, is used up")
+            end = self._time_over() or self._step(each)
             if end is not None and end.reason == "step_failed":
                 self._skip(todo[position + 1 :])
             if end is not None:
@@ -283,12 +286,6 @@ class DecisionLoop:
     def _skip(self, actions: Sequence[PlannedAction]) -> None:
         for action in actions:
             self._steps.end(action.ended("skipped", error="the run ended before"))
-
-    def _no_step_left(self) -> RunEnd | None:
-        most = self._run.config.limits.max_steps
-        if len(self._run.results) >= most:
-            return RunEnd("step_limit", f"the limit on steps, {most}, is used up")
-        return self._time_over()
 
     def _step(self, judged: JudgedAction) -> RunEnd | None:
         action = judged.action

@@ -18,17 +18,9 @@ from grue.runtime.safe_text import clipped
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
 
 EndReason: TypeAlias = Literal[
-    "finished",
-    "gave_up",
-    "parked",
-    "turn_limit",
-    "step_limit",
-    "time_limit",
-    "budget",
-    "step_failed",
-    "failed",
-    "interrupted",
-]
+    "finished", "gave_up", "parked", "turn_limit", "step_limit", "time_limit", "budget", "step_failed",
+    "failed", "interrupted",
+]  # fmt: skip
 """Why a run ended. `gave_up`: the model says that it could not do the task. `step_failed`: the configuration
 says that a failed step ends the run. `failed`: an error ended the run; for example, the model could not be
 asked."""
@@ -119,10 +111,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions needed a person's approval.
-
-    If `parked`, the run has ended before all questions were answered.
-    """
+    """Actions needed approval. If `parked`, the run ended before all questions were answered."""
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()
@@ -292,20 +281,10 @@ class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnde
 
 
 FACTS: tuple[type[Fact], ...] = (
-    McpServersConnected,
-    McpConnectionFailed,
-    McpServerAbsent,
-    McpToolShadowed,
-    McpServersDisconnected,
-    McpToolCallStarted,
-    McpToolCallCompleted,
-    McpToolCallFailed,
-    SkillProblem,
-    ActionsPlanned,
-    StepStarted,
-    StepEnded,
-    ApprovalsAsked,
-)
+    McpServersConnected, McpConnectionFailed, McpServerAbsent, McpToolShadowed, McpServersDisconnected,
+    McpToolCallStarted, McpToolCallCompleted, McpToolCallFailed,
+    SkillProblem, ActionsPlanned, StepStarted, StepEnded, ApprovalsAsked,
+)  # fmt: skip
 
 register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 

@@ -1,10 +1,8 @@
 """`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
 
 If a program never closes its manager, the sessions end when the interpreter ends or the manager is
-garbage-collected, so no server process is left.
-
-A tool is called by its bare name or by `server.tool`. If two servers have a tool of the same name, the bare
-name calls the tool of the later server.
+garbage-collected. If two servers have a tool of the same name, the bare name calls the tool of the later
+server.
 """
 
 import threading
@@ -129,11 +127,9 @@ class McpManager:
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
         """Connect the servers, given as tool servers or as in `agent.yaml`, and return their tools.
 
-        Raises:
-            ImportError: The package `mcp` is absent; the text has the command that installs it.
-            MCPServerStartupError: A server could not be connected, and `on_connect_failure` is `raise`.
-            MCPConfigError: A server's configuration cannot be used.
-            MCPError: The manager is connected already.
+        Raises `ImportError` without the package `mcp`, `MCPServerStartupError` as `on_connect_failure` says,
+        `MCPError` if the
+        manager is connected already, and `MCPConfigError`.
         """
         with self._lock:
             if self._connected is not None:
@@ -160,7 +156,6 @@ class McpManager:
         `definition`
         that the caller knows, the tool is not called, the result is an error result that says so, and `tools`
         is updated.
-
         `tool_name` is a bare name, or `server.tool`; an unknown name gives an error result. `timeout` is in
         seconds, from when
         the call is sent; `None`: `tool_call_timeout_s`.
@@ -169,7 +164,6 @@ class McpManager:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
             ToolServerDied: The server died during this call. Or it died earlier, and is not connected again.
             MCPServerStartupError: The server had died, and connecting it again failed.
-            MCPError: The manager is not connected.
         """
         connected = self._opened()
         tool = connected.routes.called.get(tool_name)
@@ -212,10 +206,7 @@ class McpManager:
         return connected
 
     def close_all(self) -> None:
-        """Close every session and wait until the server processes have ended.
-
-        Waiting calls raise an error.
-        """
+        """Close every session; return when the server processes have ended. Waiting calls raise an error."""
         with self._lock:
             connected, self._connected = self._connected, None
             if connected is not None:

@@ -45,12 +45,9 @@ from grue.protocol.tools.policy import UNMATCHED, may_match_tools_of, unmatched_
 class RunResult(Struct, frozen=True, kw_only=True):
     """The result of a run; written to `result.json` if the run has a folder.
 
-    Attributes:
-        reason: Why the run ended; `detail` says it in a sentence for people.
-        answer: The answer of the model's `finish` action.
-        responses: The texts of the model's `respond` actions that were carried out.
-        notes: The same for the model's `note` actions.
-        questions: If the run is parked: the questions that a person has to answer.
+    `responses` and `notes` are the texts of the model's actions `respond` and `note`, `answer` that of
+    `finish`. If the run
+    is parked, a person has to answer `questions`.
     """
 
     run_id: str
@@ -124,11 +121,8 @@ class Orchestrator:
         `decisions` answer the questions of a parked run. An action that was under way when the process was
         killed is repeated
         only if it is read-only or idempotent. Otherwise the model is told that the action may have had an
-        effect.
-
-        Raises:
-            TraceError: There is no run in the folder that can be resumed.
-            MCPError: This object has no `folder`; or an error of `run`.
+        effect. Raises
+        `TraceError` if there is no run that can be resumed.
         """
         if self._folder is None:
             raise MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")

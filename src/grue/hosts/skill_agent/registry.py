@@ -1,8 +1,9 @@
 """Actions as JSON: a model answers with a list of them, and your program carries them out.
 
-Use this module in a host whose model writes actions into the reply's text instead of calling tools. Each type
-of action has a name, a msgspec Struct for its parameters, and a function. For a `ToolPolicy`, an action is a
-tool of the server `agent`.
+Use this module in a host whose model writes actions into the reply's text instead of calling tools. For a
+`ToolPolicy`, an action is a tool of the server `agent`. Actions are carried out after their turn, so the turn
+does not
+record them: record them yourself, with facts such as `StepEnded` in `facts.py`.
 
 ```python
 class Move(Struct):
@@ -10,13 +11,7 @@ class Move(Struct):
 
 actions = ActionTypes()
 actions.add("move", Move, lambda params, world: world.move(params.direction), description="Take a step.")
-reply = runner.run_turn(TurnRequest(system=..., user=..., answer=actions.answer_spec())).response
-for action in reply.actions:
-    print(actions.carry_out(action.type, action.params, world, timeout_s=10))
 ```
-
-Actions are carried out after their turn, so the turn does not record them. Record them yourself, with facts
-such as `StepEnded` in `facts.py`.
 """
 
 import inspect
@@ -85,35 +80,24 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
 
 
 class StepExecutionResult(Struct, frozen=True, kw_only=True):
-    """The result of one action.
-
-    Attributes:
-        step: The number of the action in the run, from 1.
-        action: The type of the action; `reply` if the model's reply was unusable.
-        target: What the action acts on: the name of a tool or skill, or a path.
-        status: `interrupted`: the process was killed during the action, which may have had an effect.
-        output: The result as the model is shown it, perhaps shortened; for `respond`, `note` and `finish`:
-            its own text.
-        artifact: The file with the whole result, relative to the run folder; empty if there is no such file.
-    """
+    """The result of one action; `action` is `reply` if the model's reply was unusable."""
 
     step: int
     action: str
-    status: StepStatus
+    status: (
+        StepStatus  # `interrupted`: the process was killed during the action, which may have had an effect
+    )
     turn: int = 0
     target: str = ""
-    output: str = ""
+    output: str = ""  # as the model is shown it; for `respond`, `note` and `finish`, the model's own text
     error: str = ""
-    artifact: str = ""
+    artifact: str = ""  # the file with the whole result, relative to the run folder
     duration_s: float = 0.0
     attempts: int = 1
 
 
 class ActionType(Struct, frozen=True):
-    """A type of action; the fields are the arguments of `ActionTypes.add`.
-
-    Without `run`, the host carries it out.
-    """
+    """A type of action, with the arguments of `ActionTypes.add`; without `run`, the host carries it out."""
 
     name: str
     params: type[Struct]
@@ -155,16 +139,15 @@ class ActionTypes:
         description: str = "",
         annotations: ToolAnnotations | None = None,
     ) -> None:
-        """Add a type of action.
+        """Add a type of action, by the `type` that the model writes and a msgspec Struct for its parameters.
 
-        Args:
-            name: The `type` that the model writes.
-            params: A msgspec Struct.
-            run: Called with an instance of `params` and the host's context, in a thread of its own. Returns
-                the result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
-            description: One sentence for the model; default: the first line of the function's docstring.
-            annotations: `read_only` or `idempotent` allow the action to be repeated after a failure, or after
-                the process was killed.
+        `run` is called with an instance of `params` and the host's context, in a thread of its own. It
+        returns the result for
+        the model, or raises `ValueError` or `OSError` with the reason for the failure. The `description` is
+        one sentence for
+        the model; default: the first line of the function's docstring. The `annotations` `read_only` or
+        `idempotent` allow the
+        action to be repeated after a failure, or after the process was killed.
         """
         if name in self.types:
             raise MCPConfigError(f"There is an action {name!r} already: choose another name.")

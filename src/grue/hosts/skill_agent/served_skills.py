@@ -1,11 +1,10 @@
 """Skills that MCP servers deliver: the extension `io.modelcontextprotocol/skills` (SEP-2640).
 
-A server lists its skills with their front matter, and the digest and size of each file. A file is read only
-when the model asks for it, and is not used if its digest or size differs from the list.
-
-A model follows the text of a skill, and servers write these texts. So a person approves each skill, by a
-digest that covers all its files: if one byte of a file changes, the skill has to be approved again. The
-`allowed-tools` of such a skill grant nothing.
+A server lists its skills with the digest and size of each file. A model follows the text of a skill, and
+servers write
+these texts. So a person approves each skill, by a digest that covers all its files. The `allowed-tools` of
+such a skill
+grant nothing.
 """
 
 import base64
@@ -45,11 +44,9 @@ class AsksServers(Protocol):
 
     def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
         """Send a request and return the result."""
-        ...
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
         """Send a listing request for each page; return the items of all pages."""
-        ...
 
 
 class SkillResource(Struct, frozen=True):

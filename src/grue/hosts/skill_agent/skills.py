@@ -1,12 +1,11 @@
 """Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
-A host shows the model the names and descriptions of its `Skills`. When the model asks for a skill or a file
-in its folder, the host returns the text.
-
 The tools that a skill's `allowed-tools` name are approved in advance, so that a policy's `ask` does not apply
-to them: pass `approved` of the result of `granted` to `grue.hosting.judge_calls`. A policy's `deny` still
-applies. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules of a policy do
-not look at arguments. A bare name, such as `Read`, means only an action of the host, because a server could
+to them;
+a policy's `deny` does. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules
+of a
+policy do not look at arguments. A bare name, such as `Read`, means only an action of the host, because a
+server could
 name its tool `Read`, too.
 """
 
@@ -206,7 +205,7 @@ class Skills:
         self._texts |= dict.fromkeys(skills, text)
 
     def text(self, name: str, file: str = "") -> str:
-        """Return the text of a skill's `file`, or of the skill with the names of its files.
+        """Return the text of a skill's `file`, or of the skill with its files' names.
 
         Errors are for the model.
         """
@@ -238,10 +237,10 @@ USE_SKILL = ActionType(
 
 
 def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_OTHERS) -> Grant:
-    """Return the tools that a skill's `allowed-tools` name.
+    """Return the tools that a skill's `allowed-tools` name, of `tools`, such as `agent.read_file`.
 
-    `tools` are the full names of all tools; the host's own are `agent.NAME`. `others` maps names of other
-    agents' well-known tools to the host's actions: `{"Read": "agent.read_file"}`.
+    `others` maps names of other agents' well-known tools to the host's actions: `{"Read":
+    "agent.read_file"}`.
     """
     known = frozenset(tools)
     approved: set[str] = set()

@@ -1,10 +1,8 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
-A turn calls the methods of the agent's client and manager, in place of an endpoint and an MCP server. The
-turn calls the methods of grue's own `LLMClient` and `MCPManager` only if a program has overridden them;
-otherwise it uses only their settings.
-
-Source: R10.4, R15.4
+A turn calls the methods of the agent's client and manager, in place of an endpoint and an MCP server. Of
+grue's own
+`LLMClient` and `MCPManager` it uses only the settings, unless a program has overridden their methods.
 """
 
 import functools
@@ -109,10 +107,7 @@ _UNNAMED = "mcp"
 
 
 class Route(Struct, frozen=True):
-    """How a turn reaches its tools and its model.
-
-    If an attribute changes, the next turn gets a new runner.
-    """
+    """How a turn reaches its tools and its model. If it changes, the next turn gets a new runner."""
 
     manager: int  # the `id()`, as that of the client
     manager_called: bool  # whether methods of an `MCPManager` are overridden
@@ -163,16 +158,14 @@ class ZorkAgent:
 
     Args:
         config: Limits and policies of the turn, and the sampling settings that are `None` here.
-        client: An `LLMClient`, or any object with `chat.completions.create`, blocking or not; `None` creates
-            an `LLMClient`. If the client has a method `_supports_tool_calling`, the method decides whether
-            the model is offered tools.
-        logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
-            the turns too.
+        client: An `LLMClient`, or any object with `chat.completions.create`, blocking or not. If it has a
+            method
+            `_supports_tool_calling`, the method decides whether the model is offered tools.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
+            The logger and the Langfuse client of an `MCPManager` get the events of the turns too.
         policy: What happens after a failure. The configuration's `on_tool_drift` replaces that of the policy.
             `retry_disabled_s` is ignored: a disabled server stays disabled until the episode ends.
-        turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
             `beside_turn`, one event loop runs for the whole episode, until `close`.
         approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
@@ -181,7 +174,6 @@ class ZorkAgent:
         stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
         server: Name of the tool server; `None` if MCP is off.
         turn: Number of the last turn; the next turn gets the next number. A host may set it.
-        last_outcome: The complete outcome of the last turn that gave a decision.
 
     Source: R10.1
     """

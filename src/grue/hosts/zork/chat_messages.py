@@ -6,8 +6,6 @@
 {"role": "assistant", "tool_calls": [{"id": "...", "type": "function", "function": {"name", "arguments"}}]}
 {"role": "tool", "tool_call_id": "...", "content": "..."}
 ```
-
-Source: R4.2, R4.3
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,10 +73,7 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 
 
 def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) -> m.ToolDefinition:
-    """Convert a tool from OpenAI's format.
-
-    Its name is kept, even if it does not have the form `server.tool`.
-    """
+    """Convert a tool from OpenAI's format, and keep its name even if it is not of the form `server.tool`."""
     function = schema.get("function") if isinstance(schema, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
@@ -107,8 +102,9 @@ def conversation_of(
     """
     given = sum(len(_cache_points(message)) for message in messages)
     conversation = EncodedConversation(profile, given_markers=given)
-    offered = [given_tool(tool) for tool in tools or ()] or _named_in(messages)
-    conversation.ask((), m.OfferTools(tuple(offered)))
+    named = dict.fromkeys(call.name for message in messages for call in _calls(message))
+    given_tools = tuple(tools or ()) or [{"function": {"name": name}} for name in named]
+    conversation.ask((), m.OfferTools(tuple(map(given_tool, given_tools))))
     new: list[m.ConversationItem] = []
     for message in messages:
         if message.get("role") == "assistant":
@@ -144,11 +140,6 @@ def _tokens(usage: m.Usage) -> dict[str, int] | None:
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
     }
-
-
-def _named_in(messages: Iterable[ChatMessage]) -> list[m.ToolDefinition]:
-    names = [call.name for message in messages for call in _calls(message)]
-    return [given_tool({"function": {"name": name}}) for name in dict.fromkeys(names)]
 
 
 def _item(message: ChatMessage) -> m.ConversationItem:

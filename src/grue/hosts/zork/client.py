@@ -2,8 +2,6 @@
 
 By default, a turn uses only the client's endpoint. If a program has overridden `chat_completions_create`,
 `chat.completions.create` or `_supports_tool_calling`, the turn calls that method.
-
-Source: R4
 """
 
 import dataclasses
@@ -114,12 +112,7 @@ class LLMClient:
     def endpoint(
         self, model: str | None = None, *, force_tool_support: bool = False, **sampling: Unpack[Sampling]
     ) -> LlmEndpoint:
-        """Return an endpoint for a `Runner`, with this client's URL, key, retries and transport.
-
-        With `force_tool_support`, tools are offered without checking that the model can call them; otherwise
-        the
-        configuration decides.
-        """
+        """Return an endpoint for a `Runner`; `force_tool_support` skips the check of the model."""
         settings = self.llm_settings(model, **sampling)
         if force_tool_support:
             settings = replace(settings, force_tool_support=True)
@@ -158,23 +151,15 @@ class LLMClient:
     ) -> LLMResponse:
         """Ask for a completion, with retries.
 
-        Args:
-            model: The model, as the endpoint names it.
-            messages: Message dicts in OpenAI's format. Up to four `cache_control` markers of messages or
-                their parts are sent unchanged, unless the endpoint refuses markers.
-            temperature: `None`: the endpoint chooses, as for all sampling settings.
-            top_p: See `temperature`.
-            top_k: See `temperature`; not sent to an endpoint that does not accept it, as `min_p`.
-            min_p: See `top_k`.
-            max_tokens: Longest completion, in tokens.
-            stop: Texts that end the completion.
-            response_format: A `json_schema` object with the schema of the answer; any other object is sent as
-                it is. It is not sent if the model may call tools.
-            extra_headers: Further headers for this request.
-            name: Ignored.
-            tools: Tools in OpenAI's format, with names such as `thoughtbox.think`.
-            tool_choice: `auto` (default), `none`, `required`, or the function to call.
-            kwargs: Further fields of the request.
+        `messages` and `tools` are dicts in OpenAI's format. Up to four `cache_control` markers are sent
+        unchanged, unless the
+        endpoint refuses markers. The endpoint chooses sampling settings that are `None`. `response_format` is
+        a `json_schema`
+        object with the schema of the answer; any other object is sent as it is. It is not sent if the model
+        may call tools.
+        `tool_choice` is `auto` (default), `none`, `required`, or the function to call. `name` is ignored, and
+        `kwargs` are
+        further fields of the request.
 
         Raises:
             MCPError: There are tools, but the model cannot call any; or a message is malformed or not text.

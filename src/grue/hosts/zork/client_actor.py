@@ -203,15 +203,10 @@ def client_actor(
 def _simple_arguments(asked: m.JsonObject, *, marked: bool) -> dict[str, Any]:
     messages = asked.get("messages")
     assert isinstance(messages, list), "a request has messages"
-    return {
-        **_ALWAYS_PASSED,
-        **asked,
-        "messages": [_simple_message(each, marked=marked) for each in messages],
-        "name": "Agent",
-    }
-
-
-def _simple_message(message: dict[str, Any], *, marked: bool) -> dict[str, Any]:
-    if marked and message["role"] in ("system", "user"):
-        return {**message, "cache_control": {"type": "ephemeral"}}
-    return {key: value for key, value in message.items() if value is not None}
+    simple = [
+        {**each, "cache_control": {"type": "ephemeral"}}
+        if marked and each["role"] in ("system", "user")
+        else {key: value for key, value in each.items() if value is not None}
+        for each in messages
+    ]
+    return {**_ALWAYS_PASSED, **asked, "messages": simple, "name": "Agent"}

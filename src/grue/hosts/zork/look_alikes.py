@@ -1,9 +1,4 @@
-"""Read the return values of the methods of a program's LLM client and MCP manager.
-
-The client and the manager may be grue's own, an SDK's, or the program's own with the same methods.
-
-Source: R12, P13
-"""
+"""Read the return values of the methods of a program's LLM client and MCP manager, of whatever class."""
 
 import functools
 import inspect
@@ -32,7 +27,11 @@ def completion_body(response: object) -> m.JsonObject:
     choices = _listed(response, "choices")
     choice = choices[0] if choices else response
     message = member(choice, "message") if choices else response
-    calls = [_call(call) for call in _listed(message, "tool_calls")]
+    calls: list[m.JsonObject] = []
+    for call in _listed(message, "tool_calls"):
+        function = member(call, "function")
+        named = {"name": member(function, "name"), "arguments": member(function, "arguments")}
+        calls.append({"id": member(call, "id"), "function": named})
     said = {"content": member(message, "content"), "tool_calls": calls}
     return {
         "choices": [{"message": said, "finish_reason": member(choice, "finish_reason")}],
@@ -72,12 +71,6 @@ def accepts(function: Callable[..., Any], parameter: str) -> bool:
     except (TypeError, ValueError):
         return True
     return parameter in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-
-def _call(call: object) -> m.JsonObject:
-    function = member(call, "function")
-    named = {"name": member(function, "name"), "arguments": member(function, "arguments")}
-    return {"id": member(call, "id"), "function": named}
 
 
 def member(holder: object, name: str) -> Any:
@@ -145,12 +138,7 @@ METHOD = "_supports_tool_calling"
 async def asked_of_client(
     client: Any, model: str, config: ToolSupportPolicy | None, *, endpoint: str
 ) -> m.ToolSupportChecked:
-    """Ask the client's `_supports_tool_calling`, if it has one, whether the model may be offered tools.
-
-    If the method raises, the model is offered no tools. Without the method, the model's name decides. If tool
-    support is
-    forced, the client is not asked.
-    """
+    """Ask the client's `_supports_tool_calling`, if any, whether to offer tools; an exception means no."""
     method = getattr(client, METHOD, None)
     forced = config is not None and config.mcp_force_tool_support
     if forced or not callable(method):

@@ -1,9 +1,8 @@
 """`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
 By default, a turn takes only the settings from an `MCPManager`, and opens sessions of its own. If a program
-overrides one of `TURN_METHODS`, a turn calls the coroutines, as `manager_connection.py` does.
-
-Source: R2, R3, R8
+overrides
+one of `TURN_METHODS`, a turn calls the coroutines, as `manager_connection.py` does.
 """
 
 import logging
@@ -67,19 +66,15 @@ class MCPManager:
     No server process is left after `disconnect_session`, when the manager is garbage-collected, or when the
     interpreter ends. Needs asyncio.
 
-    Args:
-        config: Has the limits, and the path of the file with the servers. The file is read even if
-            `mcp_enabled` is false.
-        logger: Gets log records of the coroutines, and of the turns of an agent that uses this manager.
-        langfuse_client: Gets the events of the coroutines and of these turns. The client sends them when it
-            is flushed, at the latest at the program's end. The manager never shuts the client down.
+    The file of the servers is read even if `mcp_enabled` is false. The logger and the Langfuse client get the
+    events of
+    the coroutines, and of the turns of an agent that uses this manager. The manager never shuts the client
+    down.
 
     Attributes:
         ignored_servers: Names of the other servers in the file, which are not used.
         config_warnings: A sentence for each other part of the file that has no effect.
-        tool_lock: The approved definitions of the server's tools; `None`: any definition is accepted.
         connection: Untried, proven or disabled in this episode. A program may store and set it.
-        recorder: Records the messages of the sessions that the coroutines open.
 
     Source: R2.1-3, R2.5, R2.6
     """

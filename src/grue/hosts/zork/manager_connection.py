@@ -1,8 +1,4 @@
-"""Use the host's own manager object as the tool server of a turn, by calling its coroutines.
-
-If overridden methods of an `MCPManager` call the original ones, the turn knows as much as with an unchanged
-manager: why the server did not start, whether it died, and how its process ended.
-"""
+"""Use the host's own manager object as the tool server of a turn, by calling its coroutines."""
 
 import asyncio
 import time
@@ -30,23 +26,19 @@ DISCONNECT_TIMEOUT_S = 4.0
 
 
 class SessionManager(Protocol):
-    """The coroutines of a manager object. Its `call_tool` may lack `timeout_seconds`."""
+    """The coroutines of a manager object, which may raise any exception."""
 
     async def connect_session(self) -> None:
-        """Connect; may raise any exception."""
-        ...
+        """Connect."""
 
     async def disconnect_session(self) -> None:
         """Disconnect."""
-        ...
 
     async def get_tool_schemas(self) -> list[dict[str, Any]]:
         """List the tools in OpenAI's format, named `server.tool`."""
-        ...
 
     async def call_tool(self, tool_name: str, arguments: dict[str, Any], timeout_seconds: float = 30) -> Any:
-        """Call a tool; raises `TimeoutError` on a timeout."""
-        ...
+        """Call a tool; raises `TimeoutError` on a timeout. Some managers have no `timeout_seconds`."""
 
 
 class ManagerConnection:

@@ -1,10 +1,9 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
-A resume with another game, with MCP switched on or off, or with another MCP server is refused. Other
-changed settings (`conditions_of`) are reported and recorded, because people also resume an episode after they
-have mended its configuration.
-
-Source: R9, R10.2
+A resume with another game, with MCP switched on or off, or with another MCP server is refused. Other changed
+settings
+(`conditions_of`) are reported and recorded, because people also resume an episode after they have mended its
+configuration.
 """
 
 import dataclasses

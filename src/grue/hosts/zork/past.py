@@ -1,7 +1,4 @@
-"""Read from a trace how far an episode got, so that `grue play --resume` can continue it.
-
-The replies of the game are not needed, because the same seed and the same commands give the same game.
-"""
+"""Read from a trace how far an episode got. The same seed and commands give the game's replies again."""
 
 from pathlib import Path
 from typing import Any

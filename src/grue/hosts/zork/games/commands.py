@@ -44,7 +44,8 @@ def sanitise_command(text: str) -> str | None:
     """
     lines = (line for line in _TERMINAL_ESCAPES.sub("", text).splitlines() if not _FENCE.fullmatch(line))
     command = next(filter(None, map(_tidy, map(_ascii, lines))), None)
-    return None if command is None or _is_meta(command) else command
+    first = re.search(r"[a-z]+", (command or "").lower())
+    return None if first is not None and first.group()[:6] in _META else command
 
 
 def _ascii(line: str) -> str:
@@ -78,8 +79,3 @@ def _unquoted(line: str) -> str:
         if line.count(quote) == 1 and quote in (line[:1], line[-1:]):
             return line.strip(quote)
     return line
-
-
-def _is_meta(command: str) -> bool:
-    first = re.search(r"[a-z]+", command.lower())
-    return first is not None and first.group()[:6] in _META

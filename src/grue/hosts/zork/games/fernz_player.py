@@ -1,22 +1,18 @@
 r"""Play a story with the package `fernz`: commands come from stdin, answers go to stdout, as with `dfrotz`.
 
-    python -m grue.hosts.zork.games.fernz_player [-m] [-p] [-q] [-w COLUMNS] [-h ROWS] [-s SEED] [-R FOLDER]
-    STORY
-
 The player is a process of its own, so that a story that never stops or needs too much memory can be killed.
-It does the same as `dfrotz` in these points:
+As `dfrotz`,
+it answers the line `\sf-N` with "Speed Factor -N" and the prompt, gives a story that waits for a key the
+first
+character of a line, replaces question marks in commands to stories of version 3 by spaces, and prints
+characters
+outside ASCII as question marks. Unlike `dfrotz`, it keeps a saved game in memory.
 
-- The line `\sf-N` prints "Speed Factor -N" and the prompt again, and does not reach the story.
-- If the story waits for a single key, it gets the first character of the next line.
-- In commands to a story of version 3, a question mark becomes a space, as in `dfrotz` with Infocom's
-  stories.
-- Characters outside ASCII are printed as question marks.
-
-Unlike `dfrotz`, it keeps a saved game in memory.
-
-A story of version 4 or later has two windows. The lower window has the text, and scrolls. The upper window
-covers the top of the screen, with a status line, a quotation or a menu. fernz reports both as one stream, in
-which commands stand between angle brackets ("<top>", "<at 1 50>") and "<<" stands for the character "<".
+A story of version 4 or later has two windows. The upper window covers the top of the screen, with a status
+line, a
+quotation or a menu. fernz reports both as one stream, in which commands stand between angle brackets
+("<top>",
+"<at 1 50>") and "<<" stands for the character "<".
 """
 
 import argparse
@@ -139,25 +135,21 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     sys.stdin.reconfigure(encoding="ascii", errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(encoding="ascii", errors="replace")  # type: ignore[union-attr]
-    options = _options()
-    try:
-        Player(options.story, seed=options.s, columns=options.w, rows=options.h).play()
-    except (ExecutionError, NotImplementedError, ValueError, OSError, MemoryError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 the host quotes it
-        return 1
-    return 0
-
-
-def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False)
-    for flag in ("-m", "-p", "-q"):
+    for flag in ("-m", "-p", "-q"):  # options of dfrotz that have no effect here
         parser.add_argument(flag, action="store_true")
     parser.add_argument("-w", type=int, default=80)
     parser.add_argument("-h", type=int, default=25)
     parser.add_argument("-s", type=int, default=0)
     parser.add_argument("-R")
     parser.add_argument("story")
-    return parser.parse_args()
+    options = parser.parse_args()
+    try:
+        Player(options.story, seed=options.s, columns=options.w, rows=options.h).play()
+    except (ExecutionError, NotImplementedError, ValueError, OSError, MemoryError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 the host quotes it
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

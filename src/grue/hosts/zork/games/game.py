@@ -1,7 +1,4 @@
-"""The interface between a host and a game.
-
-A command that makes no sense raises no exception: the game's text says that the command failed.
-"""
+"""The interface between a host and a game. A command that makes no sense raises no exception."""
 
 from typing import Protocol
 
@@ -28,24 +25,16 @@ class Game(Protocol):
     @property
     def name(self) -> str:
         """The game's title, for people."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Identifies exactly this game: the SHA-256 of its story file, or the version of grue's own game."""
-        ...
 
     def reset(self, seed: int = 0) -> Observation:
         """Start a new game with `seed` and return the opening text."""
-        ...
 
     def step(self, command: str) -> Observation:
-        """Play one command, already sanitised (one printable line).
-
-        Raises `GameError` if the game itself broke.
-        """
-        ...
+        """Play one sanitised command. Raises `GameError` if the game or its interpreter broke."""
 
     def close(self) -> None:
         """Release processes and files. May be called twice."""
-        ...

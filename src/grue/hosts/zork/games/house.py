@@ -1,8 +1,5 @@
-"""The House: the embedded text adventure, in plain Python, without interpreter or story file.
+"""The House: the embedded text adventure, with sixteen rooms and exactly 100 points.
 
-It has sixteen rooms and exactly 100 points. The rules that matter to a host:
-
-* The seed determines the vault's number, the clues to it and some small talk; everything else is fixed.
 * The first death puts the player back at the gate with everything they carried (`died`, not `done`). The
   second death ends the game (`died` and `done`). Points are never lost.
 * INVENTORY, SCORE, HELP, and commands that are refused or not understood take no turn. Every other command

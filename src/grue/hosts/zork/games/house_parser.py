@@ -13,15 +13,8 @@ DIRECTIONS: Final[dict[str, str]] = {
     "in": "in", "inside": "in", "out": "out", "outside": "out", "exit": "out", "leave": "out",
 }  # fmt: skip
 DIRECTION_NAMES: Final = {
-    "n": "north",
-    "s": "south",
-    "e": "east",
-    "w": "west",
-    "u": "up",
-    "d": "down",
-    "in": "in",
-    "out": "out",
-}
+    "n": "north", "s": "south", "e": "east", "w": "west", "u": "up", "d": "down", "in": "in", "out": "out",
+}  # fmt: skip
 
 # For each verb, the phrases that mean it. If a command begins with several phrases, the longest counts.
 _VERB_PHRASES: Final[dict[str, str]] = {

@@ -1,7 +1,6 @@
-"""The state of the house at one moment, and the rules: one function for each verb.
+"""The state of the house, and the rules: one function for each verb, which returns the text to print.
 
-A rule takes a `Turn`, and the thing to act on if there is one. It changes the state and returns the text to
-print. A rule that refuses the command raises `RefusalError`, and no turn passes.
+A rule that refuses the command raises `RefusalError`, and no turn passes.
 """
 
 from collections.abc import Callable
@@ -695,7 +694,11 @@ def _meant(turn: Turn, words: Words) -> str:
 
 def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
     if nouns == (("all",),):
-        names = things_at(turn.state, PLAYER) if turn.phrase.verb == "drop" else _takeable(turn.state)
+        names = things_at(turn.state, PLAYER)
+        if turn.phrase.verb == "take":
+            names = [
+                name for name in within_reach(turn.state) if name in world.PORTABLE and name not in names
+            ]
         if not names:
             raise RefusalError("There is nothing here to do that with.")
     else:
@@ -703,10 +706,6 @@ def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
     if len(names) == 1:
         return _act_on(turn, names[0])
     return "\n".join(f"{world.THINGS[name].name}: {_attempt(turn, name)}" for name in names)
-
-
-def _takeable(state: State) -> list[str]:
-    return [name for name in within_reach(state) if name in world.PORTABLE and state.places[name] != PLAYER]
 
 
 def _attempt(turn: Turn, name: str) -> str:

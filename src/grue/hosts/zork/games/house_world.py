@@ -1,7 +1,6 @@
-"""The house as tables: its rooms, the points, the texts that belong to no thing, and the things.
+"""The house as tables.
 
-A text may contain names in braces, such as `{gulls}`. `Case.words` has the words that replace them, which
-depend on the seed.
+`Case.words` has the words that replace names in braces, such as `{gulls}`, in the texts.
 """
 
 from typing import Final
@@ -143,19 +142,9 @@ ROOMS: Final[dict[str, Room]] = {
 
 # The points for each achievement, given once. They add up to 100.
 AWARDS: Final[dict[str, int]] = {
-    "hall": 5,
-    "lantern": 5,
-    "key": 5,
-    "desk": 10,
-    "letter": 5,
-    "cat": 10,
-    "cellar": 5,
-    "telescope": 5,
-    "vault": 20,
-    "deed": 5,
-    "tune": 10,
-    "stamp": 15,
-}
+    "hall": 5, "lantern": 5, "key": 5, "desk": 10, "letter": 5, "cat": 10,
+    "cellar": 5, "telescope": 5, "vault": 20, "deed": 5, "tune": 10, "stamp": 15,
+}  # fmt: skip
 MAX_SCORE: Final = sum(AWARDS.values())
 
 RANKS: Final = (

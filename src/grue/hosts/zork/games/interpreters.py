@@ -1,18 +1,20 @@
 r"""The interpreters for Z-machine stories, the choice of an interpreter for a story, and its process.
 
-An interpreter must read commands from a pipe and print answers to a pipe as `dfrotz` does. To add one, write
-a function that returns its `Interpreter`, and put it into `INTERPRETERS`.
-
 `dfrotz` 2.54, which Debian 12 has, prints neither bold nor underlined words: a story of version 4 or later
-loses its room names. Other releases may print these words, so a tiny story is played to find out. Offsets and
-opcodes are those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
+loses its
+room names. Other releases may print these words, so a tiny story is played to find out. Offsets and opcodes
+are those
+of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter does not mark the end of an answer. So each command is sent together with a second line
-`\sf-N`, with a new random number N. This line sets the speed of the interpreter's clock to -N, and never
-reaches the game. The interpreter prints "Speed Factor -N" when it reads the line, also if the game has asked
-a question. A game cannot print these words with the same number by chance. The speed is negative because a
-clock that runs backwards never interrupts a command. The prompt ">" does not mark the end: a text may contain
-">", and after a question no prompt is printed.
+`\sf-N`, with a
+new random number N. This line sets the speed of the interpreter's clock to -N, and never reaches the game.
+The
+interpreter prints "Speed Factor -N" when it reads the line, also if the game has asked a question. The speed
+is
+negative because a clock that runs backwards never interrupts a command. The prompt ">" does not mark the end:
+a text
+may contain ">", and after a question no prompt is printed.
 """
 
 import os
@@ -278,7 +280,8 @@ def choose_interpreter(version: int, name: str | None = None) -> Choice:
         raise GameError(
             f"The story is of version {version}, and {_plays(first)}. dfrotz plays every version."
         )
-    if version < FIRST_VERSION_WITH_STYLES or _prints_all(first):
+    loses_words = first.name == "dfrotz" and not prints_styled_words(first.command[0])
+    if version < FIRST_VERSION_WITH_STYLES or not loses_words:
         return Choice(first)
     lost = f"{first.command[0]} {_LOST}"
     if name is not None:
@@ -309,7 +312,3 @@ def find_interpreter(name: str | None = None) -> Interpreter:
         except MissingDependencyError as error:
             absent.append(str(error))
     raise MissingDependencyError("Playing story files needs an interpreter. " + " ".join(absent))
-
-
-def _prints_all(interpreter: Interpreter) -> bool:
-    return interpreter.name != "dfrotz" or prints_styled_words(interpreter.command[0])
