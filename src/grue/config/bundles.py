@@ -1,8 +1,7 @@
 """Unpack an `.mcpb` bundle: an untrusted zip file with an MCP server and its `manifest.json`.
 
 Only plain files and folders are written, and only below the bundle's own folder. Size limits apply to the
-unpacked
-bytes too, not only to the sizes that the zip file declares.
+unpacked bytes too, not only to the sizes that the zip file declares.
 """
 
 import hashlib

@@ -1,14 +1,11 @@
 """Expand `${...}` in configuration values, and read the variables of an `envFile`.
 
 `${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment. As in a shell, a default also replaces an
-empty
-variable. The value of a variable is not expanded again, and never appears in an error.
+empty variable. The value of a variable is not expanded again, and never appears in an error.
 
 An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree: `#`
-comments,
-`export`, single quotes (literal), double quotes with escapes, values of several lines in quotes. Variables
-inside a
-value are not expanded, because parsers disagree about that.
+comments, `export`, single quotes (literal), double quotes with escapes, values of several lines in quotes.
+Variables inside a value are not expanded, because parsers disagree about that.
 """
 
 import re

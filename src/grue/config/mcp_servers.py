@@ -328,8 +328,7 @@ class MCPConfig(BaseModel):
         """Load the servers of a JSON file; the default `workspace_folder` is the file's folder.
 
         `environ` has the variables for `${VAR}`, which are looked up when a server is used. `named`: the user
-        has named the
-        file, so the error about a missing file says to correct the name.
+        has named the file, so the error about a missing file says to correct the name.
 
         Source: R2.1-3
         """

@@ -1,9 +1,8 @@
 """Read and write `mcp_tools.lock`, the file of approved tool definitions, and the listing file beside it.
 
 The lock has one digest a line, so that it can be reviewed in a diff. The listing file has the approved tools
-in the
-form of `tools/list` results. A server's listing is used only if its tools have the digests that are in the
-lock.
+in the form of `tools/list` results. A server's listing is used only if its tools have the digests that are in
+the lock.
 """
 
 import json
@@ -85,8 +84,7 @@ def write(
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
     `shown` has the same tools without secrets, for the texts in the file. `keep` names servers whose digests
-    stay
-    although they are not in `tools_by_server`, such as a server that could not be started.
+    stay although they are not in `tools_by_server`, such as a server that could not be started.
     """
     before = read_tool_lock(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}

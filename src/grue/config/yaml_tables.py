@@ -39,8 +39,7 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
     """The table `mcp`: entries of servers by name, or the path of an `mcp_config.json` to read instead.
 
     In an entry, `timeout_seconds` is the time limit for connecting, and `required: false` allows the agent to
-    run without
-    the server.
+    run without the server.
     """
 
     enabled: bool = True

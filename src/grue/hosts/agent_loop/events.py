@@ -15,8 +15,7 @@ class Words(Struct, frozen=True, kw_only=True):
     """A piece of the model's reply.
 
     With `restart`, the request is sent again and the reply begins anew: discard the pieces since the last
-    tool call, or
-    all pieces if there was no call. `text` is empty then.
+    tool call, or all pieces if there was no call. `text` is empty then.
     """
 
     text: str
@@ -50,8 +49,7 @@ class EventFeed:
     """Makes the events of a turn, in the thread of the turn, and passes them to `put`.
 
     Add the feed to the turns' recorder, and pass its `words` as `on_delta`. `put` must not block, raise, or
-    add entries
-    to the trace, because the recorder holds its lock while it calls observers.
+    add entries to the trace, because the recorder holds its lock while it calls observers.
     """
 
     def __init__(self, put: Callable[[LoopEvent], object]) -> None:

@@ -1,12 +1,11 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
 Each input is a turn of a `Runner`. The model sees the tool `read` of the MCP server `files` as
-`mcp.files.read`, a
-function `add` as `tools.add`, and a `ShellTool` as `shell.run`.
+`mcp.files.read`, a function `add` as `tools.add`, and a `ShellTool` as `shell.run`.
 
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object.
-Their client
-is made at the first call and closed when the interpreter exits. For several servers, use a `ToolClient`.
+Their client is made at the first call and closed when the interpreter exits. For several servers, use a
+`ToolClient`.
 """
 
 import asyncio
@@ -220,8 +219,7 @@ def configure_mcp_client(server: Server) -> None:
     """Set the server that `list_mcp_tools` and `invoke_mcp_tool` use; disconnect the server used before.
 
     `server` is a URL (streamable HTTP), a command with its arguments, or a tool server. If this function is
-    never called,
-    the environment variable `GRUE_MCP_SERVER` has the URL or the command.
+    never called, the environment variable `GRUE_MCP_SERVER` has the URL or the command.
     """
     _shared.configure(server)
 
@@ -235,8 +233,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
     """Call a tool, named with or without `mcp.`, and return its result; blocking, thread-safe.
 
     As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long, or
-    if the
-    server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
+    if the server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
     """
     return _shared.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
@@ -306,8 +303,7 @@ class AgentLoop:
     Args:
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
             `SERVER.TOOL`; plain or a coroutine function. `servers` is then ignored. If the function raises,
-            the model
-            reads the exception as the call's error.
+            the model reads the exception as the call's error.
         mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered.
         servers: MCP servers by name, without the prefix.
         tools: Functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by name.
@@ -315,14 +311,12 @@ class AgentLoop:
             thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.
             `None`: replies are not streamed.
         **options: As for a `Runner`. A tool policy names tools as the model sees them (`mcp.files.read`), a
-            tool lock
-            names servers as `servers` does (`files`).
+            tool lock names servers as `servers` does (`files`).
 
     Attributes:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
         conversation: The conversation so far. Assign another one, such as `Conversation.load(path,
-            loop.runner)`, to
-            continue it.
+            loop.runner)`, to continue it.
         last_outcome: The complete outcome of the last input that gave an answer.
 
     Source: L6-L8, L13-L15
@@ -382,8 +376,7 @@ class AgentLoop:
         """Make a loop from a TOML file, as `Runner.from_toml` does; the arguments take precedence.
 
         A rule of the tool policy may name a tool with or without the prefix `mcp.`. If `invoke_mcp_tool` is
-        given, the file
-        of MCP servers is not read.
+        given, the file of MCP servers is not read.
         """
         from grue.config.wiring import from_configuration  # imported here, because it loads pydantic
 
@@ -418,12 +411,10 @@ class AgentLoop:
         """Send a text and images to the model, make its tool calls, and return its answer; blocking.
 
         If a call fails, names an unknown tool or has arguments that are not JSON, the model gets an error
-        text and goes on.
-        Ctrl-C cancels the input within seconds; the conversation keeps what was said so far. `turn` is the
-        number of this
-        turn in the trace; `None`: the next number. Raises `ConversationBusy` while another input is running,
-        also in its
-        callbacks, and the errors of `Runner.run_turn`.
+        text and goes on. Ctrl-C cancels the input within seconds; the conversation keeps what was said so
+        far. `turn` is the number of this turn in the trace; `None`: the next number. Raises
+        `ConversationBusy` while another input is running, also in its callbacks, and the errors of
+        `Runner.run_turn`.
         """
         with self._one_input(text, images, turn) as request:
             if self._on_event is None:

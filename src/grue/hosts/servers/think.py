@@ -1,10 +1,8 @@
 """A reasoning server: an MCP server on stdin and stdout with one tool, `think`.
 
 The server keeps only the numbers of thoughts and the names of branches: the texts stay in the model's
-conversation.
-It imports only a few modules of the standard library, because each turn may start a new process. Start it
-without
-the site packages: `python -I -S PATH/TO/think.py`.
+conversation. It imports only a few modules of the standard library, because each turn may start a new
+process. Start it without the site packages: `python -I -S PATH/TO/think.py`.
 """
 
 from __future__ import annotations

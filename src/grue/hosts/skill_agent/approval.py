@@ -59,10 +59,9 @@ class Judge(Struct, kw_only=True):
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
         If the run has to be parked, `self.run.asked` holds the questions afterwards. `done` were carried out
-        by an earlier
-        process; they count towards the policy's `max_calls`. `definitions` are those of the tools when the
-        reply came: a call
-        whose tool has changed since is denied, unless a person is asked about the call.
+        by an earlier process; they count towards the policy's `max_calls`. `definitions` are those of the
+        tools when the reply came: a call whose tool has changed since is denied, unless a person is asked
+        about the call.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]

@@ -54,17 +54,14 @@ class AgentConfig(Struct, kw_only=True):
             one.
         optional_servers: Servers without which the run goes on if they cannot be connected.
         on_connect_failure: What happens if another server cannot be connected. `skip`: the run goes on
-            without it.
-            `raise`: the run goes on without MCP tools.
+            without it. `raise`: the run goes on without MCP tools.
         reconnect: Whether a server that has died is connected again, at most once.
         on_step_failure: `continue`: the model reads the error. `stop`: the run ends. `retry`: a read-only or
-            idempotent
-            step is tried again up to `retries` times before the model reads the error.
+            idempotent step is tried again up to `retries` times before the model reads the error.
         policy: Names an action of the agent `agent.write_file`, and an MCP tool `files.read`.
         skill_servers: Servers whose skills are used, if a person has approved them in `mcp_skills.lock`.
         restrict_tools: After the model has read a skill, deny every tool that its `allowed-tools` do not
-            name, except
-            `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
+            name, except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
     """
 
     llm: LlmSettings | LlmEndpoint

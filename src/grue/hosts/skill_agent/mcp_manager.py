@@ -37,8 +37,7 @@ class McpCallResult(Struct, frozen=True):
     """The result of a call. `server_name` is empty if no server has such a tool.
 
     `content` has the server's blocks, or else one text block with `raw_text`, which is the text of the
-    blocks, the
-    structured result as JSON, or the error.
+    blocks, the structured result as JSON, or the error.
     """
 
     server_name: str
@@ -70,11 +69,9 @@ class McpManager:
     Args:
         tool_call_timeout_s: Time limit in seconds for calls without a `timeout`.
         on_connect_failure: What happens if a server that is not `optional` cannot be connected. `raise`: the
-            others are
-            closed, and `connect_all` raises. `skip`: the others are used.
+            others are closed, and `connect_all` raises. `skip`: the others are used.
         reconnect: Whether a server that has died is connected again, at most once, before the next call to
-            it. The call
-            during which it died is never repeated.
+            it. The call during which it died is never repeated.
     """
 
     def __init__(
@@ -128,8 +125,7 @@ class McpManager:
         """Connect the servers, given as tool servers or as in `agent.yaml`, and return their tools.
 
         Raises `ImportError` without the package `mcp`, `MCPServerStartupError` as `on_connect_failure` says,
-        `MCPError` if the
-        manager is connected already, and `MCPConfigError`.
+        `MCPError` if the manager is connected already, and `MCPConfigError`.
         """
         with self._lock:
             if self._connected is not None:
@@ -153,12 +149,9 @@ class McpManager:
         """Call a tool and return its result. A call that fails is not repeated.
 
         If the server has changed or removed the tool since it was listed, or its definition differs from the
-        `definition`
-        that the caller knows, the tool is not called, the result is an error result that says so, and `tools`
-        is updated.
-        `tool_name` is a bare name, or `server.tool`; an unknown name gives an error result. `timeout` is in
-        seconds, from when
-        the call is sent; `None`: `tool_call_timeout_s`.
+        `definition` that the caller knows, the tool is not called, the result is an error result that says
+        so, and `tools` is updated. `tool_name` is a bare name, or `server.tool`; an unknown name gives an
+        error result. `timeout` is in seconds, from when the call is sent; `None`: `tool_call_timeout_s`.
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.

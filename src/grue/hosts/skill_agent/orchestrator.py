@@ -46,8 +46,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """The result of a run; written to `result.json` if the run has a folder.
 
     `responses` and `notes` are the texts of the model's actions `respond` and `note`, `answer` that of
-    `finish`. If the run
-    is parked, a person has to answer `questions`.
+    `finish`. If the run is parked, a person has to answer `questions`.
     """
 
     run_id: str
@@ -119,10 +118,8 @@ class Orchestrator:
         """Go on with the run in `folder`, unless the model has finished it, and return its result.
 
         `decisions` answer the questions of a parked run. An action that was under way when the process was
-        killed is repeated
-        only if it is read-only or idempotent. Otherwise the model is told that the action may have had an
-        effect. Raises
-        `TraceError` if there is no run that can be resumed.
+        killed is repeated only if it is read-only or idempotent. Otherwise the model is told that the action
+        may have had an effect. Raises `TraceError` if there is no run that can be resumed.
         """
         if self._folder is None:
             raise MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")

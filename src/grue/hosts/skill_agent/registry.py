@@ -2,8 +2,7 @@
 
 Use this module in a host whose model writes actions into the reply's text instead of calling tools. For a
 `ToolPolicy`, an action is a tool of the server `agent`. Actions are carried out after their turn, so the turn
-does not
-record them: record them yourself, with facts such as `StepEnded` in `facts.py`.
+does not record them: record them yourself, with facts such as `StepEnded` in `facts.py`.
 
 ```python
 class Move(Struct):
@@ -142,12 +141,10 @@ class ActionTypes:
         """Add a type of action, by the `type` that the model writes and a msgspec Struct for its parameters.
 
         `run` is called with an instance of `params` and the host's context, in a thread of its own. It
-        returns the result for
-        the model, or raises `ValueError` or `OSError` with the reason for the failure. The `description` is
-        one sentence for
-        the model; default: the first line of the function's docstring. The `annotations` `read_only` or
-        `idempotent` allow the
-        action to be repeated after a failure, or after the process was killed.
+        returns the result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
+        The `description` is one sentence for the model; default: the first line of the function's docstring.
+        The `annotations` `read_only` or `idempotent` allow the action to be repeated after a failure, or
+        after the process was killed.
         """
         if name in self.types:
             raise MCPConfigError(f"There is an action {name!r} already: choose another name.")
@@ -226,10 +223,8 @@ class ActionTypes:
         """Carry out an action and return its result for the model; blocking.
 
         The function runs in a daemon thread. At the time limit and after Ctrl-C, its result is dropped, but
-        the function
-        runs on, because Python cannot stop a thread. Raises `ValueError` for wrong parameters, `TimeoutError`
-        at the limit,
-        and whatever else the function raises.
+        the function runs on, because Python cannot stop a thread. Raises `ValueError` for wrong parameters,
+        `TimeoutError` at the limit, and whatever else the function raises.
         """
         converted, run = self.params(name, params), self.types[name].run
         if run is None:

@@ -1,10 +1,8 @@
 """Skills that MCP servers deliver: the extension `io.modelcontextprotocol/skills` (SEP-2640).
 
 A server lists its skills with the digest and size of each file. A model follows the text of a skill, and
-servers write
-these texts. So a person approves each skill, by a digest that covers all its files. The `allowed-tools` of
-such a skill
-grant nothing.
+servers write these texts. So a person approves each skill, by a digest that covers all its files. The
+`allowed-tools` of such a skill grant nothing.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
 A turn calls the methods of the agent's client and manager, in place of an endpoint and an MCP server. Of
-grue's own
-`LLMClient` and `MCPManager` it uses only the settings, unless a program has overridden their methods.
+grue's own `LLMClient` and `MCPManager` it uses only the settings, unless a program has overridden their
+methods.
 """
 
 import functools
@@ -159,8 +159,7 @@ class ZorkAgent:
     Args:
         config: Limits and policies of the turn, and the sampling settings that are `None` here.
         client: An `LLMClient`, or any object with `chat.completions.create`, blocking or not. If it has a
-            method
-            `_supports_tool_calling`, the method decides whether the model is offered tools.
+            method `_supports_tool_calling`, the method decides whether the model is offered tools.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
             The logger and the Langfuse client of an `MCPManager` get the events of the turns too.
@@ -241,8 +240,8 @@ class ZorkAgent:
         """Run a turn and return its decision; blocks until the turn has ended.
 
         The dictionary has `action` (a playable command), `reasoning`, `new_objective` and `raw_response`.
-        Raises `MCPError` if
-        tools are configured but the model cannot call any, and the errors of `Runner.run_turn`.
+        Raises `MCPError` if tools are configured but the model cannot call any, and the errors of
+        `Runner.run_turn`.
 
         Source: R10.1, R12.5
         """

@@ -97,8 +97,7 @@ def conversation_of(
     """Return a conversation with these messages, ready for a request of the given `mode`.
 
     Tool calls without a result are left out, because providers refuse them. Without `tools`, the request
-    lists the tools
-    that `messages` call, because some endpoints require a list.
+    lists the tools that `messages` call, because some endpoints require a list.
     """
     given = sum(len(_cache_points(message)) for message in messages)
     conversation = EncodedConversation(profile, given_markers=given)

@@ -1,8 +1,7 @@
 """`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
 By default, a turn takes only the settings from an `MCPManager`, and opens sessions of its own. If a program
-overrides
-one of `TURN_METHODS`, a turn calls the coroutines, as `manager_connection.py` does.
+overrides one of `TURN_METHODS`, a turn calls the coroutines, as `manager_connection.py` does.
 """
 
 import logging
@@ -41,9 +40,8 @@ class SessionNews:
     """An observer of a manager's sessions, which passes their messages to the manager's observers.
 
     During a turn, it only records what the turn does not report to the same observers, such as a changed
-    tool. This
-    object has no reference to the manager, because an open session, which refers to it, would keep the
-    manager alive.
+    tool. This object has no reference to the manager, because an open session, which refers to it, would keep
+    the manager alive.
     """
 
     def __init__(self) -> None:
@@ -67,9 +65,8 @@ class MCPManager:
     interpreter ends. Needs asyncio.
 
     The file of the servers is read even if `mcp_enabled` is false. The logger and the Langfuse client get the
-    events of
-    the coroutines, and of the turns of an agent that uses this manager. The manager never shuts the client
-    down.
+    events of the coroutines, and of the turns of an agent that uses this manager. The manager never shuts the
+    client down.
 
     Attributes:
         ignored_servers: Names of the other servers in the file, which are not used.
@@ -135,10 +132,9 @@ class MCPManager:
         """Start or reach the server, initialize the session and list the tools.
 
         Until a connect of the episode has succeeded, each call makes one attempt. After that, a failed
-        connect is retried
-        once, and if the retry fails too, the server is disabled: later calls fail at once. If this coroutine
-        is cancelled, no
-        process is left. Raises `MCPServerStartupError`, or `MCPError` if a session is open already.
+        connect is retried once, and if the retry fails too, the server is disabled: later calls fail at once.
+        If this coroutine is cancelled, no process is left. Raises `MCPServerStartupError`, or `MCPError` if a
+        session is open already.
 
         Source: R3.1-4, R6.1, R6.7-10
         """

@@ -1,9 +1,8 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
 A resume with another game, with MCP switched on or off, or with another MCP server is refused. Other changed
-settings
-(`conditions_of`) are reported and recorded, because people also resume an episode after they have mended its
-configuration.
+settings (`conditions_of`) are reported and recorded, because people also resume an episode after they have
+mended its configuration.
 """
 
 import dataclasses
@@ -285,15 +284,13 @@ class ZorkOrchestratorV2:
     """Play one episode of a text adventure.
 
     Without a `config`, the settings are those of `pyproject.toml` in the working directory, or the defaults.
-    `changes` are
-    the settings that have changed since a resumed episode was last played.
+    `changes` are the settings that have changed since a resumed episode was last played.
 
     Raises:
         MCPError: The MCP configuration cannot be used.
         GameError: The game cannot be opened, or is not the game of the episode to resume.
         MCPConfigError: The episode to resume was begun with another MCP server, or MCP was switched on or off
-            since.
-            Nothing is recorded.
+            since. Nothing is recorded.
     """
 
     def __init__(
@@ -431,8 +428,7 @@ class ZorkOrchestratorV2:
         """Replay an episode's commands in the game, and restore the rest of the state from the trace.
 
         Return the `Remembered` facts that the trace lacks. They are recorded later, because the constructor
-        may still refuse
-        to resume, and then the trace must stay unchanged.
+        may still refuse to resume, and then the trace must stay unchanged.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:

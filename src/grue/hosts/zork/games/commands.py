@@ -35,10 +35,9 @@ def sanitise_command(text: str) -> str | None:
     """Return the first command in a model's text that is safe to play, or `None`.
 
     The result is printable ASCII on one line of at most `MAX_LENGTH` characters, and sanitising it again
-    changes nothing.
-    Of several lines or a chain ("n. take lamp", "n then e"), the first command is kept. The result is `None`
-    if nothing
-    is left, or if the command is for the interpreter (save, restore, restart, quit, script, ...).
+    changes nothing. Of several lines or a chain ("n. take lamp", "n then e"), the first command is kept. The
+    result is `None` if nothing is left, or if the command is for the interpreter (save, restore, restart,
+    quit, script, ...).
 
     Source: P2
     """

@@ -1,18 +1,13 @@
 r"""Play a story with the package `fernz`: commands come from stdin, answers go to stdout, as with `dfrotz`.
 
 The player is a process of its own, so that a story that never stops or needs too much memory can be killed.
-As `dfrotz`,
-it answers the line `\sf-N` with "Speed Factor -N" and the prompt, gives a story that waits for a key the
-first
-character of a line, replaces question marks in commands to stories of version 3 by spaces, and prints
-characters
-outside ASCII as question marks. Unlike `dfrotz`, it keeps a saved game in memory.
+As `dfrotz`, it answers the line `\sf-N` with "Speed Factor -N" and the prompt, gives a story that waits for a
+key the first character of a line, replaces question marks in commands to stories of version 3 by spaces, and
+prints characters outside ASCII as question marks. Unlike `dfrotz`, it keeps a saved game in memory.
 
 A story of version 4 or later has two windows. The upper window covers the top of the screen, with a status
-line, a
-quotation or a menu. fernz reports both as one stream, in which commands stand between angle brackets
-("<top>",
-"<at 1 50>") and "<<" stands for the character "<".
+line, a quotation or a menu. fernz reports both as one stream, in which commands stand between angle brackets
+("<top>", "<at 1 50>") and "<<" stands for the character "<".
 """
 
 import argparse

@@ -1,20 +1,14 @@
 r"""The interpreters for Z-machine stories, the choice of an interpreter for a story, and its process.
 
 `dfrotz` 2.54, which Debian 12 has, prints neither bold nor underlined words: a story of version 4 or later
-loses its
-room names. Other releases may print these words, so a tiny story is played to find out. Offsets and opcodes
-are those
-of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
+loses its room names. Other releases may print these words, so a tiny story is played to find out. Offsets and
+opcodes are those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter does not mark the end of an answer. So each command is sent together with a second line
-`\sf-N`, with a
-new random number N. This line sets the speed of the interpreter's clock to -N, and never reaches the game.
-The
-interpreter prints "Speed Factor -N" when it reads the line, also if the game has asked a question. The speed
-is
-negative because a clock that runs backwards never interrupts a command. The prompt ">" does not mark the end:
-a text
-may contain ">", and after a question no prompt is printed.
+`\sf-N`, with a new random number N. This line sets the speed of the interpreter's clock to -N, and never
+reaches the game. The interpreter prints "Speed Factor -N" when it reads the line, also if the game has asked
+a question. The speed is negative because a clock that runs backwards never interrupts a command. The prompt
+">" does not mark the end: a text may contain ">", and after a question no prompt is printed.
 """
 
 import os
@@ -63,8 +57,7 @@ class InterpreterProcess:
     """A running interpreter with one story, in a process group of its own.
 
     The story may read and write files only in a temporary folder. `close` ends the process and removes the
-    folder. The
-    same happens when this object is garbage-collected, or when the program ends.
+    folder. The same happens when this object is garbage-collected, or when the program ends.
     """
 
     def __init__(self, interpreter: Interpreter, story: Path, *, seed: int, answer_within_s: float) -> None:

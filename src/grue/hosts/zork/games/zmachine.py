@@ -1,8 +1,8 @@
 """Play Z-machine story files with an interpreter: `dfrotz`, or `fernz` from pip.
 
 The names of a story's objects are read to recognise rooms: a room's heading in the text is the name of an
-object.
-Offsets are those of the Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects) and 3 (text).
+object. Offsets are those of the Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects) and 3
+(text).
 """
 
 import hashlib
@@ -141,8 +141,7 @@ class ZMachineGame:
     until an answer to SCORE names no score. SCORE is not sent after a question of the game, which would take
     SCORE for the answer, nor after an unknown word, which the next command may correct ("oops"). The
     inventory is always `None`, because asking for it takes a turn. `notice` is a sentence for people about
-    the choice of
-    the interpreter, or empty.
+    the choice of the interpreter, or empty.
     """
 
     def __init__(
