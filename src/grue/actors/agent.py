@@ -1,8 +1,7 @@
 """The agent actor: runs one turn by driving the turn's state machine.
 
-All decisions are made by `step` in `protocol/tool_loop.py`. This module performs the commands that `step`
-returns. It passes deadlines and cancellations to `step` as events, so that the state machine closes the
-sessions and the trace says why the turn ended.
+All decisions are made by `step` in `protocol/tool_loop.py`; this module performs its commands. Deadlines and
+cancellations are events too, so that `step` closes the sessions and the trace says why the turn ended.
 """
 
 from __future__ import annotations
@@ -33,20 +32,8 @@ _CLOSING_S = 5.0
 class AgentActor(Actor[m.TurnEvent]):
     """Runs one turn: receives a `RunTurn`, and replies when the turn has ended, is parked or awaits a batch.
 
-    Args:
-        deadline: When the turn's work must end, on the event loop's clock; `inf`: never. Closing the sessions
-            may take longer.
-
-    Attributes:
-        approval: Mailbox of the actor that asks a person. Set it before the agent runs, if the turn's policy
-            can ask.
-        presumed: The tools that grue expects the turn's servers to list; `None`: the turn waits for its
-            servers. Set it before the agent runs.
-        forked: The `TurnForked` to record after `RunTurn`, if the turn forks a recorded turn at its
-            beginning; else `None`.
-        end: The actor's reply to `RunTurn`; `None` until the actor sends the reply.
-        said: The turn's part of the conversation, in order: requests, replies, and a `ReplyDropped` for each
-            reply that was discarded. Requests for a summary and their replies are left out.
+    `deadline`: when the turn's work must end, on the event loop's clock; closing the sessions may take
+    longer.
     """
 
     def __init__(
@@ -69,12 +56,13 @@ class AgentActor(Actor[m.TurnEvent]):
         self._before: s.TurnState = self._state
         self._asked: Envelope[m.TurnEvent] | None = None
         self._pace = Pace()
-        self.approval: Mailbox[m.AskApproval] | None = None
-        self.presumed: m.ToolsPresumed | None = None
-        self.forked: m.TurnForked | None = None
+        self.approval: Mailbox[m.AskApproval] | None = None  # needed if the policy can ask
+        self.presumed: m.ToolsPresumed | None = None  # what the servers are expected to list; likewise
+        self.forked: m.TurnForked | None = None  # recorded after `RunTurn`
         self.on_step: Callable[[], None] | None = None
-        self.end: m.TurnEnd | m.TurnWaits | None = None
+        self.end: m.TurnEnd | m.TurnWaits | None = None  # the reply to `RunTurn`, once it is sent
         self.last_request: m.RequestCompletion | None = None
+        # The turn's part of the conversation, without requests for a summary and their replies.
         self.said: list[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped] = []
 
     @property

@@ -72,17 +72,9 @@ REFUSED_MEDIA = "the endpoint refused a request with images or files"
 class Asking:
     """Gets one completion: sends HTTP requests until `attempt_step` returns `Finish`.
 
-    Args:
-        endpoint: Sends the requests. It has to be open already.
-        conversation: The conversation to send; it already contains `command.new`.
-        say: Records a note in the trace.
-        on_sent: Called when an HTTP request has been written, and again when its exchange has ended.
-        choice: Which of the offered tools the model has to call; `None`: the model decides.
-        lost: What this completion has cost so far at other endpoints, which failed.
-        retry: When to retry; `None`: as the endpoint's settings say.
-
-    Attributes:
-        unreported: An estimate of the cost so far, which is reported if the completion fails or is cancelled.
+    The endpoint is open already, and the conversation contains `command.new`. `on_sent` is called when an
+    HTTP request has been written, and when its exchange has ended. `lost` is the cost so far at other
+    endpoints.
     """
 
     def __init__(
@@ -116,7 +108,7 @@ class Asking:
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
-        self.unreported = self._lost
+        self.unreported = self._lost  # an estimate, reported on failure or cancellation
 
     def take_back(self) -> None:
         """If text of the reply has been streamed, tell readers of the trace to discard it."""
@@ -359,10 +351,7 @@ async def _save_nothing() -> None:
 
 
 class LentConversation(Struct):
-    """A conversation that an LLM actor uses during one turn.
-
-    The entries of earlier turns are already encoded, so that the time for encoding does not grow from turn to
-    turn.
+    """A conversation that an LLM actor uses during one turn; its earlier entries are encoded already.
 
     Attributes:
         id: The id by which the turn's requests name the conversation.
@@ -434,30 +423,21 @@ class LentConversation(Struct):
 
 
 class _Asked(Struct):
-    """A request whose items have been added to its conversation.
-
-    Attributes:
-        conversation: The conversation to send: the one in `lent`, or a copy of it if `command.aside` is set.
-        begun: When the request was received, on the event loop's clock.
-    """
+    """A request whose items have been added to its conversation."""
 
     command: m.RequestCompletion
-    conversation: EncodedConversation
+    conversation: EncodedConversation  # the one in `lent`, or for `command.aside` a copy
     lent: LentConversation
     asking: Asking
-    begun: float
+    begun: float  # when the request was received
     failures: tuple[m.LlmFailure, ...] = ()
 
 
 class LlmActor(Actor[m.LlmCommand]):
     """Requests completions one at a time, from an endpoint or, if that has failed, from a fallback.
 
-    Args:
-        endpoint: The endpoint to ask. `endpoint.chain` contains this endpoint and its fallbacks. Their
-            connections are open while the actor runs, and unless the runner has `keep="nothing"` also
-            before and after.
-        lent: The conversation to which the turn belongs; `None`: the conversation ends with the turn.
-        begins: The endpoint of the chain to ask first; `None`: the first that may be asked.
+    `endpoint.chain` has the fallbacks, too; the one to ask first is `begins`, or else the first that may be
+    asked. Without `lent`, the turn's conversation ends with the turn.
     """
 
     def __init__(
@@ -577,9 +557,9 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
 
-        That wait is not cancelled when the model's reply has come, because this could lose a message. It ends
-        with the agent's next message, or when the agent closes the mailbox. A `DropCompletion` cancels only
-        the exchange with the endpoint, and not the changes to the conversation before and after it.
+        That wait ends with the agent's next message, or when the agent closes the mailbox: cancelling it
+        could lose a message. A `DropCompletion` cancels only the exchange, not the changes to the
+        conversation around it.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
@@ -754,17 +734,12 @@ class LendingFactory(Protocol):
 
 
 class EndpointActors(Struct, frozen=True):
-    """The `LlmFactory` of an endpoint.
-
-    Attributes:
-        first: For a turn that an earlier process began: the recorded request that has no reply yet. The actor
-            carries it out before all others.
-    """
+    """The `LlmFactory` of an endpoint."""
 
     endpoint: LlmEndpoint
     lent: LentConversation | None = None
     on_sent: Callable[[], None] | None = None
-    first: Envelope[m.LlmCommand] | None = None
+    first: Envelope[m.LlmCommand] | None = None  # the recorded request of a resumed turn
     begins: LlmEndpoint | None = None
 
     def __call__(

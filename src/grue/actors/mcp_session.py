@@ -61,20 +61,8 @@ _CLOSE_REPORT_S = 1.0
 class SessionActor(Actor[m.SessionCommand]):
     """Opens, uses and closes one tool server's sessions, one after the other.
 
-    Args:
-        mailbox: Its name is the server's name in the configuration.
-        connection: The connection state of this server from earlier turns of the episode.
-        deadline: When everything except closing must end, on the event loop's clock; `inf`: never.
-        around_call: Called with a call's sequence number in the trace. Returns a context manager in which the
-            call is made; see `Recorder`.
-
-    Attributes:
-        connection: The connection state now. Pass it to the next turn's actor.
-        listed: The tools that the server listed when its last session opened; `None`: no session has opened,
-            or the server also serves tools that it does not list.
-        listed_last: As `listed`, but with the changes that the server has announced since.
-        reopens: The command to open the session, if a fork begins at a point where the recorded session was
-            open; else `None`. The agent gets no `SessionOpened`: it has read the recorded message.
+    The mailbox has the server's name. `connection` is the state from earlier turns. At `deadline`, on the
+    event loop's clock, everything except closing must end. `around_call` is as in `Recorder`.
     """
 
     def __init__(
@@ -98,10 +86,12 @@ class SessionActor(Actor[m.SessionCommand]):
         self._deadline = deadline
         self._connected: ToolConnection | None = None
         self._closed_reported = False
+        # What the last session listed when it opened, and since; `None`: nothing, or not all that it serves.
         self.listed: tuple[m.ToolDefinition, ...] | None = None
         self.listed_last: tuple[m.ToolDefinition, ...] | None = None
         self._tools: tuple[m.ToolDefinition, ...] = ()
         self._serves_unlisted = False
+        # A fork begins where the recorded session was open: open it, but do not report it to the agent again.
         self.reopens: m.OpenSession | None = None
 
     @contextlib.asynccontextmanager

@@ -28,23 +28,16 @@ StartLlm: TypeAlias = Callable[[], tuple[Actor[m.LlmCommand], anyio.CancelScope]
 
 
 class CurrentSampler:
-    """Forwards sampling requests to the turn that is running.
-
-    A session uses this object, and not a turn's `Sampler`, because a pooled session may outlive its turn, or
-    be opened before the turn begins.
-
-    Attributes:
-        sampler: The running turn's sampler; `None` if no turn runs, or the turn allows no sampling.
-    """
+    """Forwards sampling requests to the running turn, because a pooled session may outlive its turn."""
 
     def __init__(self) -> None:
-        self.sampler: Sampler | None = None
+        self.sampler: Sampler | None = None  # of a running turn that allows sampling
 
     def on_behalf_of(self, server: m.ServerName, *, beside: Sampler | None = None) -> Sample:
         """Return the function that answers the sampling requests of one server.
 
-        If the session is opened ahead, for the next turn, `beside` is the running turn's sampler. Until the
-        running turn has ended, requests are declined, so that they do not count against that turn's limits.
+        `beside`: the running turn's sampler, if the session is for the next turn. Until the running turn has
+        ended, requests are declined, so that they do not count against its limits.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
@@ -58,9 +51,8 @@ class CurrentSampler:
 class Sampler:
     """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost.
 
-    Requests above `max_samplings` are declined. So are requests for which the budget has no room: `spent`
-    returns what the turn and its servers have spent, `sampled` how many requests of servers are counted in
-    it. One request is held back for the turn's answer.
+    `spent` returns what the turn and its servers have spent, `sampled` how many servers' requests are in it.
+    Of the budget, one request is held back for the turn's answer.
     """
 
     def __init__(
@@ -125,8 +117,7 @@ class Sampler:
     ) -> None:
         """Tell the agent what a request has cost, even while this task is being cancelled.
 
-        The server gets its reply after that. Otherwise the server's result could reach the agent first, and
-        the agent would compare the budget without this cost.
+        The server gets its reply after that: its result could otherwise reach the agent before this cost.
         """
         usage = m.Usage() if reply is None else reply.usage
         if reply is None and isinstance(llm, LlmActor):

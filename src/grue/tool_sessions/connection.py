@@ -66,19 +66,12 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class SeenListing(Struct, frozen=True):
-    """All tools that a server has listed, also those that `include` and `exclude` leave out.
-
-    Attributes:
-        protocol_version: The MCP revision that the server spoke; empty: not known.
-        expires_at: Until when the listing may be used without asking the server again, in seconds since the
-            epoch; `None`: the server has not said.
-        private: Whether the listing is valid only for the person who is logged in.
-    """
+    """All tools that a server has listed, also those that `include` and `exclude` leave out."""
 
     tools: tuple[m.ToolDefinition, ...]
-    protocol_version: str = ""
-    expires_at: float | None = None
-    private: bool = False
+    protocol_version: str = ""  # empty: not known
+    expires_at: float | None = None  # in seconds since the epoch; `None`: the server has not said
+    private: bool = False  # whether it is valid only for the person who is logged in
 
 
 class ToolConnection(Protocol):
@@ -155,10 +148,7 @@ class HoldsTasks(Protocol):
     """A connection whose server may run a call as an MCP task, and deliver the result later."""
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Get the result of a task that an earlier run of the host began, without calling the tool again.
-
-        Raises the errors of `ToolConnection.call`.
-        """
+        """Get the result of a task that an earlier run began, or raise as `ToolConnection.call` does."""
         ...
 
 
@@ -181,11 +171,7 @@ class TakesRequests(Protocol):
 
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """Return a context manager for a batch of calls: in its block, no other user of the session makes calls.
-
-    Entering the block waits until the other users' batches are done. If the connection cannot be shared, the
-    context manager does nothing.
-    """
+    """Return a context manager in which no other user of a shared session makes calls, for a batch."""
     # Look for the method by name: an `isinstance` test with a protocol takes longer than a typical call of a
     # function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None

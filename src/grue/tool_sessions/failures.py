@@ -1,7 +1,4 @@
-"""The errors that a tool server can cause.
-
-`ServerFailed` ends the session; `ToolTimedOutError` and `ToolRefusedError` fail one call only.
-"""
+"""The errors that a tool server can cause: `ServerFailed` ends the session, others fail one call only."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -34,19 +31,12 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class WireFault(Struct, frozen=True):
-    """A failed exchange at the transport level.
+    """A failed exchange at the transport level."""
 
-    Attributes:
-        cause: What has failed, in one clause without secrets or control characters.
-        ends_session: Whether every later exchange would fail too.
-        remedy: What the user can do; `None`: the usual advice for the `ServerPhase` that failed.
-        needs_login: Whether the server can be used only after a person has logged in.
-    """
-
-    cause: str
-    ends_session: bool
-    remedy: str | None = None
-    needs_login: bool = False
+    cause: str  # in one clause without secrets or control characters
+    ends_session: bool  # whether every later exchange would fail too
+    remedy: str | None = None  # `None`: the usual advice for the `ServerPhase` that failed
+    needs_login: bool = False  # whether a person has to log in first
 
 
 SESSION_LOST = WireFault(
@@ -73,9 +63,7 @@ class ToolTimedOutError(MCPError, TimeoutError):
 class ToolRefusedError(MCPError):
     """The server answered a call with a JSON-RPC error, or grue did not send it or cannot use its answer.
 
-    Attributes:
-        code: The JSON-RPC error code. If the server sent none, grue has chosen the code.
-        details: The error's `data` member; untrusted, usually `None`.
+    `code` is the server's JSON-RPC code, or else grue's; `details` is the error's `data`, untrusted.
     """
 
     def __init__(self, message: str, *, code: int, details: object = None) -> None:
@@ -85,10 +73,7 @@ class ToolRefusedError(MCPError):
 
 
 def failure_text(failure: m.ServerFailure) -> str:
-    """Return a failure as text for the user.
-
-    Source: R6.1, R14.5
-    """
+    """Return a failure as text for the user."""
     by_url = failure.command.startswith(("http://", "https://"))
     if failure.phase in ("call", "close"):
         headline = f"MCP server '{failure.server}' failed in {failure.phase}: {failure.cause}"
@@ -140,11 +125,8 @@ def remedy_for(
 ) -> str:
     """Return the advice for a failure, in one or two sentences.
 
-    `missing`: whether the command was not found. `slow_place` names the setting of the start-up limit;
-    `None`: the server did not exceed that limit. `wrote`: whether the error also shows lines from the
-    server's stderr.
-
-    Source: R14.1, R14.5
+    `missing`: the command was not found. `slow_place` names the setting of the start-up limit, if the server
+    exceeded it. `wrote`: the error also shows lines from the server's stderr.
     """
     program = PurePath(command).name or command
     if phase in ("call", "close"):

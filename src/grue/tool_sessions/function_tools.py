@@ -58,17 +58,10 @@ _OMITTED = object()
 
 
 class Parameters:
-    """The parameters of one function.
-
-    Attributes:
-        context: Name of the parameter that receives the `ToolContext`; `None`: no parameter does.
-
-    Raises:
-        MCPConfigError: For example, a parameter cannot be given by name, or JSON cannot express its type.
-    """
+    """The parameters of one function; raises `MCPConfigError` if a model cannot give them as JSON by name."""
 
     def __init__(self, tool: str, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
-        self.context: str | None = None
+        self.context: str | None = None  # name of the parameter for the `ToolContext`
         self._tool = tool
         self._by_pydantic: dict[str, PydanticParameter] = {}
         fields: list[tuple[str, Any, Any]] = []
@@ -361,15 +354,10 @@ _NAMES = re.compile(r"(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 
 
 class Docs(Struct, frozen=True):
-    """The parts of a docstring that become descriptions.
+    """The parts of a docstring that become descriptions."""
 
-    Attributes:
-        description: The text before the first section.
-        parameters: Descriptions, each in one line, by the names of the parameters that have one.
-    """
-
-    description: str
-    parameters: Mapping[str, str]
+    description: str  # the text before the first section
+    parameters: Mapping[str, str]  # each in one line, by name
 
     @property
     def summary(self) -> str:
@@ -695,15 +683,11 @@ class FunctionConnection:
         return None
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a function. An exception that it raises, `SystemExit` included, becomes an error result.
+        """Call a function; raises `ToolTimedOutError` or `ToolRefusedError`.
 
-        A `KeyboardInterrupt`, or a BaseException class of the user's own, ends the turn and is raised to the
-        host.
-
-        Raises:
-            ToolTimedOutError: The function took longer than `timeout_s`, or than its own limit. A plain
-                function continues in its thread, and its result is dropped.
-            ToolRefusedError: The function does not exist, or the arguments do not match its annotations.
+        An exception that the function raises, `SystemExit` included, becomes an error result.
+        `KeyboardInterrupt` and BaseException classes of the user's own end the turn. At the time limit a
+        plain function continues in its thread, and its result is dropped.
         """
         function = self._functions.get(tool)
         if function is not None and function.timeout_s is not None:

@@ -64,10 +64,7 @@ class InvalidArgumentsError(Exception):
 
 
 def is_mutable(default: object) -> bool:
-    """Return whether each call needs its own copy of a default, because a call may modify the default.
-
-    A sentinel must not be copied, because functions compare it by `is`.
-    """
+    """Return whether each call needs its own copy of a default. A sentinel must not be copied."""
     try:
         hash(default)
     except TypeError:

@@ -34,12 +34,8 @@ class _WithoutFieldTitles(GenerateJsonSchema):
 class PydanticParameter:
     """One parameter: its schema, its default, and the conversion of arguments for it.
 
-    `default` is the parameter's default as `inspect` gives it, or a `Field(...)`. Raises `TypeError` if
-    pydantic cannot read the type, or JSON cannot express it.
-
-    Attributes:
-        required: Whether the parameter has no default.
-        described: Whether a `Field` describes the parameter.
+    `default` is as `inspect` gives it, or a `Field(...)`. Raises `TypeError` if pydantic cannot read the
+    type, or JSON cannot express it.
     """
 
     def __init__(self, name: str, annotation: Any, default: Any) -> None:

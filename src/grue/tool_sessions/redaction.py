@@ -1,7 +1,4 @@
-"""Removes secrets from texts about a server: its command line, its standard error, its errors.
-
-A secret is known by its name (`API_KEY`, `--api-key KEY`), its place (the password in a URL) or its form.
-"""
+"""Removes secrets from texts about a server. A secret is known by its name, its place or its form."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ class _Span(NamedTuple):
 
 
 class Redactor:
-    """Replaces secrets by placeholders with their names.
-
-    `environments` are environment variables or headers by name. `secrets_in` finds the secrets in them.
-    """
+    """Replaces secrets by placeholders with their names. `environments`: variables or headers by name."""
 
     def __init__(self, *environments: Mapping[str, str]) -> None:
         self._redaction = Redaction(secrets_in(*environments))
@@ -63,8 +57,8 @@ class Redactor:
 def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
     """Return what may be secret in a command's arguments, by the name of its placeholder.
 
-    A secret has the name of its option or variable, or the name `password` or `token`. A whole argument with
-    a URL is named by its number, such as `argument 2`.
+    A secret is named by its option or variable, or `password` or `token`; a whole argument with a URL by its
+    number, such as `argument 2`.
     """
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
     for before, arg in _with_the_one_before(args):

@@ -205,9 +205,8 @@ def _start_of(text: str, line: int) -> int:
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
     """Yield each line in pieces: line number, offset in the line, and text. Skip blocks that fail `quick`.
 
-    Yield `None` as the text of a skipped block, so that the caller can look at the clock: with some patterns
-    `quick` takes tens of milliseconds. After a block that passes, look at smaller blocks for a while.
-    Otherwise all lines would be tested one by one if each large block had a match.
+    The text of a skipped block is `None`, so that the caller can look at the clock: `quick` may take tens of
+    milliseconds. After a block that passes, look at smaller blocks, to test fewer lines one by one.
     """
     at, line, size = 0, 1, _BLOCK
     while at < len(text):
@@ -419,10 +418,7 @@ UNKNOWN = (
 
 
 class ResultReader:
-    """Answers the model's calls of the built-in tool `read_result` in one turn.
-
-    `result_of` returns the whole result for a handle, also of an earlier turn; `None`: no such result.
-    """
+    """Answers the calls of `read_result` in one turn; `result_of` returns the whole result for a handle."""
 
     def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:
         self._result_of = result_of

@@ -16,13 +16,10 @@ Notify: TypeAlias = Callable[[NoticeKind, str], None]
 
 
 class SamplingRequest(Struct, frozen=True):
-    """A server asks for a completion by the host's model. Both fields are untrusted.
-
-    `messages`: the role and the text of each message, the oldest message first.
-    """
+    """A server asks for a completion by the host's model. Both fields are untrusted."""
 
     system: str
-    messages: tuple[tuple[Literal["user", "assistant"], str], ...]
+    messages: tuple[tuple[Literal["user", "assistant"], str], ...]  # oldest first
 
 
 class Sampled(Struct, frozen=True):
@@ -39,17 +36,11 @@ class Declined(Struct, frozen=True):
 
 
 class ElicitationRequest(Struct, frozen=True):
-    """A server asks the user for input.
+    """A server asks the user for input."""
 
-    Attributes:
-        message: The text for the user; untrusted.
-        schema: JSON Schema of the answer; `None` if the user is to visit a URL, which is in the message.
-        server: The server's name with its prefix, such as `mcp.crm`. Show it to the user.
-    """
-
-    message: str
-    schema: m.JsonObject | None
-    server: m.ServerName
+    message: str  # untrusted
+    schema: m.JsonObject | None  # of the answer; `None`: the user is to visit the URL in `message`
+    server: m.ServerName  # with its prefix, such as `mcp.crm`; show it to the user
 
 
 Sample: TypeAlias = Callable[[SamplingRequest], Awaitable[Sampled | Declined]]
@@ -57,14 +48,8 @@ Elicit: TypeAlias = Callable[[ElicitationRequest], Awaitable[m.JsonObject | Decl
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """How the host answers a server's requests. `None`: grue does not announce the ability, and refuses them.
-
-    Attributes:
-        sample: Returns the answer to a sampling request.
-        elicit: Asks the user, and returns the answer to an elicitation request.
-        roots: The answer to a request for roots: the folders from `ServerOptions.roots`.
-    """
+    """How the host answers a server's requests. `None`: the ability is not announced to the server."""
 
     sample: Sample | None = None
     elicit: Elicit | None = None
-    roots: tuple[str, ...] | None = None
+    roots: tuple[str, ...] | None = None  # the folders from `ServerOptions.roots`

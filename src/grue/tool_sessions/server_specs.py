@@ -50,10 +50,10 @@ _SHELL_FUNCTION = "()"
 
 
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
-    """Return the part of the host's environment that a server gets.
+    """Return the part of the host's environment that a server gets; may raise `MCPConfigError`.
 
-    `how="no_keys"` leaves out `OWN_KEYS`, and other variables that repeat the value of one of these, if the
-    value has at least 12 characters. Raises `MCPConfigError` if `how` is unknown.
+    `no_keys` leaves out `OWN_KEYS`, and variables that repeat the value of one, if it has 12 characters or
+    more.
     """
     match how:
         case "all":
@@ -74,10 +74,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the sorted names of the variables that seem to hold a secret, such as an API key.
-
-    A variable that repeats the value of one of `OWN_KEYS` in `host` counts as such, whatever its name.
-    """
+    """Return the sorted names of variables that seem to hold a secret, or repeat an own key of `host`."""
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
         sorted(
@@ -89,10 +86,7 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether a variable is one of `OWN_KEYS`, or has the same value as one of them.
-
-    `environment` has the variable, and `host` the `OWN_KEYS`. Values under 12 characters are not compared.
-    """
+    """Return whether a variable is one of `OWN_KEYS`, or repeats the value that one has in `host`."""
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
 

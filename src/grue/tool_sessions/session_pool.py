@@ -49,34 +49,21 @@ Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 
 
 class PooledConnection:
-    """A connection and its owner task. The owner task runs `run`; other tasks use the other methods.
-
-    Attributes:
-        connection: Open while `opened` is set, unless opening failed or was given up, or `gone` is set.
-        listing: The latest listing of the server; `None` until the connection is open.
-        failed: Why opening failed (`ServerFailed`), or the exception that crashed the owner.
-        opened: Set when opening has succeeded, has failed or was given up.
-        wanted: Set by a turn or a call that waits for the connection; ends the delay before a prewarm starts.
-        gone: Set when the connection is closed and none of its processes is alive.
-        turn: Number of the turn that uses the connection; 0: none.
-        generation: Number of the turn that uses or will use the connection, as the pool counts its turns.
-        alone: Lock that a user holds during a batch of calls, because a turn and a call outside turns may
-            share a kept session.
-    """
+    """A connection and its owner task. The owner task runs `run`; other tasks use the other methods."""
 
     def __init__(
         self, server: m.ServerName, connect: Connect, recorder: Recorder, timeout_s: float, room: Room
     ) -> None:
         self.server = server
-        self.turn = 0
-        self.generation = 0
+        self.turn = 0  # that uses the connection; 0: none
+        self.generation = 0  # turn that uses or will use it, as the pool counts turns
         self.connection: ToolConnection = connect(self._note)
-        self.listing: Listing | None = None
-        self.failed: Exception | None = None
-        self.opened = anyio.Event()
-        self.wanted = anyio.Event()
-        self.gone = anyio.Event()
-        self.alone = anyio.Lock()
+        self.listing: Listing | None = None  # the latest; set when it opens
+        self.failed: Exception | None = None  # why it did not open, or what crashed the owner
+        self.opened = anyio.Event()  # opening has succeeded, failed or was given up
+        self.wanted = anyio.Event()  # somebody waits: ends the delay before a prewarm
+        self.gone = anyio.Event()  # closed, and none of its processes is alive
+        self.alone = anyio.Lock()  # held for a batch: a kept session is shared
         self._released = anyio.Event()
         self._opening = anyio.CancelScope()
         self._recorder = recorder
@@ -90,10 +77,7 @@ class PooledConnection:
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
-        """Return the server's current tools. They are listed again only if the server has announced a change.
-
-        Only the first call after a change lists them, so compare the result with the tools you got before.
-        """
+        """Return the server's tools. Only the first call after an announced change lists them again."""
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)
         if tools is not None:
@@ -107,10 +91,7 @@ class PooledConnection:
             self._opening.cancel()
 
     async def run(self) -> None:
-        """Open the connection, wait until `release` is called, and close the connection.
-
-        A cancellation closes the connection too, within a time limit.
-        """
+        """Open the connection, wait for `release` or a cancellation, and close the connection."""
         try:
             # anyio requires scopes to nest, and the connection enters task groups when it opens and leaves
             # them when it closes. So the scope covers the connection's whole life.
@@ -182,10 +163,7 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    Cancelling `group` closes all connections. While `expects_turn` returns `False`, so does `lacks`.
-
-    Attributes:
-        opened: Servers with which a turn has had an open session.
+    Cancelling `group` closes all connections. `opened`: servers with which a turn has had an open session.
     """
 
     def __init__(
@@ -239,7 +217,7 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        All use of the connection, except closing it, ends at `deadline`, a time on the event loop's clock.
+        All its use, except closing it, ends at `deadline` on the event loop's clock.
         """
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
@@ -261,9 +239,9 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session, open, for a call outside turns; if there is none, open one.
+        """Return a server's kept session, open, for a call outside turns; raises `ServerFailed`.
 
-        A turn may use the session too, so hold its lock `alone` while you use it. Raises `ServerFailed`.
+        A turn may use the session too, so hold its lock `alone` while you use it.
         """
         while True:
             owned = self._current(server)
@@ -311,9 +289,7 @@ class SessionPool:
     async def _wait_for_room(self, starting: PooledConnection) -> None:
         """Wait for the end of the processes of turns that are three or more before the turn of `starting`.
 
-        Cancelled turns do not wait for older processes. So without this wait, a series of cancelled turns
-        could leave more and more processes alive. If the turn for which `starting` was prewarmed has passed,
-        `starting` counts as a connection of the running turn.
+        Cancelled turns do not wait for older processes, so a series of them could leave ever more alive.
         """
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
@@ -407,8 +383,7 @@ class LeasedConnection(_SessionUser):
     async def open(self, timeout_s: float) -> Listing:
         """Wait until the connection is open. If a prewarmed or kept connection is lost, open a new one.
 
-        The time limit of a prewarmed connection began with its start; `timeout_s` limits a new one. Either
-        wait ends at the turn's deadline at the latest.
+        `timeout_s` limits a new one; the time limit of a prewarmed connection began with its start.
         """
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:

@@ -107,10 +107,7 @@ class ToolIndex:
 
 
 class ToolSearcher:
-    """Answers calls of `find_tools` and `call_tool`.
-
-    `tools` returns the tools that may be called now. `find_tools` returns at most `most` of them.
-    """
+    """Answers `find_tools` and `call_tool`. `tools` returns what may be called now; `most` are found."""
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
         self._tools = tools

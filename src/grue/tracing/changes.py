@@ -23,24 +23,15 @@ NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplin
 class Changes(Struct, frozen=True, kw_only=True):
     """The settings in which a replay differs from the recorded episode.
 
-    Attributes:
-        policy: New values for fields of `FailurePolicy`, by name.
-        limits: New values for fields of `TurnLimits`, by name. The value of `budget` is a mapping from names
-            of its fields to new values.
-        system: The system text of every turn. `None`, for this attribute and the next two: as recorded.
-        user: The user message of every turn.
-        final_request: The text that asks for the final answer.
-
-    Raises:
-        ValueError: A named field does not exist, a replay cannot change it, or its value has the wrong type.
-        MCPConfigError: A value is out of its range.
+    A field that does not exist or that a replay cannot change, or a value of the wrong type, raises
+    `ValueError`; a value out of its range raises `MCPConfigError`.
     """
 
-    policy: Mapping[str, object] = field(default_factory=dict)
-    limits: Mapping[str, object] = field(default_factory=dict)
-    system: str | None = None
+    policy: Mapping[str, object] = field(default_factory=dict)  # of `FailurePolicy`, by field
+    limits: Mapping[str, object] = field(default_factory=dict)  # of `TurnLimits`; `budget` is a mapping too
+    system: str | None = None  # of every turn, as the next two; `None`: as recorded
     user: str | None = None
-    final_request: str | None = None
+    final_request: str | None = None  # asks for the final answer
 
     def __post_init__(self) -> None:
         merged(FailurePolicy(), self.policy)
@@ -63,7 +54,7 @@ class Changes(Struct, frozen=True, kw_only=True):
     def carried(self, command: Any, recorded: Any) -> Any:
         """Return the replayed `command` with the limits and policies of `recorded`, if both are of one kind.
 
-        Without this, each message that repeats a changed limit or policy would be reported as a difference.
+        Otherwise each message that repeats a changed limit or policy would be reported as a difference.
         """
         if not self or type(command) is not type(recorded):
             return command
@@ -78,10 +69,7 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why the changed time limits exclude a recorded event; an empty text if they do not.
-
-        `begun` is the envelope of the turn's `RunTurn`.
-        """
+        """Return why the changed time limits exclude a recorded event; empty if they do not."""
         if not self.limits or not isinstance(begun.body, m.RunTurn):
             return ""
         old, new = begun.body.limits, self.run(begun.body).limits
@@ -90,14 +78,10 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Split changed settings into fields of `FailurePolicy` and fields of `TurnLimits`.
+    """Split changed settings into fields of `FailurePolicy` and of `TurnLimits`, such as `budget.requests`.
 
-    A field of the budget is named `budget.requests`, for example.
-
-    Raises:
-        ValueError: Neither class has the field (the error's text lists the fields), a part is set of a field
-            with a value that is no mapping, or a whole field after its parts. The part of a name after a dot
-            is not checked.
+    Raises `ValueError` for a field that neither class has, for a part of a field whose value is no mapping,
+    and for a whole field after its parts. The part of a name after a dot is not checked.
     """
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
@@ -121,12 +105,7 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
 
 
 def merged(fields: Any, changed: Mapping[str, object]) -> Any:
-    """Return a Struct with some of its fields changed.
-
-    Raises:
-        ValueError: A name in `changed` is not a field that can be changed, or its value has the wrong type.
-        MCPConfigError: A value is out of its range.
-    """
+    """Return a Struct with some fields changed; raises `ValueError` or, out of range, `MCPConfigError`."""
     kind = type(fields)
     for name in changed:
         if name in NOT_REPLAYED:

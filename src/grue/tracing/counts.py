@@ -1,7 +1,6 @@
 """The counts of an episode: of its turns, its requests to the model, its tool calls and its servers.
 
-One pass over the trace keeps little more than a duration per turn, request, call and start of a server, so
-10,000 turns take a few megabytes.
+One pass over the trace keeps little more than a duration per turn, request, call and start of a server.
 """
 
 import functools
@@ -127,36 +126,21 @@ class TurnCounts:
 
 
 class Counts(Struct):
-    """Counts of the requests to the model, of one tool's calls, or of one server's sessions.
+    """Counts of the requests to the model, of one tool's calls, or of one server's sessions."""
 
-    Attributes:
-        numbers: The counts, by field name of `ModelStats`, `ToolStats` or `ServerStats`.
-        seconds: The durations of the answered requests, of the calls that were sent and have ended, or of the
-            attempts that opened a session.
-    """
-
-    numbers: Counter[str] = field(default_factory=Counter)
-    seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    numbers: Counter[str] = field(default_factory=Counter)  # by field of `ModelStats`, `ToolStats`, ...
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))  # how long each took
 
 
 class ServerCounts(Counts):
-    """Counts of one server's sessions.
+    """Counts of one server's sessions."""
 
-    Attributes:
-        endings: Counts by `ending` of `SessionClosed` or `ServerEnded`, such as `died`.
-        in_turns: Numbers of the turns in which a session of the server is open now.
-    """
-
-    endings: Counter[str] = field(default_factory=Counter)
-    in_turns: set[int] = field(default_factory=set)
+    endings: Counter[str] = field(default_factory=Counter)  # by `SessionClosed.ending`
+    in_turns: set[int] = field(default_factory=set)  # where a session is open now
 
 
 def count_episode(episode: EpisodeReader) -> EpisodeStats:
-    """Read an episode's trace once and return its counts.
-
-    Raises:
-        TraceError: The file is damaged or cannot be read.
-    """
+    """Read an episode's trace once and return its counts; raises `TraceError` if it cannot be read."""
     tally = EpisodeTally()
     for line in episode.lines():
         kind = episode.kind_of_line(line)

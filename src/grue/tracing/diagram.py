@@ -27,27 +27,17 @@ _SIGNS: dict[Severity, str] = {"fail": "✗ ", "warn": "! "}
 
 
 class Drawn(Struct, frozen=True):
-    """An envelope as both kinds of diagram draw it.
-
-    Attributes:
-        sender: The actor where the line starts, or over which the note is drawn.
-        receiver: The actor where the line ends; `None`: the message is drawn as a note.
-        asks: Whether the message is a request, drawn with a solid line. Other messages have a dashed line.
-        text: One printable line, with a sign before it if the message reports a problem.
-    """
+    """An envelope as both kinds of diagram draw it."""
 
     sender: str
-    receiver: str | None
-    asks: bool
+    receiver: str | None  # `None`: the message is drawn as a note over `sender`
+    asks: bool  # whether the message is a request, which has a solid line
     failed: bool
     text: str
 
 
 def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | None:
-    """Return how to draw an envelope, with texts of at most `limit` characters.
-
-    Return `None` for a piece of a streamed reply, which is not drawn.
-    """
+    """Return how to draw an envelope; `None`: a piece of a streamed reply, which is not drawn."""
     body = envelope.body
     if isinstance(body, m.TextDelta):
         return None
@@ -118,8 +108,8 @@ _MARKERS = frozenset("ﬂ°¶ß")
 def escaped(text: str) -> str:
     """Return printable text in which entities replace all characters that Mermaid could interpret.
 
-    A colon is replaced only in a text with the word `style` or `classDef`. In such a text, Mermaid removes
-    the last semicolon after a colon, but this semicolon may be the end of an entity.
+    In a text with `style` or `classDef`, Mermaid removes the last semicolon after a colon, and this semicolon
+    may end an entity. So in such a text colons are replaced too.
     """
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(

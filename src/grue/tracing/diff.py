@@ -1,17 +1,14 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The turns of the two traces are paired in order. If only one of the traces has a turn that was run a second
-time, the second run has no partner. A fork runs a recorded turn again, and has that turn's number. If a trace
-has forks, only turns with a fork's number are compared.
+The turns of the two traces are paired in order. A turn that only one trace has run a second time has no
+partner. If a trace has forks, only turns with a fork's number are compared.
 
 The messages of a turn form a tree, in which each message is below the message that caused it. Below each pair
 of messages, those with the same sender, receiver and kind are paired: in order if both sides have equally
-many, otherwise (up to 400) by content. So two traces can be identical even if their actors ran in a
-different order.
+many, otherwise (up to 400) by content. So actors that ran in another order make no difference.
 
-The messages' numbers, times and `IGNORED` fields are not compared. The ids in the fields `IDS` may differ if
-each id on the left always pairs with the same id on the right. Messages whose class has `compared = False`
-are left out, such as the pieces of a streamed reply, which is compared as a whole.
+Numbers, times, `IGNORED` fields and messages whose class has `compared = False` are not compared. The ids in
+the fields `IDS` may differ if each id on the left always pairs with the same id on the right.
 """
 
 import hashlib
@@ -50,12 +47,9 @@ _MOST_ANSWERS = 5
 
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
-    """Yield the differences between two traces, in the order of the left trace; none if they are identical.
+    """Yield the differences between two traces, in the order of the left trace; raises `TraceError` late.
 
     A few megabytes of each file are in memory at a time.
-
-    Raises:
-        TraceError: One of the files is damaged or cannot be read. Raised while iterating.
     """
     forked = _forked_turns(left) | _forked_turns(right)
     lengths: set[int] = set()
@@ -202,10 +196,7 @@ class _TurnDiff:
         self._lefts: dict[int, int] = {}  # number on the right -> number on the left
 
     def divergences(self) -> Iterator[Divergence]:
-        """Yield all divergences, in the order of the left trace.
-
-        A message that only the right trace has comes after the nearest earlier message that both traces have.
-        """
+        """Yield all divergences in the left trace's order; a right one follows the pair before it."""
         # Go depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:
@@ -287,11 +278,7 @@ class _TurnDiff:
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return a digest of a message without its ignored fields, and with each id replaced by `common`.
-
-    `common(field, id)` returns the right trace's id of the pair to which `id` belongs; `None` if there is no
-    pair yet. So messages that differ only in paired ids have the same digest.
-    """
+    """Return a digest of a message without its ignored fields, and with `common(field, id)` for each id."""
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
 
@@ -320,7 +307,7 @@ class LeftInFile(Struct, frozen=True):
 
 
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
-    """Split a trace into its turns, as `split_turns` does, but without messages that are not compared.
+    """Split a trace into its turns, without messages that are not compared.
 
     If `envelopes` is an `EpisodeReader`, messages beyond `KEPT_BYTES` stay in the file; `whole` reads them.
     """
@@ -341,11 +328,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
-    """Return an envelope with its message; if the message is only in the file (`LeftInFile`), read it now.
-
-    Raises:
-        TraceError: The file has changed since it was first read, or cannot be read.
-    """
+    """Return an envelope with its message; raises `TraceError` if the file has changed."""
     body: Any = envelope.body
     return body.reader.at(body.place) if isinstance(body, LeftInFile) else envelope
 
@@ -372,8 +355,7 @@ def _ended_as_asked(left: object, right: object) -> bool:
     """Return whether two messages are both `SessionClosed`, with endings that count as equal.
 
     Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
-    other endings. The ending `none` equals them all: the session had no process, for example in a fork that
-    takes its tool results from a trace. Two messages with `died` are compared field by field instead.
+    others. `none` equals them all: a fork that takes its tool results from a trace has no process.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -1,8 +1,4 @@
-"""Find the differences between two messages, as JSON paths.
-
-Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. A key in a tool's
-arguments is always compared, even if message fields of that name are ignored.
-"""
+"""Find the differences between two messages, as JSON paths: `2` equals `2.0`, but `true` is not `1`."""
 
 import functools
 import re
@@ -32,10 +28,9 @@ class Difference(Struct, frozen=True):
 class Comparison:
     """Compare messages, pair after pair.
 
-    Args:
-        ignored: Names of message fields that are not compared. `Class.field` names a field of one class only.
-        ids: Names of message fields with ids, which may differ if each left id always has the same right id.
-        same_text: Called with two different texts; returns whether they count as equal.
+    The fields are named `field`, or `Class.field` for a field of one class only. The fields `ignored` are not
+    compared. Ids in the fields `ids` may differ if each left id always has the same right id. `same_text`
+    returns whether two different texts count as equal.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""A difference between two versions of a turn, and its description in printable, but untrusted text.
-
-The versions come from two traces, or from a trace and its replay.
-"""
+"""A difference between two versions of a turn, and its description in printable, but untrusted text."""
 
 import itertools
 import re
@@ -25,26 +22,16 @@ _BEFORE_CHARS = 30
 
 
 class Divergence(Struct, frozen=True, kw_only=True):
-    """A message that is not the same in two versions of a turn, such as the recorded one and its replay.
-
-    Attributes:
-        left: The message in the first version; `None`: it is missing there.
-        right: Its counterpart in the second version; `None`: it is missing or impossible there. A replayed
-            message has `seq` 0.
-        because: The causes of `left`, or of what the second version has instead, the first cause first.
-        because_left_out: How many causes are left out after the first item of `because`.
-        reason: An explanation, if the differences do not show what is wrong; otherwise empty.
-        descendants: If one of two traces lacks the message: how many messages that it caused are missing too.
-    """
+    """A message that is not the same in two versions of a turn, such as the recorded one and its replay."""
 
     turn: int
-    left: EpisodeEnvelope | None
-    right: EpisodeEnvelope | None
+    left: EpisodeEnvelope | None  # `None`: it is missing in the first version
+    right: EpisodeEnvelope | None  # its counterpart; a replayed message has `seq` 0
     differences: tuple[Difference, ...] = ()
-    because: tuple[EpisodeEnvelope, ...] = ()
-    because_left_out: int = 0
-    reason: str = ""
-    descendants: int = 0
+    because: tuple[EpisodeEnvelope, ...] = ()  # the causes, the first cause first
+    because_left_out: int = 0  # how many are left out after the first item of `because`
+    reason: str = ""  # an explanation, if the differences do not show what is wrong
+    descendants: int = 0  # how many messages that it caused are missing too
 
     def lines(self, left: str, right: str) -> Iterator[str]:
         """Yield the full description. `left` and `right` are names for the two versions of the turn."""

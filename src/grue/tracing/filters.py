@@ -17,23 +17,14 @@ T = TypeVar("T")
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """A filter for messages. A message passes if it matches one item of each attribute that is not empty.
+    """A filter for messages. A message passes if it matches one item of each attribute that is not empty."""
 
-    Attributes:
-        turns: Ranges of numbers of turns; 0 stands for messages outside turns.
-        actors: Names of senders or receivers, in lower case.
-        kinds: Kinds of messages, as `kind_of` names them.
-        texts: Case-folded texts, of which the message's kind or one of its values must contain one. Names of
-            fields are not searched: `error` would match every result by its field `is_error`.
-        failures: Only messages that report a failure or a problem.
-    """
-
-    turns: tuple[range, ...] = ()
+    turns: tuple[range, ...] = ()  # 0: messages outside turns
     messages: tuple[range, ...] = ()
-    actors: frozenset[str] = frozenset()
-    kinds: frozenset[str] = frozenset()
-    texts: tuple[str, ...] = ()
-    failures: bool = False
+    actors: frozenset[str] = frozenset()  # senders or receivers, in lower case
+    kinds: frozenset[str] = frozenset()  # as `kind_of` names them
+    texts: tuple[str, ...] = ()  # case-folded; searched in the kind and the values, not in field names
+    failures: bool = False  # only messages that report a failure or a problem
 
     @classmethod
     def of(
@@ -47,13 +38,9 @@ class Filter(Struct, frozen=True, kw_only=True):
         facts: Iterable[str] = (),
         failures: bool = False,
     ) -> "Filter":
-        """Make a filter from the texts that people write as options.
+        """Make a filter from the texts that people write as options. A part of a kind's name is enough.
 
-        A part of a kind's name is enough. `facts` names further kinds: facts whose hosts are not installed.
-
-        Raises:
-            MCPConfigError: A turn or message is not written as `3` or `3-7`, or a kind is unknown or
-                ambiguous; the error's text then suggests kinds.
+        `facts` names further kinds: facts whose hosts are not installed. Raises `MCPConfigError`.
         """
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
@@ -76,11 +63,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         )
 
     def wants_line(self, line: RecordedLine[EpisodeBody]) -> bool:
-        """Return whether a line's message passes the filter. Decodes the message only if the filter needs it.
-
-        Raises:
-            TraceError: The message had to be decoded, and is damaged.
-        """
+        """Return whether a line's message passes the filter. Decode it only if the filter needs that."""
         head = line.line
         return (
             _any(self.turns, lambda turns: turn_of_line(line) in turns)

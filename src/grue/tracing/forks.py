@@ -1,9 +1,7 @@
-"""Count only what a fork has done itself.
+"""Count only what a fork has done itself: a fork's trace begins with copies of a recorded turn's messages.
 
-A fork runs a recorded turn again, from one of the turn's messages on. A fork's trace begins with copies of
-the recorded messages before that message, marked as copied. The counts in the message that ends the fork
-include the copies. But the fork itself has not made these requests and calls. The fork's `RunTurn` is not
-marked as copied, and counts as the beginning of the fork.
+A fork runs a recorded turn again, from one of its messages on. The messages before it are marked as copied,
+except the `RunTurn`. The message that ends the fork counts the copies' requests and calls too.
 """
 
 from typing import Any

@@ -2,11 +2,8 @@
 
 Only this machine can reach the server. The path of the page begins with a random word, because other users of
 the machine can reach the port. The `Host` header must name this server, so that a page of another site whose
-name points here (DNS rebinding) gets nothing. The only file that the server changes is the mark that a
-person gives the episode (`marks.py`); it accepts the mark only from its own page.
-
-A `LiveFeed` writes the new messages to a temporary file, from which they are served. So neither the length of
-the trace nor the number of open pages costs much memory.
+name points here (DNS rebinding) gets nothing. The only file that the server changes is the mark that a person
+gives the episode (`marks.py`); it accepts the mark only from its own page.
 """
 
 import base64
@@ -51,11 +48,7 @@ class _LivePiece(Piece, frozen=True, kw_only=True):
 
 
 class LiveFeed:
-    """A context manager that follows a growing trace (a file or a run folder) in a thread of its own.
-
-    Raises:
-        TraceError: The file is missing, cannot be read, or is not a trace.
-    """
+    """A context manager that follows a growing trace in a thread; the pieces are in a temporary file."""
 
     def __init__(self, trace: Path) -> None:
         self.reader: EpisodeReader = open_episode(trace)
@@ -88,16 +81,10 @@ class LiveFeed:
         return EpisodePage(title=title, header=header, file=printable(self.reader.path.name), live=True)
 
     def answer(self, first: int) -> bytes:
-        """Return new pieces of the trace for a page, as JSON.
+        """Return JSON with the `pieces` from number `first` on, and the number of the `next` to ask for.
 
-        The members of the JSON object:
-        - `pieces`: the pieces from number `first` on, as many as fit into one answer;
-        - `next`: the number of the piece to ask for next;
-        - `over`: whether the episode has ended with these pieces;
-        - `error`: why no further pieces will come, or an empty text.
-
-        Raises:
-            ValueError: `first` is negative, or higher than the number of pieces so far.
+        `over`: whether the episode has ended with these pieces. `error`: why no more come. Raises
+        `ValueError` if there is no piece `first`.
         """
         with self._lock:
             ends = self._ends
@@ -114,11 +101,7 @@ class LiveFeed:
         return msgspec.json.encode(state)[:-1] + b',"pieces":[' + pieces + b"]}"
 
     def image(self, name: str) -> tuple[str, bytes]:
-        """Return an image's media type and its base64.
-
-        Raises:
-            KeyError: The trace has no image with this id.
-        """
+        """Return an image's media type and its base64, or raise `KeyError`."""
         with self._lock:
             return self._images.image(name)
 
@@ -168,11 +151,7 @@ class _Marked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the page of one trace. With `port=0` the system chooses a free port.
-
-    Raises:
-        MCPConfigError: The port is taken, or may not be used.
-    """
+    """Serves the page of one trace. Raises `MCPConfigError` if it cannot listen at the port."""
 
     daemon_threads = True
     block_on_close = False

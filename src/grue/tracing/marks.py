@@ -1,10 +1,8 @@
-"""Marks: the scores that scorers and people give a finished episode.
-
-    RUN/scores/NAME@VERSION.json
+"""Marks: the scores that scorers and people give a finished episode, in `RUN/scores/NAME@VERSION.json`.
 
 Each mark is a file of its own, so scoring a run changes none of its other files. `RUN` is the run folder; in
-a fleet, the episode's folder, which holds the run folders `attempt-N`. For a trace without a folder of its
-own, such as `bot.jsonl`, it is the folder `bot.marks` beside it.
+a fleet, the episode's folder, which holds the run folders `attempt-N`; for a trace without a folder of its
+own, such as `bot.jsonl`, the folder `bot.marks` beside it.
 """
 
 import os
@@ -30,27 +28,16 @@ _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
 
 
 class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A score of one episode; stored as a file in the episode's folder `scores`.
-
-    Attributes:
-        scorer: A scorer's name, or `human`.
-        score: A finite number.
-        reason: The reason for the score, in a sentence; untrusted, as a model may have written it.
-        attempt: In a fleet, the number of the attempt that was scored. The mark counts only if this attempt
-            became the episode's result. 0: the run is not in a fleet.
-        requests: Requests to a model that the scoring took.
-        tokens: The tokens of these requests.
-        money_usd: The price of these requests in US dollars, as far as it is known.
-    """
+    """A score of one episode."""
 
     scorer: str
     version: str = "1"
-    score: float
-    reason: str = ""
-    attempt: int = 0
-    requests: int = 0
+    score: float  # finite
+    reason: str = ""  # untrusted, as a model may have written it
+    attempt: int = 0  # the one that was scored; counts only if it became the result; 0: no fleet
+    requests: int = 0  # to a model, for the scoring; likewise `tokens`
     tokens: int = 0
-    money_usd: float = 0.0
+    money_usd: float = 0.0  # as far as it is known
 
     @property
     def name(self) -> str:
@@ -59,12 +46,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def require_name(word: str) -> None:
-    """Check the name or the version of a scorer, which becomes a part of a file's name.
-
-    Raises:
-        ValueError: The word is empty, has more than 64 characters, contains characters other than letters,
-            digits, `_`, `.` and `-`, or begins with `.` or `-`.
-    """
+    """Raise `ValueError` if a scorer's name or version cannot be a part of a file's name."""
     if not _NAME.fullmatch(word):
         raise ValueError(f"{word!r:.80}: use letters, digits, `_`, `.` and `-`, 64 of them at most")
 
@@ -81,9 +63,8 @@ def place_of_marks(trace: Path) -> tuple[Path, int]:
 def write_mark(folder: Path, mark: Mark) -> Path:
     """Write a mark into `scores` in `folder`. It replaces a mark of the same scorer and version.
 
-    Raises:
-        ValueError: The name or the version cannot be part of a file's name.
-        TraceError: The file cannot be written, or the run already has 100 other marks (`_MOST_MARKS`).
+    Raises `ValueError` for a bad name or version, and `TraceError` if the file cannot be written or the run
+    already has 100 other marks (`_MOST_MARKS`).
     """
     require_name(mark.scorer)
     require_name(mark.version)

@@ -1,12 +1,8 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
-A row has up to three parts:
-
-- a line of text and its severity, for `grue trace show`, the viewer, the diagrams and the live view;
-- the log lines that depend on this message alone;
-- a `SpanNote`: an event in a span of Langfuse and OpenTelemetry.
-
-A fact's own methods return its words. Any other kind without a row is shown by its fields.
+A row has a line of text for `grue trace show`, the viewer, the diagrams and the live view; the log lines that
+depend on this message alone; and a `SpanNote`. A fact's own methods return its words. Any other kind without
+a row is shown by its fields.
 
 Source: R7.1-3, P31
 """
@@ -39,20 +35,15 @@ SpanLevel = Literal["default", "warning", "error"]
 
 
 class Verdict(Struct, frozen=True):
-    """How a span ended, or how serious the event in a `SpanNote` is.
-
-    Attributes:
-        error_type: One of a few fixed words for a failure or an early end, suitable for metrics; often empty.
-        detail: A description for people; it may quote the model, a tool or a person.
-    """
+    """How a span ended, or how serious the event in a `SpanNote` is."""
 
     level: SpanLevel = "default"
-    error_type: str = ""
-    detail: str = ""
+    error_type: str = ""  # one of a few fixed words, suitable for metrics; often empty
+    detail: str = ""  # for people; it may quote the model, a tool or a person
 
 
 class SpanNote(NamedTuple):
-    """An event without duration that a message adds to the span in which it happens."""
+    """An event without duration that a message adds to a span of Langfuse and OpenTelemetry."""
 
     name: str
     verdict: Verdict
@@ -60,19 +51,12 @@ class SpanNote(NamedTuple):
 
 
 class FailureWords(NamedTuple):
-    """Why a turn has no answer, worded for each place where it is shown. Parts of the texts are untrusted.
+    """Why a turn has no answer, worded for each place where it is shown. Parts of the texts are untrusted."""
 
-    Attributes:
-        short: For the line of text about the message, as in `grue trace show`.
-        sentence: For the logs.
-        error_type: One of a few fixed words, suitable for metrics.
-        detail: For a span, which shows `error_type` too.
-    """
-
-    short: str
-    sentence: str
-    error_type: str
-    detail: str
+    short: str  # for the line of text about the message
+    sentence: str  # for the logs
+    error_type: str  # one of a few fixed words, suitable for metrics
+    detail: str  # for a span, which shows `error_type` too
 
 
 _Words: TypeAlias = Callable[[Any], str]
@@ -82,21 +66,14 @@ _Noted: TypeAlias = Callable[[Any], SpanNote]
 
 
 class _Row(Struct, frozen=True):
-    """How one kind of message is shown.
-
-    Attributes:
-        mark: A word for the problem that every message of the kind reports; empty if there is none.
-        judge: Returns a message's severity and mark; `None`: every message has `severity` and `mark`.
-        subject: Returns what `words` is about, such as a call's id; shown before `words`.
-        live: Returns whether the live view shows the `words` of a message as a problem; `None`: never.
-    """
+    """How one kind of message is shown."""
 
     words: _Words
     severity: Severity = ""
-    mark: str = ""
-    judge: _Judge | None = None
-    subject: _Words | None = None
-    live: Callable[[Any], bool] | None = None
+    mark: str = ""  # a word for the problem that every message of the kind reports
+    judge: _Judge | None = None  # returns a message's own severity and mark
+    subject: _Words | None = None  # returns what is shown before `words`, such as a call's id
+    live: Callable[[Any], bool] | None = None  # whether the live view shows `words` as a problem
     logged: _Logged | None = None
     noted: _Noted | None = None
 
@@ -119,11 +96,7 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of a line's message, usually without decoding the message.
-
-    Raises:
-        TraceError: The message does not begin with its kind (the JSON member `type`), and is damaged.
-    """
+    """Return the kind of a line's message, usually without decoding it; may raise `TraceError`."""
     tag = line.tag
     return _NAMES.get(tag, tag) if tag else kind_of(line.envelope().body)
 
@@ -154,9 +127,9 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield pairs `(key, line)`: what to print about a message in a program that has no `LoggerObserver`.
+    """Yield what to print about a message in a program without `LoggerObserver`: `(key, untrusted line)`.
 
-    Lines with the same key report the same problem: print only the first. The texts are untrusted.
+    Lines with the same key report the same problem: print only the first.
     """
     match body:
         case m.ServerDied(server=server, failure=failure):

@@ -18,43 +18,26 @@ _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "r
 
 
 class Overview(Struct, kw_only=True):
-    """An episode's subject, end and cost. All texts are printable.
+    """An episode's subject, end and cost. All texts are printable."""
 
-    Attributes:
-        title: The episode's subject: the host's title, or else the beginning of the first turn's text.
-        models: Number of replies by model; 0: only `EpisodeStarted` names the model.
-        asked: The models that the turns asked, with their addresses. A reply may name another model.
-        facts: Further texts and numbers of the host's `EpisodeStarted`, by name of the field.
-        ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
-        detail: The reason as a sentence.
-        grade: The severity of `EpisodeEnded`: usually `fail` for a failed or interrupted episode, else empty.
-        result: In a few words, such as a score; empty: the run has no result, or the host is not installed.
-        results: Further texts and numbers of the host's `EpisodeEnded`, by name of the field.
-        turns: The highest number of a turn. If the trace has forks: how many forks.
-        forks: A description of each fork: the turn that it repeats, and its changes.
-        failures: How many turns failed or ended with a fallback.
-        last: How the last turn ended: `failed`, `parked`, or the kind of its outcome; empty: none ended.
-        seconds: Time of the last message, in seconds since the trace began.
-    """
-
-    title: str = ""
+    title: str = ""  # the host's title, or the beginning of the first turn's text
     scripted: bool = False
-    models: dict[str, int] = msgspec.field(default_factory=dict)
-    asked: dict[str, str] = msgspec.field(default_factory=dict)
+    models: dict[str, int] = msgspec.field(default_factory=dict)  # number of replies by model
+    asked: dict[str, str] = msgspec.field(default_factory=dict)  # models, and their addresses
     servers: tuple[str, ...] = ()
-    facts: m.JsonObject = msgspec.field(default_factory=dict)
-    ending: str = ""
+    facts: m.JsonObject = msgspec.field(default_factory=dict)  # other texts and numbers of `EpisodeStarted`
+    ending: str = ""  # why the episode ended, in a word
     detail: str = ""
-    grade: str = ""
-    result: str = ""
-    results: m.JsonObject = msgspec.field(default_factory=dict)
+    grade: str = ""  # the severity of `EpisodeEnded`
+    result: str = ""  # such as a score
+    results: m.JsonObject = msgspec.field(default_factory=dict)  # other texts and numbers of `EpisodeEnded`
     resumed: int = 0
-    turns: int = 0
-    forks: tuple[str, ...] = ()
-    failures: int = 0
-    last: str = ""
+    turns: int = 0  # the highest number; in a trace with forks, how many forks
+    forks: tuple[str, ...] = ()  # for each, the turn that it repeats and its changes
+    failures: int = 0  # turns that failed or ended with a fallback
+    last: str = ""  # how the last turn ended
     messages: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # time of the last message since the trace began
     requests: int = 0
     tool_calls: int = 0
     usage: m.Usage = m.Usage()

@@ -1,10 +1,7 @@
 """The data of a trace's page: its messages, its turns, its spans and its story, found in one pass.
 
-A span says how long a step (`steps.py`) took, in which actor, and how it ended. Without a recorded end of the
-step, its span ends where the turn or the trace ends, or where the host was killed.
-
-The story groups messages that belong together into passages, in the order in which a person reads them. A
-passage names its messages by their numbers. Some messages are in no passage, such as a session's handshake.
+A span says how long a step (`steps.py`) took, in which actor, and how it ended. The story groups messages
+that belong together into passages, in the order in which a person reads them.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -38,28 +35,18 @@ _MOST_SHOWN = 20
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     """A passage of the story; `viewer_page/trace.js` takes the fields in this order.
 
-    Attributes:
-        kind: `fact`: a host's fact. `prompt`: the host's text for the agent. `reply`: a request to the model
-            and its reply. `call`: a tool call and its result. `note`: a problem, or an event that changes the
-            turn. `end`: the end of the turn.
-        seq: Number of the message that begins the passage.
-        place: For a `call`: its position, counted from 0, among the calls of the reply that asked for it;
-            -1: no reply asked for it.
-        also: Numbers of the passage's further messages; 0: there is no message. A `reply` has one: the
-            model's reply, or the request's failure. A `call` has four: the call was sent, it was settled, a
-            person was asked, the person decided. An `end` has one: the reply that contains the answer.
-        depth: 1 for a request of a server to the model, otherwise 0.
-        text: For a `fact`: its headline, printable. For a `prompt`: the word `resumed` if the turn was
-            resumed; otherwise `shown` if the prompt contains the text of a fact that the page shows above
-            it. For an `end`: the word `same` if the answer is the text of the last reply. Otherwise empty.
+    A `fact` is a host's, a `prompt` the host's text for the agent, a `reply` a request and its reply, a
+    `call` a tool call and its result, a `note` a problem or a change of the turn. Its `text` is: for a fact
+    its headline; for a prompt `resumed`, or `shown` if it contains the text of a fact that the page shows
+    above it; for an `end` `same` if the answer is the last reply's text.
     """
 
     turn: int
     kind: PassageKind
-    seq: int
-    place: int = -1
+    seq: int  # number of the message that begins the passage
+    place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no reply did
     also: tuple[int, ...] = ()
-    depth: int = 0
+    depth: int = 0  # 1 for a request of a server to the model
     text: str = ""
 
     @property
@@ -69,17 +56,11 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Turn(Struct):
-    """The state of a turn while its messages are read.
+    """The state of a turn while its messages are read."""
 
-    Attributes:
-        requests: Passages about requests that have no reply yet, by the request's message number.
-        calls: Passages about tool calls, also settled ones, by call id: a resumed turn names them again.
-        said: The text of the last reply, and the number of its message.
-    """
-
-    requests: dict[int, Passage] = {}
-    calls: dict[str, Passage] = {}
-    said: tuple[str, int] = ("", 0)
+    requests: dict[int, Passage] = {}  # without a reply yet, by the request's message number
+    calls: dict[str, Passage] = {}  # also settled ones, because a resumed turn names them again
+    said: tuple[str, int] = ("", 0)  # the last reply's text, and the number of its message
 
 
 _SENT, _SETTLED, _ASKED, _DECIDED = range(4)
@@ -203,27 +184,17 @@ SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "to
 
 
 class Span(Struct, frozen=True, kw_only=True, array_like=True):
-    """A period in which an actor worked on one step, or paused before it tried the step again.
-
-    Attributes:
-        turn: Number of the turn that the first message of the step belongs to.
-        lane: Name of the actor.
-        label: May be untrusted text.
-        start_s: Start of the period, in seconds since the trace began. `end_s` is its end on the same clock.
-        first: Number of the message that began the step.
-        last: Number of the message that ended the step, or of the last message before it was abandoned.
-        grade: `fail` if the step failed, `warn` if it was tried again or ended with a warning, else empty.
-    """
+    """A period in which an actor worked on one step, or paused before it tried the step again."""
 
     turn: int
-    lane: str
+    lane: str  # the actor
     phase: SpanKind
-    label: str
-    start_s: float
+    label: str  # may be untrusted
+    start_s: float  # since the trace began, as `end_s`
     end_s: float
-    first: int
-    last: int
-    grade: Literal["fail", "warn", ""] = ""
+    first: int  # number of the message that began the step
+    last: int  # of the message that ended it, or of the last one before it was abandoned
+    grade: Literal["fail", "warn", ""] = ""  # `warn`: tried again, or ended with a warning
 
 
 class SpanFinder:
@@ -329,38 +300,23 @@ class MarkCount(Struct, kw_only=True):
 
 
 class PageTurn(Struct, kw_only=True):
-    """A turn in the page; `viewer_page/trace.js` reads the fields by name.
+    """A turn in the page; `viewer_page/trace.js` reads the fields by name. All texts are printable."""
 
-    Attributes:
-        turn: 0 for messages before the first turn.
-        start_s: Time of the turn's first message, in seconds since the trace began. `end_s` is the time of
-            its last message, or the end of its last span if that is later.
-        outcome: The kind of `TurnCompleted`, or `failed`, `parked` or `unfinished`. `unfinished`: the trace
-            has no end of the turn. Empty: it has no `RunTurn` of the turn, as for turn 0.
-        reason: Why the outcome is not `answered`; printable.
-        action: What the host did with the answer, in a few words; printable.
-        question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
-        answer: The beginning of the model's answer; printable.
-        forked: Whether the turn is a fork. It has the number of the recorded turn that it runs again.
-        phases: Seconds by kind of span, without the kinds `turn`, `session` and `host`.
-        marks: The problems that the turn's messages report, failures before warnings.
-    """
-
-    turn: int
-    start_s: float
+    turn: int  # 0 for messages before the first turn
+    start_s: float  # since the trace began, as `end_s`
     end_s: float = 0.0
-    outcome: str = ""
-    reason: str = ""
-    action: str = ""
-    question: str = ""
-    answer: str = ""
+    outcome: str = ""  # kind of `TurnCompleted`, `failed`, `parked`, `unfinished`; empty: no `RunTurn`
+    reason: str = ""  # why the outcome is not `answered`
+    action: str = ""  # what the host did with the answer
+    question: str = ""  # the beginning of the host's text
+    answer: str = ""  # the beginning of the model's answer
     forked: bool = False
     requests: int = 0
     tool_calls: int = 0
     usage: m.Usage = m.Usage()
     took_s: float = 0.0
-    phases: dict[str, float] = {}
-    marks: tuple[MarkCount, ...] = ()
+    phases: dict[str, float] = {}  # seconds by kind of span, without `_NOT_PARTS`
+    marks: tuple[MarkCount, ...] = ()  # the problems that its messages report, failures first
 
 
 class TurnWriter:
@@ -400,10 +356,7 @@ class TurnWriter:
                 page.action = printable(headline, _REASON_CHARS)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the problem that a message reports (`row.mark`), unless it only repeats an earlier report.
-
-        For example, a `SessionClosed` repeats a `ServerDied`, and a `TurnCompleted` repeats a `FinalForced`.
-        """
+        """Count the problem `row.mark`. A `SessionClosed` after a `ServerDied` repeats a problem."""
         if row.kind == "TurnCompleted" and row.mark in self._marks:
             return
         if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self._died:
@@ -435,13 +388,7 @@ _FIRST_ACTORS = ("host", "agent", "llm")
 
 
 class Row(Struct, frozen=True, kw_only=True, array_like=True):
-    """A message in the page; `viewer_page/trace.js` takes the fields in this order.
-
-    Attributes:
-        repeats: For a reply, the share of its prompt that repeats an earlier prompt, such as `85% repeated`.
-        broken: For a reply, where and why its prompt differs from that earlier prompt.
-        left_out: For a `RewriteHistory` that shortens the history: how many entries it replaces by one.
-    """
+    """A message in the page; `viewer_page/trace.js` takes the fields in this order."""
 
     seq: int
     t: float
@@ -458,25 +405,20 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     redacted: bool
     chars: int
     body: str
-    repeats: str = ""
-    broken: str = ""
-    left_out: int = 0
+    repeats: str = ""  # the share of a reply's prompt that repeats an earlier one: `85% repeated`
+    broken: str = ""  # where and why a reply's prompt differs from that earlier prompt
+    left_out: int = 0  # how many entries a `RewriteHistory` that shortens replaces by one
 
 
 class EpisodePage(Struct, frozen=True, kw_only=True):
-    """The page's data without the messages: for the head, the list of turns and the overview.
-
-    Attributes:
-        live: Whether the page follows the trace, and requests new pieces.
-        images: How many different images the trace's messages show.
-    """
+    """The page's data without the messages: for the head, the list of turns and the overview."""
 
     title: str
     header: TraceHeader
     file: str
     cut_short: bool = False
-    live: bool = False
-    images: int = 0
+    live: bool = False  # whether the page follows the trace, and requests new pieces
+    images: int = 0  # how many different images the messages show
     actors: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     turns: tuple[PageTurn, ...] = ()
@@ -494,8 +436,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 class PageFeed:
     """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`.
 
-    Only the current piece, the sums of each turn and the latest conversations are in memory. Call `take` when
-    the piece is `due`, and once after `finish`. The argument `images` collects the messages' images.
+    Call `take` when the piece is `due`, and once after `finish`. `images` collects the messages' images.
     """
 
     def __init__(self, images: ImageTable) -> None:

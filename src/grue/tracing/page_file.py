@@ -2,12 +2,11 @@
 
 Text from models, tools and games cannot run as code in a page. Each of three measures would suffice: the text
 is data in a script element that browsers do not execute, and cannot end that element; the script shows it
-only as text; and the content security policy allows no other style and script than the page's own. The policy
-also forbids all requests. Only a page from `grue trace serve` may send requests, to its own server.
+only as text; and the content security policy allows no other style and script than the page's own, and no
+requests (only a page from `grue trace serve` may send them, to its own server).
 
-Images are taken out of the messages, so that each is in the page only once. A JSON string counts as an image
-if it is base64 text that begins as a PNG, JPEG, GIF or WebP file does. No other media type is shown, so that
-a page never draws SVG that a tool wrote.
+Images are taken out of the messages, so that each is in the page only once. A page draws no SVG, because a
+tool may have written it.
 """
 
 import base64
@@ -36,8 +35,7 @@ def page_parts(
 ) -> list[bytes]:
     """Return a page's text, cut into parts at the places where its data will be inserted.
 
-    `name`, `style` and `scripts` name files in `viewer_page/`, without suffix: the template, and the parts of
-    the style and of the script, in order. A `served` page may send requests to the server that it came from.
+    `name`, `style` and `scripts` name files in `viewer_page/`. A `served` page may request from its server.
     """
     css = "\n".join(_part(f"{each}.css") for each in style)
     script = "\n".join(_part(f"{each}.js") for each in scripts)
@@ -68,11 +66,7 @@ def page_parts(
 def write_page(
     target: Path, name: str, title: str, data: object, *, error: type[MCPError] = TraceError
 ) -> None:
-    """Write a page with its `data`. Its template, its style sheet and its script are all called `name`.
-
-    `viewer.css` precedes the style sheet, `dom.js` the script. Raises an error of the class `error` if the
-    page cannot be written.
-    """
+    """Write a page with its `data`; template, style sheet and script are called `name`. Raises an `error`."""
     before, after = page_parts(name, title, style=("viewer", name), scripts=("dom", name))
     with os_errors_as(error, f"write the page {target}"), replacing(target) as page:
         page.writelines((before, embedded(data), after))
@@ -98,11 +92,7 @@ _ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>
 
 
 def refuse_foreign(target: Path, name: str) -> None:
-    """Check that there is no file `target`, or that grue wrote it from the template `name`.
-
-    Raises:
-        TraceError: Another file is there, or it cannot be read.
-    """
+    """Raise `TraceError` if there is a file `target` that grue did not write from the template `name`."""
     mark = f'<meta name="generator" content="grue {name}">'.encode()
     with os_errors_as(TraceError, f"write the page {target}"), suppress(FileNotFoundError):
         with open_regular(target) as file:
@@ -167,11 +157,7 @@ class ImageTable:
             yield name, *self.image(name)
 
     def image(self, name: str) -> tuple[str, bytes]:
-        """Return the media type and the base64 of the image with the id `name`.
-
-        Raises:
-            KeyError: No image has this id.
-        """
+        """Return the media type and the base64 of the image with the id `name`, or raise `KeyError`."""
         mime, start, length = self._places[name]
         self._spool.seek(start)
         return mime, self._spool.read(length)

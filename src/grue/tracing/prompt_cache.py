@@ -1,8 +1,7 @@
 """How much of each prompt repeats an earlier prompt, and what ended the repetition.
 
-Providers cache the beginning of a prompt: the tools, the system text and the messages, in this order, as far
-as every byte is the same as in an earlier request. A trace does not hold the bytes that were sent. So each
-conversation is encoded again, without cache markers, and each prompt is compared with the ones before it.
+Providers cache the beginning of a prompt (tools, system text, messages) as far as every byte is the same. A
+trace does not hold the bytes that were sent, so each conversation is encoded again, without cache markers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,64 +31,36 @@ _EXCERPT = 72
 
 
 class PrefixBreak(Struct, frozen=True, kw_only=True):
-    """Where a prompt does not repeat the earlier prompt that it is compared with.
+    """Where a prompt does not repeat the earlier prompt that it is compared with. Texts are untrusted."""
 
-    Attributes:
-        part: The part of the prompt that differs first. `model`: the whole prompt went to another model.
-        at_byte: The first byte that differs, counted from 0 in tools, system text and messages, as they are
-            written in the wire format, without cache markers.
-        place: What contains that byte, in words, such as `message 3 (user)`; untrusted.
-        before: The earlier prompt around that byte; `now` is this one. Both are untrusted; empty for `model`.
-        cause: Number of the message in the trace that caused the difference; `cause_kind` is its kind.
-        why: What has changed, in words; names in it are untrusted.
-        tokens: About how many tokens have to be paid again: those from that byte to the end of the shorter
-            prompt. Computed from the endpoint's token count of this prompt or, if there is no count or the
-            trace lacks a part of the prompt, from `ContextPolicy.bytes_per_token`.
-    """
-
-    part: PromptPart
-    at_byte: int
-    place: str
-    before: str = ""
+    part: PromptPart  # the first that differs; `model`: all went to another model
+    at_byte: int  # of tools, system text and messages in the wire format, without cache markers
+    place: str  # what contains that byte, such as `message 3 (user)`
+    before: str = ""  # the earlier prompt around that byte; `now` is this one; empty for `model`
     now: str = ""
-    cause: int
+    cause: int  # number of the message in the trace that caused the difference
     cause_kind: str
     why: str
-    tokens: int = 0
+    tokens: int = 0  # about how many are paid again: from that byte to the end of the shorter prompt
 
 
 class CachedPrompt(Struct, frozen=True, kw_only=True):
-    """One request, compared with the earlier prompt with which it has the longest beginning in common.
+    """One request, compared with the earlier prompt with which it has the longest beginning in common."""
 
-    Attributes:
-        seq: Number of its `RequestCompletion`.
-        reply: Number of the message that ended the request.
-        prompt_bytes: Size of the prompt's tools, system text and messages, as far as the trace has them.
-        repeated_bytes: How many bytes at the prompt's beginning equal those of the earlier prompt.
-        compared_with: Number of the earlier prompt's `RequestCompletion`; `None`: no earlier prompt fits.
-        after_s: Seconds between the two requests. Most providers' caches keep a prompt for 5 minutes.
-        input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
-        cached_tokens: How many of these tokens the endpoint reports as read from its cache.
-        whole: Whether the trace holds all messages of the prompt.
-        broken: Where this prompt differs from the earlier one. `None`: this prompt begins with all of the
-            earlier one, or is not compared. If the earlier prompt is of another conversation, only
-            tools and system text are compared.
-    """
-
-    seq: int
-    reply: int
+    seq: int  # number of the `RequestCompletion`
+    reply: int  # number of the message that ended the request
     turn: int
     request: int
     conversation: str
     model: str
     prompt_bytes: int
     repeated_bytes: int
-    compared_with: int | None = None
-    after_s: float = 0.0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    whole: bool = True
-    broken: PrefixBreak | None = None
+    compared_with: int | None = None  # number of the earlier `RequestCompletion`
+    after_s: float = 0.0  # between the two; most providers' caches keep a prompt for 5 minutes
+    input_tokens: int = 0  # as the endpoint has counted them; 0: it has reported none
+    cached_tokens: int = 0  # how many of these were read from the endpoint's cache
+    whole: bool = True  # whether the trace holds all messages of the prompt
+    broken: PrefixBreak | None = None  # `None`: it begins with all of the earlier one, or is not compared
 
     @property
     def share(self) -> float:
@@ -103,7 +74,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """The wire profile and the model; `cause` has number and kind of the trace message that reported them."""
+    """The wire profile and the model; `cause`: number and kind of the trace message that reported them."""
 
     profile: WireProfile
     model: str
@@ -111,22 +82,16 @@ class _Form(Struct, frozen=True):
 
 
 class _Sent(Struct, frozen=True, kw_only=True):
-    """A prompt that was sent.
-
-    Attributes:
-        whole: The bytes of the prompt: tools, system text and messages.
-        head: Size in bytes of tools and system text together, which other conversations may share.
-        parts: Size of the tools and size of the system text, in bytes.
-    """
+    """A prompt that was sent; sizes are in bytes."""
 
     seq: int
     at: float
     model: str
     run: m.RunTurn | None
-    whole: bytes
-    head: int
+    whole: bytes  # tools, system text and messages
+    head: int  # size of tools and system text, which other conversations may share
     tools: tuple[m.ToolDefinition, ...]
-    parts: tuple[int, int]
+    parts: tuple[int, int]  # sizes of the tools and of the system text
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
@@ -140,41 +105,24 @@ class _Asked(Struct, frozen=True, kw_only=True):
 
 
 class _Prompted(Struct, kw_only=True):
-    """The state of a conversation.
-
-    Attributes:
-        whole: Whether the trace holds all earlier messages of the conversation.
-        redacted: Whether a secret was removed from these messages, so that their digest differs.
-        sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: The changes of the messages since the last prompt was sent. For each: how many bytes at the
-            beginning are unchanged, and the number and the kind of the trace message that reports the change.
-        asks: The model that the conversation's turn asks now; `None`: the trace does not say.
-        moved: Number and kind of the trace message that chose this model.
-        adapted: Number and kind of the message that changed the encoding after the last prompt, or `None`.
-        notes: Reasons why the next request may offer no tools, each after number and kind of its message.
-    """
+    """The state of a conversation. A `_Place` is the number and the kind of a message in the trace."""
 
     name: m.ConversationId
     encoded: EncodedConversation
     run: m.RunTurn | None = None
-    whole: bool = True
-    redacted: bool = False
-    sent: dict[bool, _Sent] = {}
+    whole: bool = True  # whether the trace holds all its earlier messages
+    redacted: bool = False  # whether a secret was removed from these, so that their digest differs
+    sent: dict[bool, _Sent] = {}  # the last prompt with tools (`True`) and the last without
     last: _Sent | None = None
     blame: list[tuple[int, int, str]] = []
-    asks: m.ModelAsked | None = None
-    moved: tuple[int, str] = (0, "")
-    adapted: tuple[int, str] | None = None
-    notes: list[tuple[int, str, str]] = []
+    asks: m.ModelAsked | None = None  # the model that its turn asks now
+    moved: tuple[int, str] = (0, "")  # the message that chose this model
+    adapted: tuple[int, str] | None = None  # the message that changed the encoding after the last prompt
+    notes: list[tuple[int, str, str]] = []  # why the next request may offer no tools
 
 
 class CachedPrompts:
-    """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order.
-
-    Attributes:
-        left_out: How many entries the latest rewrite of a history has replaced by one, because the
-            conversation was too long; 0: none.
-    """
+    """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -187,11 +135,7 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Read the next message. If it ends a request, return that request, compared with earlier ones.
-
-        Return `None` for a request that failed, because no endpoint has read its prompt. Also return `None`
-        for a request that a fork has copied; later requests are still compared with it.
-        """
+        """Return the request that a message ends, compared; `None`: none ends, or it failed or is a copy."""
         prompt = self._see(envelope)
         if envelope.redacted:
             for talk in self._running(envelope.turn):
@@ -433,7 +377,7 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the last prompt with tools or without, whichever shares a longer beginning with `sent`.
+        """Return the earlier prompt that shares the longest beginning with `sent`.
 
         For a conversation's first prompt: the latest first prompt of another conversation to the same model.
         """
@@ -621,10 +565,10 @@ def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
-    """Return number and kind of the trace message that made the prompt differ in `tool`, and `why`.
+    """Return the trace message that made the prompt differ in `tool`, and why.
 
-    The message is the turn's `RunTurn` if it names other tools or servers than the turn before. Otherwise it
-    is the latest message in which the tool's server listed its tools.
+    It is the turn's `RunTurn` if that names other tools or servers than the turn before; otherwise the latest
+    message in which the tool's server listed its tools.
     """
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:
@@ -679,27 +623,18 @@ def _excerpt(whole: bytes, at: int) -> str:
 
 
 class CacheTotals(Struct, frozen=True, kw_only=True):
-    """The sums over the prompts of a trace.
+    """The sums over the prompts of a trace."""
 
-    Attributes:
-        requests: Requests that an endpoint has answered, or whose reply was dropped.
-        breaks: How many of these requests do not repeat the whole of the earlier prompt (`PrefixBreak`).
-        input_tokens: Tokens of all prompts that endpoints have counted.
-        repeated_tokens: About how many of the input tokens repeat an earlier prompt.
-        cached_tokens: How many of the input tokens were billed as read from a cache.
-        paid_again: Tokens that had to be paid again after breaks; the sum of `PrefixBreak.tokens`.
-    """
-
-    requests: int = 0
-    breaks: int = 0
+    requests: int = 0  # answered by an endpoint, or dropped
+    breaks: int = 0  # how many of these have a `PrefixBreak`
     input_tokens: int = 0
-    repeated_tokens: int = 0
-    cached_tokens: int = 0
+    repeated_tokens: int = 0  # about how many of the input tokens repeat an earlier prompt
+    cached_tokens: int = 0  # how many of the input tokens were billed as read from a cache
     paid_again: int = 0
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
-    """The prompts of a trace's answered or dropped requests, in the order of their ends, and the totals."""
+    """A trace's answered or dropped requests, in the order of their ends, and the totals."""
 
     episode: str
     prompts: tuple[CachedPrompt, ...]

@@ -1,8 +1,6 @@
-"""Open an episode's trace file and decode its messages.
+"""Open an episode's trace file and decode its messages, also facts of hosts that are not imported.
 
-Facts, the messages that a host records of its own, can be read even if the host is not imported. For such
-facts this module creates a class for each combination of a fact's `type` and its fields. The values of these
-fields are plain JSON.
+For such a fact, a class is created from its `type` and its fields, whose values are plain JSON.
 """
 
 import contextlib
@@ -41,11 +39,7 @@ def can_be_fact(tag: str) -> bool:
 
 
 def unknown_fact(body: bytes) -> Fact:
-    """Decode a fact whose class is not known, as an object of a class that is created for it.
-
-    Raises:
-        msgspec.DecodeError: `body` is not a JSON object, or a field's name cannot be used.
-    """
+    """Decode a fact whose class is not known; raises `msgspec.DecodeError`."""
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)
     tag = str(fields.pop("type"))
     kind = _class_for(tag, tuple(fields), has_turn=type(fields.get("turn")) is int)
@@ -53,10 +47,9 @@ def unknown_fact(body: bytes) -> Fact:
 
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
-    """Return `fact` with the fields that its host added in a subclass, read from its JSON `body`.
+    """Return an episode fact with the fields that its host added in a subclass, read from its JSON `body`.
 
-    If no imported host declares a subclass of `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` with these
-    fields, a class is generated, in which the added fields have plain JSON values.
+    If no imported host declares a subclass with these fields, a class is generated.
     """
     if type(fact) not in EPISODE_FACTS:
         return fact
@@ -129,11 +122,7 @@ msgspec.json.Decoder(union_of(known_kinds().values()))
 
 
 class EpisodeReader(TraceReader[EpisodeBody]):
-    """An iterable of an episode's envelopes, which reads one line at a time.
-
-    Attributes:
-        kinds: The classes of all messages by tag, without the facts of hosts that are not loaded.
-    """
+    """An iterable of an episode's envelopes, which reads one line at a time."""
 
     def __init__(self, path: Path) -> None:
         self.kinds = known_kinds()

@@ -1,19 +1,11 @@
 """Replay an episode: run its pure parts again on the recorded events, and compare the results.
 
 The pure parts are the turn's state machine (`protocol/tool_loop.py`), the connection policy
-(`protocol/turn/connection.py`) and what a session does after a call is settled. Everything else comes from
-the recording. Of the LLM actor, only the order of its messages is checked: delays and the number of retries
-depend on the clock and the network.
+(`protocol/turn/connection.py`) and what a session does after a call is settled. Of the LLM actor, only the
+order of its messages is checked: delays and the number of retries depend on the clock and the network.
 
-In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, the
-replayed one with the placeholder. The two count as equal if they differ only in this:
-
-- quotes around a placeholder (the secret was a number in JSON);
-- punctuation after a placeholder (it was replaced together with the secret);
-- the place where a text was cut to a length.
-
-With `Changes`, a replay shows where the episode would have gone differently. The trace does not hold what
-would follow the first difference in a turn, so the replay goes on with the next recorded turn.
+The trace does not hold what would follow the first difference in a turn (for example after `Changes` of the
+settings), so the replay goes on with the next recorded turn.
 """
 
 import math
@@ -72,29 +64,20 @@ _FOLLOWS = frozenset({"whole_chars"})
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):
-    """A turn's messages from and to the agent.
+    """A turn's messages from and to the agent."""
 
-    Attributes:
-        inbox: The messages that entered the agent's mailbox; the first is `begun`, which carries `run`.
-        noted: Events that did not come through the mailbox (`NOTED_EVENTS`); the agent recorded them itself.
-        said: The messages and notes that the agent recorded.
-        crash: The `ActorFailed` of the agent, if it crashed.
-        by_seq: All envelopes of the turn's `TurnSlice`, by number.
-        cut_off: Whether the process may have been killed in the turn, before the turn's end was recorded.
-    """
-
-    begun: EpisodeEnvelope
+    begun: EpisodeEnvelope  # the first message of `inbox`; it carries `run`
     run: m.RunTurn
     inbox: tuple[EpisodeEnvelope, ...]
-    noted: tuple[EpisodeEnvelope, ...]
-    said: tuple[EpisodeEnvelope, ...]
-    crash: EpisodeEnvelope | None
-    by_seq: dict[int, EpisodeEnvelope]
-    cut_off: bool
+    noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which came past the mailbox
+    said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
+    crash: EpisodeEnvelope | None  # the agent's `ActorFailed`
+    by_seq: dict[int, EpisodeEnvelope]  # all messages of the turn
+    cut_off: bool  # whether the process may have been killed in the turn
 
     @property
     def is_fork(self) -> bool:
-        """Whether the turn is a fork: a recorded turn that is run again, from one of its messages on."""
+        """Whether the turn runs a recorded turn again, from one of its messages on."""
         return any(isinstance(envelope.body, m.TurnForked) for envelope in self.noted)
 
     @property
@@ -128,10 +111,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     def unexpected(
         self, recorded: EpisodeEnvelope, reason: str = "", *, after: EpisodeEnvelope | None = None
     ) -> Divergence:
-        """Return the divergence for a recorded message that the replay does not produce or accept.
-
-        `after` is the event after which the replay produces something else; `None`: the cause of `recorded`.
-        """
+        """Return the divergence for a message that the replay does not produce or accept after `after`."""
         because = causes(recorded, self.by_seq) if after is None else self.up_to(after)
         return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
 
@@ -165,13 +145,7 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
 
 
 class AgentReplay:
-    """A replay of a turn's agent, with its events in a given order.
-
-    Attributes:
-        compared: How many messages agreed with the recording.
-        commands: The state machine's commands, by the number of the recorded message compared with each.
-        divergence: The first message that differs from the recording; `None`: none differs.
-    """
+    """A replay of a turn's agent, with its events in a given order: how it ended, and how far it agreed."""
 
     def __init__(self, turn: AgentTurn, changes: Changes, order: Sequence[EpisodeEnvelope]) -> None:
         self._turn = turn
@@ -296,9 +270,8 @@ _MOST_ORDERS = 1000
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
-    Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, before messages that are still in the mailbox. It has handled a message before the event if an
-    effect of this message, or of a later one, was recorded before the event.
+    Messages in the mailbox keep their order. The agent handles an event from the clock or the supervisor at
+    once, before messages in the mailbox, but after each message whose effects were recorded before the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -338,9 +311,10 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts are equal, apart from quotes and punctuation next to placeholders.
+    """Return whether two texts are equal, where one was computed with secrets and one with placeholders.
 
-    If both were cut to a length, only the text before the earlier cut is compared.
+    Ignored are quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
+    replaced together with the secret), and whatever follows the place where a text was cut to a length.
     """
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
@@ -379,12 +353,7 @@ _SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | CallSettled
 
 
 class Connections:
-    """The connection state of each server between turns, computed from the trace.
-
-    Attributes:
-        unsure: The servers whose last start failed the turn. If that turn was resumed by the process that had
-            parked it, this process still knows that it had connected to the server before.
-    """
+    """The connection state of each server between turns, computed from the trace."""
 
     def __init__(self) -> None:
         self.unsure: set[m.ServerName] = set()
@@ -442,10 +411,9 @@ def replay_sessions(
     connections: Connections,
     commands: Mapping[int, m.TurnCommand | m.TurnNote],
 ) -> tuple[int, list[Divergence]]:
-    """Replay the sessions of a turn.
+    """Replay a turn's sessions. Return how many messages agreed, and each session's first difference, if any.
 
-    `commands` has messages of the replayed agent, by the number of the recorded message that each replaces.
-    Return how many messages agreed with the recording, and the first difference of each session that differs.
+    `commands` has the replayed agent's messages, by the number of the recorded message that each replaces.
     """
     compared = 0
     found: list[Divergence] = []
@@ -523,11 +491,7 @@ class _Session:
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
 
     def _before_failure(self, first: m.ConnectFailed, policy: FailurePolicy) -> ConnectionState:
-        """Return the state before a turn whose first attempt to connect failed, as far as the trace shows it.
-
-        A fork's trace lacks the turn that had connected to the server or disabled it. In an old trace a
-        resumed turn knew the server too.
-        """
+        """Return the state before a first attempt that failed, which a fork's trace does not show."""
         if first.then == "retry":
             return Proven()
         disabled = next((each.body for each in self._sent if isinstance(each.body, m.McpDisabled)), None)
@@ -581,7 +545,7 @@ class _Session:
         return None
 
     def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> CallSettled | None:
-        """Return the recorded message that ended a call, or `None` if the session was cancelled first."""
+        """Return the recorded message that ended a call; `None`: the session was cancelled first."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -627,12 +591,7 @@ _UNCHANGED = Changes()
 
 
 class TurnReplay(Struct, frozen=True, kw_only=True):
-    """The result of replaying one turn.
-
-    Attributes:
-        compared: How many messages agreed with the recording.
-        divergence: The first message that differs from the recording; `None`: none differs.
-    """
+    """How the replay of one turn ended, how many messages agreed, and the first that did not."""
 
     turn: int
     compared: int
@@ -643,13 +602,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
 def replay(
     envelopes: Iterable[EpisodeEnvelope], changes: Changes = _UNCHANGED, *, turn: int | None = None
 ) -> Iterator[TurnReplay]:
-    """Replay a trace turn by turn; only a few turns are in memory at a time.
-
-    With `turn`, replay only turns with this number. Earlier turns are still read, for the servers' states.
-
-    Raises:
-        TraceError: The trace file is damaged or cannot be read. Raised while iterating.
-    """
+    """Replay a trace turn by turn, or only turns with the number `turn`; may raise `TraceError` late."""
     connections = Connections()
     # The process may have been killed in the trace's last turn, or in the last turn before a resumption.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):

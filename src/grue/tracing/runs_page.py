@@ -22,18 +22,12 @@ _ERROR_CHARS = 1000
 
 
 class _Run(Struct, frozen=True, kw_only=True):
-    """A row of the index; `viewer_page/runs.js` shows it.
+    """A row of the index, which `viewer_page/runs.js` shows."""
 
-    Attributes:
-        name: The run's path in the folder.
-        page: The relative address of the run's page; empty: there is no page, and `error` says why.
-        started: When the episode started, in seconds since the epoch.
-    """
-
-    name: str
-    page: str = ""
+    name: str  # path in the folder
+    page: str = ""  # relative address; empty: `error` says why there is no page
     episode: str = ""
-    started: float = 0.0
+    started: float = 0.0  # since the epoch
     overview: Overview = msgspec.field(default_factory=Overview)
     error: str = ""
 
@@ -42,10 +36,8 @@ def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     """Write `index.html` into a folder of episodes, with a row for each of `runs`.
 
     Also write a page beside each trace, unless the page that grue wrote there is as new as the trace. A file
-    of that name that grue did not write is kept, and the row says so.
-
-    Raises:
-        TraceError: The index cannot be written, or there is an `index.html` that grue has not written.
+    of that name that grue did not write is kept, and the row says so. Raises `TraceError` if the index cannot
+    be written, or there is an `index.html` that grue has not written.
     """
     target = folder / INDEX_FILE
     refuse_foreign(target, "runs")

@@ -10,11 +10,9 @@ from grue.tracing.reading import known_kinds, union_of
 
 
 def trace_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a line of a trace file: its header, or an envelope.
+    """Return the JSON Schema (2020-12) of a line of a trace file, with the loaded hosts' facts.
 
-    The schemas of messages are under `$defs`, by the name of the message's class: grue's messages, and the
-    facts of the hosts that are loaded. Later versions may add fields to a message, so readers must ignore
-    unknown fields.
+    Later versions may add fields to a message, so readers must ignore unknown fields.
     """
     types = (TraceHeader, TraceLine, PayloadReference, union_of(known_kinds().values()))
     (header, line, reference, body), definitions = msgspec.json.schema_components(

@@ -1,10 +1,8 @@
 """Print a trace as a table for people, or as JSON Lines for programs: `grue trace show FILE`.
 
-A line cannot move the terminal's cursor: untrusted text is made printable, and the only escape sequences are
-the requested colours.
-
-Only one message is in memory at a time. A finished file is read twice, first for the column widths. A file
-that is still being written gets columns of fixed width.
+Untrusted text is made printable, so that it cannot move the terminal's cursor. Only one message is in memory
+at a time. A finished file is read twice, first for the column widths. A file that is still being written gets
+columns of fixed width.
 """
 
 import functools
@@ -36,16 +34,11 @@ _BOLD = "1"
 
 
 class _Column(Struct, frozen=True):
-    """A column of the table.
-
-    Attributes:
-        live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        dropped: Its place, from 1 to 3, in the order in which a narrow table leaves columns out. 0: it stays.
-    """
+    """A column of the table."""
 
     heading: str
-    live_width: int
-    dropped: int = 0
+    live_width: int  # in a live table, where the widest cell is not known beforehand
+    dropped: int = 0  # place in the order in which a narrow table leaves columns out; 0: it stays
     right: bool = False
 
 
@@ -119,10 +112,7 @@ def render(
 ) -> Iterator[str]:
     """Yield the lines of the table, each cut to `width` columns of the terminal; `None`: not cut.
 
-    `watch` is called with each message that is shown.
-
-    Raises:
-        TraceError: The file is damaged or cannot be read.
+    `watch` is called with each message that is shown. Raises `TraceError` if the file cannot be read.
     """
     measured = _Measured()
     found = bytearray()
@@ -239,10 +229,7 @@ def _fields(value: object, indent: str) -> Iterator[str]:
 
 
 def json_line(envelope: EpisodeEnvelope) -> str:
-    """Return a message in the format of a trace line, without a newline, and safe to print.
-
-    The body is included even if the trace stores it in a separate file.
-    """
+    """Return a message as a trace line that is safe to print; its body is never left in another file."""
     line = trace_line(envelope, msgspec.json.encode(envelope.body))
     return printable_json(msgspec.json.encode(line))
 

@@ -1,16 +1,13 @@
-"""The classes for an episode's statistics.
-
-Percentiles use the nearest rank: each is a measured value. Times are rounded to the microsecond.
+"""The classes for an episode's statistics. Percentiles use the nearest rank: each is a measured value.
 
 `PhaseClock` assigns the time between two envelopes to the phase that was active after the first of them. The
 **model** phase is active during a request to the model with its retries, during a server's request
 (sampling), and while the model's tool support is checked. **Tools** is active while a call is made,
 **start-up** while a session opens, **teardown** while a session closes. If several phases are active, the
-first in this order counts.
-
-The remaining time of a turn is **other**: the agent itself, the check of the answer, and waiting for a
-person. The remaining time outside turns belongs to the **host**, as do start-up and teardown there, because
-no turn waits for them. If turns overlap, as in `Runner.map`, a phase is active if it is active in any turn.
+first in this order counts. The remaining time of a turn is **other**: the agent itself, the check of the
+answer, and waiting for a person. The remaining time outside turns belongs to the **host**, as do start-up and
+teardown there, because no turn waits for them. With overlapping turns (`Runner.map`), a phase is active if it
+is active in any turn.
 
 The wall time is the sum of all phases, without time in which no host ran: before an `EpisodeResumed`, and
 before an envelope that has a lower time than the envelope before it.
@@ -63,10 +60,7 @@ class Phases(Struct, frozen=True, kw_only=True):
 
 
 class PhaseClock:
-    """Adds up how long each phase of an episode has lasted.
-
-    Call `note` for each envelope of an episode, in order, with the changes that a `StepTracker` returns.
-    """
+    """Adds up how long each phase of an episode has lasted. Call `note` for each envelope, in order."""
 
     def __init__(self) -> None:
         # Integers add up exactly.
@@ -83,10 +77,7 @@ class PhaseClock:
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
-        """Count the time until an envelope; then begin and end the steps in `changes`.
-
-        `resumed`: no host ran since the last envelope, so that the time since then is not counted.
-        """
+        """Count the time until an envelope, unless it `resumed` the episode; then begin and end steps."""
         if resumed or t < self._last:
             # `t < self._last`: the host was started again, or this is the first envelope.
             self._count_until(self._last)
@@ -144,93 +135,53 @@ class Durations(Struct, frozen=True, kw_only=True):
 
 
 class TurnStats(Struct, frozen=True, kw_only=True):
-    """The turns of an episode.
-
-    Attributes:
-        outcomes: How often a turn ended in each way: a kind of `TurnCompleted` (such as `answered`),
-            `failed`, `parked`, or `unfinished` (killed, crashed or under way). A resumed turn counts again.
-        iterations: Number of replies with tool calls in turns that have ended.
-        duration: How long turns took, from `RunTurn` to `TurnCompleted`, `TurnFailed` or `TurnParked`.
-    """
+    """The turns of an episode."""
 
     started: int
-    outcomes: dict[str, int]
-    iterations: int
+    outcomes: dict[str, int]  # `answered`, ..., `failed`, `parked`; `unfinished`: it has no end
+    iterations: int  # replies with tool calls in turns that have ended
     duration: Durations
 
 
 class ModelStats(Struct, frozen=True, kw_only=True):
-    """The requests to the model.
+    """The requests to the model."""
 
-    Attributes:
-        requests: Completions that were requested, including servers' samplings.
-        retries: How often a request was sent again after a failure.
-        cut_replies: Replies that ended at their length limit.
-        cut_results: Tool results that were cut before the model read them.
-        dropped_replies: Replies that were dropped, because a server's tools were not as presumed.
-        usage: Tokens and cost of all replies; estimates for replies that broke off, or were dropped or
-            cancelled before they arrived.
-        duration: Durations of requests that got a reply, from the first attempt to the reply.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    cut_replies: int = 0
-    usage: m.Usage
-    duration: Durations
-    dropped_replies: int = 0
-    cut_results: int = 0
+    requests: int = 0  # including servers' samplings
+    retries: int = 0  # how often a request was sent again after a failure
+    cut_replies: int = 0  # ended at their length limit
+    usage: m.Usage  # with estimates for replies that broke off or were cancelled
+    duration: Durations  # of answered requests, from the first attempt
+    dropped_replies: int = 0  # because tools were not as presumed
+    cut_results: int = 0  # tool results cut before the model read them
 
 
 class ToolStats(Struct, frozen=True, kw_only=True):
-    """The calls of one tool.
+    """The calls of one tool."""
 
-    Attributes:
-        tool: The tool's name with its server, such as `files.read`.
-        calls: Calls that were sent to the server. A call that has ended is counted again, by how it ended.
-        errors: Calls that were answered with an error.
-        lost: Calls that were not answered because the server died.
-        skipped: Calls that were not sent, for example because a call before them timed out.
-        rejected: Calls that were never sent, because the tool is unknown or has changed, the arguments are
-            invalid, or the policy or a person denied the call.
-        duration: Durations of the calls that were sent and have ended, as the session measured them.
-    """
-
-    tool: str
-    calls: int = 0
+    tool: str  # with its server, such as `files.read`
+    calls: int = 0  # sent to the server; also counted by how they ended
     returned: int = 0
     errors: int = 0
     timed_out: int = 0
-    lost: int = 0
-    skipped: int = 0
-    rejected: int = 0
-    duration: Durations
+    lost: int = 0  # the server died
+    skipped: int = 0  # not sent, as after a call that timed out
+    rejected: int = 0  # not sent: unknown, changed, invalid or denied
+    duration: Durations  # of calls that were sent and have ended
 
 
 class ServerStats(Struct, frozen=True, kw_only=True):
-    """The sessions of one tool server.
-
-    Attributes:
-        starts: Sessions that opened.
-        retries: Failed attempts that were followed by another attempt.
-        disabled: How often the server was disabled, for a time or for the rest of the episode.
-        deaths: How often the server died in the middle of a call.
-        endings: Counts by `ending` of `SessionClosed` or `ServerEnded`; `none`: the session had no process.
-        startup: Durations of the attempts that opened a session, as the session measured them.
-        spares: Sessions that were opened in advance, for a later turn.
-        spares_lost: Sessions that were opened in advance or kept from an earlier turn, but could not be used.
-    """
+    """The sessions of one tool server."""
 
     server: str
-    starts: int = 0
+    starts: int = 0  # sessions that opened
     failed_starts: int = 0
-    retries: int = 0
+    retries: int = 0  # failed attempts with another one after them
     disabled: int = 0
-    deaths: int = 0
-    endings: dict[str, int]
-    startup: Durations
-    spares: int = 0
-    spares_lost: int = 0
+    deaths: int = 0  # in the middle of a call
+    endings: dict[str, int]  # by `SessionClosed.ending`; `none`: no process
+    startup: Durations  # of the attempts that opened a session
+    spares: int = 0  # sessions opened in advance
+    spares_lost: int = 0  # spare or kept sessions that could not be used
 
 
 class SlowTurn(Struct, frozen=True, kw_only=True):
@@ -245,35 +196,24 @@ class SlowTurn(Struct, frozen=True, kw_only=True):
 
 
 class EpisodeStats(Struct, frozen=True, kw_only=True):
-    """The statistics of an episode.
-
-    Attributes:
-        started_at: Seconds since the epoch.
-        wall_s: The seconds during which a host ran: the sum of `phases`.
-        ending: Why the host ended the episode; `None`: no end is recorded.
-        tools: Sorted by name.
-        servers: In the order of their first messages.
-        slowest_turns: At most five turns, the slowest first.
-        hosted: Whether a host recorded an `EpisodeStarted` or an `EpisodeResumed`.
-        cut_short: Whether the last line is incomplete, for example because the host was killed as it wrote.
-    """
+    """The statistics of an episode."""
 
     episode: str
-    started_at: float
+    started_at: float  # since the epoch
     messages: int
     trace_bytes: int
     payload_bytes: int
-    cut_short: bool
-    wall_s: float
+    cut_short: bool  # whether the last line is incomplete
+    wall_s: float  # while a host ran: the sum of `phases`
     phases: Phases
     resumptions: int
-    hosted: bool
+    hosted: bool  # whether a host recorded the episode's begin
     ending: EpisodeEnded | None
     turns: TurnStats
     model: ModelStats
     tools: tuple[ToolStats, ...]
     servers: tuple[ServerStats, ...]
-    slowest_turns: tuple[SlowTurn, ...]
+    slowest_turns: tuple[SlowTurn, ...]  # at most five
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:

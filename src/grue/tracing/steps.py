@@ -37,23 +37,15 @@ StepKind: TypeAlias = Literal["turn", "model", "check", "session", "startup", "t
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One attempt at a step, such as a turn, a request to the model or a tool call.
-
-    Attributes:
-        key: Identifies the step while it is under way; the same for all attempts.
-        began: The envelope with which the step's first attempt began.
-        attempt: Number of this attempt, counted from 1.
-        start_s: When this attempt begins (a retry: after the pause), in seconds since the trace began.
-        first: Number of the envelope with which this attempt began.
-    """
+    """One attempt at a step, such as a turn, a request to the model or a tool call."""
 
     kind: StepKind
-    key: Hashable
+    key: Hashable  # the same for all attempts
     turn: int
-    began: Envelope[Any]
-    attempt: int = 1
-    start_s: float
-    first: int
+    began: Envelope[Any]  # the first attempt's first message
+    attempt: int = 1  # from 1
+    start_s: float  # after the pause before a retry
+    first: int  # number of this attempt's first message
 
 
 class StepBegan(Struct, frozen=True):
@@ -63,16 +55,11 @@ class StepBegan(Struct, frozen=True):
 
 
 class StepEnded(Struct, frozen=True):
-    """An attempt at a step is over.
-
-    Attributes:
-        reported: Whether a message reports the end. `False`: for example, the turn or the trace ended first.
-        retried: Whether another attempt follows.
-    """
+    """An attempt at a step is over."""
 
     step: Step
-    reported: bool = True
-    retried: bool = False
+    reported: bool = True  # `False`: for example, the turn or the trace ended first
+    retried: bool = False  # whether another attempt follows
 
 
 StepChange: TypeAlias = StepBegan | StepEnded

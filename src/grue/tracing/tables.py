@@ -1,8 +1,7 @@
-"""An episode as rows of tables, for SQL and Parquet: its turns, its tool calls, its requests.
+"""An episode as rows of tables, for `grue fleet export` and `grue trace query`.
 
-The fields of a row are the columns of its table, as `grue fleet export` writes and `grue trace query` reads
-it. A trace that ends early or is damaged gives the rows up to that place. If the end of a turn or request is
-not recorded, the columns about its end are empty.
+The fields of a row are the columns of its table. A trace that ends early or is damaged gives the rows up to
+that place. If the end of a turn or request is not recorded, the columns about its end are empty.
 """
 
 from collections.abc import Iterator
@@ -21,98 +20,63 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 
 class TurnRow(Struct, kw_only=True):
-    """A turn; table `turns`. If it was parked and resumed, each part has a row with its own counts.
+    """A turn; table `turns`. If it was parked and resumed, each part has a row with its own counts."""
 
-    Attributes:
-        episode: Id of the episode in its fleet; elsewhere the name of its run folder.
-        began_at: When the turn began, in seconds since the epoch.
-        duration_s: Empty: the turn has not ended.
-        outcome: `answered`, `forced`, `degraded`, `fallback`, `failed` or `parked`; empty: it has not ended.
-        reason: Why the outcome is not `answered`.
-        user: The host's text for the model.
-        answer: A text, or any other answer as JSON.
-        iterations: How many replies asked for tool calls.
-        cost_usd: The cost of the turn, as the endpoint reports it, or else by the configured price.
-    """
-
-    episode: str
+    episode: str  # id in its fleet; elsewhere the run folder's name
     turn: int
-    began_at: float
+    began_at: float  # since the epoch
     duration_s: float | None = None
-    outcome: str | None = None
-    reason: str | None = None
+    outcome: str | None = None  # kind of `TurnCompleted`, or `failed`, `parked`
+    reason: str | None = None  # why the outcome is not `answered`
     system: str = ""
     user: str = ""
-    answer: str | None = None
-    iterations: int | None = None
+    answer: str | None = None  # a text, or any other answer as JSON
+    iterations: int | None = None  # replies that asked for tool calls
     requests: int | None = None
     tool_calls: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
-    cost_usd: float | None = None
+    cost_usd: float | None = None  # from the endpoint or the configured price
 
 
 class CallRow(Struct, kw_only=True):
-    """A tool call that the model asked for; table `calls`. Calls of a turn without an end are left out.
-
-    Attributes:
-        iteration: Number of the reply that asked for the call, among the turn's replies with tool calls.
-        call_id: The call's id, unique in the turn.
-        tool: Name of the tool with its server, such as `files.read`, or a name that the model has invented.
-        arguments: As the model wrote them; they need not be JSON.
-        changed_arguments: The arguments that were sent instead, if a person changed them.
-        settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.
-        is_error: Whether the call failed, or the tool reported an error.
-        result: What the tool returned, as JSON.
-        duration_s: How long the call took; empty: it was not sent, or is `interrupted`.
-    """
+    """A tool call that the model asked for; table `calls`. Calls of a turn without an end are left out."""
 
     episode: str
     turn: int
-    iteration: int
+    iteration: int  # number of the reply, among those with calls
     call_id: str
-    tool: str
-    arguments: str
-    changed_arguments: m.JsonObject | None = None
-    settlement: str
+    tool: str  # such as `files.read`; the model may have invented it
+    arguments: str  # as the model wrote them
+    changed_arguments: m.JsonObject | None = None  # sent instead, by a person
+    settlement: str  # such as `returned`, `timed_out`, `interrupted`
     is_error: bool
     error: str | None = None
-    result: msgspec.Raw = msgspec.Raw(b"null")
-    duration_s: float | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")  # as JSON
+    duration_s: float | None = None  # `None`: not sent, or interrupted
 
 
 class RequestRow(Struct, kw_only=True):
-    """A request to the model; table `requests`.
-
-    Attributes:
-        message: Number of the request's message in the trace; `request` is the request's number in the turn.
-        asked_by: `agent`, or the name of a server that asks the model (sampling).
-        final: Whether the request asks for the final answer. Such a request offers no tools.
-        aside: Whether the request is not part of the conversation, such as a request for a summary.
-        outcome: `received`, `failed` or `dropped`; empty: the request has not ended.
-        model: The model that replied; if the request failed, the model that was asked.
-        error: Why there is no reply.
-        elapsed_s: How long the request took, with retries; empty: no reply was received.
-    """
+    """A request to the model; table `requests`."""
 
     episode: str
     turn: int
-    message: int
-    request: int
+    message: int  # number in the trace
+    request: int  # number in the turn
     conversation: str
-    asked_by: str
-    final: bool
-    aside: bool
-    outcome: str | None = None
-    model: str | None = None
+    asked_by: str  # `agent`, or a server (sampling)
+    final: bool  # offers no tools
+    aside: bool  # not part of the conversation
+    outcome: str | None = None  # `received`, `failed` or `dropped`
+    model: str | None = None  # that replied; after a failure, that was asked
     content: str | None = None
     reasoning: str | None = None
     tool_calls: int | None = None
     finish_reason: str | None = None
     error: str | None = None
-    elapsed_s: float | None = None
+    elapsed_s: float | None = None  # with retries
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -129,15 +93,10 @@ _READ = frozenset(
 
 
 def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
-    """Yield the rows of an episode: one for each turn, tool call and request.
+    """Yield the rows of an episode, except for messages that a fork has copied from a recorded turn.
 
-    A turn's row and the rows of its calls are yielded when the turn has ended, a request's row when the
-    request has ended. The rows of turns and requests without an end come last. There are no rows for messages
-    that a fork has copied from a recorded turn.
-
-    Raises:
-        TraceError: The trace is damaged or cannot be read. Raised after the rows of all messages before the
-            damaged place have been yielded.
+    A row comes when its turn or request has ended, and those without an end come last. Raises `TraceError`
+    after the rows of all messages before a damaged place.
     """
     rows, own = _Rows(episode), OwnMessages()
     try:

@@ -1,7 +1,4 @@
-"""Split an episode's trace into its turns. Only turns that have not ended are in memory.
-
-In an episode one turn runs at a time, except in `Runner.map`, where turns overlap.
-"""
+"""Split an episode's trace into its turns, which overlap in `Runner.map`. Only open turns are in memory."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,23 +12,14 @@ from grue.tracing.reading import EpisodeEnvelope
 
 
 class TurnSlice(Struct):
-    """The messages of a turn, with the facts that its host recorded before and after it.
+    """The messages of a turn, with the facts that its host recorded before and after it."""
 
-    Attributes:
-        turn: 0 if nothing in the slice names a turn.
-        resumed: Whether an interrupted episode continues with this turn.
-        again: Whether the slice before this one has the same turn number or a higher one.
-        begun: Whether the turn's `RunTurn` has arrived.
-        over: Whether the turn has ended or crashed.
-        overtaken: Whether a later turn has started, and nothing has arrived for this turn since.
-    """
-
-    turn: int = 0
-    resumed: bool = False
-    again: bool = False
-    begun: bool = False
-    over: bool = False
-    overtaken: bool = False
+    turn: int = 0  # 0 if nothing in the slice names a turn
+    resumed: bool = False  # whether an interrupted episode continues with this turn
+    again: bool = False  # whether the slice before has the same turn number or a higher one
+    begun: bool = False  # whether the turn's `RunTurn` has arrived
+    over: bool = False  # whether the turn has ended or crashed
+    overtaken: bool = False  # a later turn has started, and nothing has come for this one since
     envelopes: list[EpisodeEnvelope] = field(default_factory=list)
 
     @property
@@ -115,10 +103,7 @@ class TurnSplitter:
 
 
 def turn_of(envelope: EpisodeEnvelope) -> int:
-    """Return the number of the turn that an envelope belongs to, or 0 if it is outside turns.
-
-    A fact that a host records between turns has no turn in its envelope, but most facts have a field `turn`.
-    """
+    """Return the turn's number, from the envelope or the field `turn` of a fact; 0: outside turns."""
     return envelope.turn or getattr(envelope.body, "turn", 0)
 
 

@@ -1,8 +1,4 @@
-"""Write a trace as one HTML page that needs only a browser, for `grue trace html FILE`.
-
-The page's script runs while the browser still reads the messages, so the first turns of a long trace can be
-read at once.
-"""
+"""Write a trace as one HTML page that needs only a browser, for `grue trace html FILE`."""
 
 import os
 import shutil
@@ -39,19 +35,11 @@ SCRIPTS = (
 
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
-    """Write a trace as a page that only its owner can read, and return the episode's subject, end and cost.
+    """Write a trace as a page that only its owner can read, and return the episode's overview.
 
-    The same trace always gives the same bytes. Messages longer than `MAX_MESSAGE_CHARS` are cut; the page
-    marks them as cut and names the trace file. The page gets the trace's modification time, so that a page
-    that lacks what was recorded meanwhile is older than the trace.
-
-    Args:
-        trace: The trace file, or the run folder that holds it.
-        target: The page; an existing file is replaced.
-        title: The page's title; empty: `Trace of` and the episode's name.
-
-    Raises:
-        TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
+    The same trace always gives the same bytes. The page gets the trace's modification time, so that a page
+    that lacks what was recorded meanwhile is older than the trace. Raises `TraceError`, and leaves no partial
+    page, if the trace cannot be read or the page cannot be written.
     """
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
@@ -94,12 +82,7 @@ class TracePage:
 
 
 def refuse_target(target: Path, *traces: Path) -> None:
-    """Refuse to write a page over a trace, or over anything but a regular file.
-
-    Raises:
-        TraceError: `target` is one of the traces, or a folder, a pipe, a socket or a device.
-        OSError: The system does not tell what `target` is.
-    """
+    """Raise `TraceError` if `target` is one of the traces, or exists and is no regular file."""
     if not target.exists():
         return
     if any(target.samefile(trace) for trace in traces):
@@ -128,8 +111,8 @@ def write_pieces(
 ) -> EpisodePage:
     """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
 
-    `side` is the trace's number in the page, counted from 0. The keys of `turns` are numbers of messages;
-    each value is set to the turn under which the page shows the message.
+    `side` is the trace's number in the page. Each value of `turns`, which has numbers of messages as keys, is
+    set to the turn under which the page shows the message.
     """
     feed = PageFeed(images)
     for envelope in reader:
@@ -192,23 +175,17 @@ _MOST_IN_FULL = 500
 
 
 class _Difference(Struct, array_like=True):
-    """A message that differs; `viewer_page/compare.js` takes the fields in this order.
+    """A message that differs; `viewer_page/compare.js` takes the fields in this order."""
 
-    Attributes:
-        left: Number of the message in the first trace; `right`: in the second. 0: it is missing there.
-        text: What differs, in a line; printable.
-        details: The full description; empty after the first `_MOST_IN_FULL` differences.
-    """
-
-    left: int
+    left: int  # number in the first trace; `right`: in the second; 0: missing there
     right: int
-    text: str
-    details: tuple[str, ...] = ()
+    text: str  # printable
+    details: tuple[str, ...] = ()  # the full description; empty after the first `_MOST_IN_FULL`
     turn: int = 0
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """`turn`: as `write_comparison` returns it. `more`: there are differences that are not listed."""
+    """The differences of two traces, and the first turn that differs; `more`: further ones are not listed."""
 
     turn: int
     differences: tuple[_Difference, ...]
@@ -218,11 +195,8 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs, or 0.
 
-    0: no difference. A difference outside of turns counts as one in turn 1. The traces are compared as by
-    `grue trace diff`. Only the page's owner can read it. Each trace is a file, or its run folder.
-
-    Raises:
-        TraceError: A trace cannot be read or the page cannot be written; no partial page is left.
+    A difference outside of turns counts as one in turn 1. Raises `TraceError`, and leaves no partial page, if
+    a trace cannot be read or the page cannot be written.
     """
     readers = open_episode(left), open_episode(right)
     with os_errors_as(TraceError, f"write the page {target}"):

@@ -1,7 +1,4 @@
-"""`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
-
-A trace holds only the new messages of each request.
-"""
+"""Rebuilds the conversation of each request to the model: a trace holds only a request's new messages."""
 
 from typing import Any
 
@@ -16,23 +13,14 @@ MOST_KEPT = 100
 
 
 class AsSent(Struct, frozen=True):
-    """A request to the model with everything that was said before it.
+    """A request to the model with everything that was said before it."""
 
-    Attributes:
-        said: The messages of the conversation, oldest first.
-        fresh: How many messages at the end of `said` are new in this request.
-        missing: How many earlier entries of the conversation's history are not in the trace.
-        tools: The tools that the request offers.
-        answer: The schema of the answer that the request demands; `None`: any text.
-        message: Number of the request's `RequestCompletion` in the trace.
-    """
-
-    said: tuple[m.ConversationItem | m.AssistantReply, ...]
-    fresh: int
-    missing: int = 0
+    said: tuple[m.ConversationItem | m.AssistantReply, ...]  # the conversation, oldest first
+    fresh: int  # how many messages at the end of `said` are new in this request
+    missing: int = 0  # how many earlier entries of the history are not in the trace
     tools: tuple[m.ToolDefinition, ...] = ()
-    answer: m.AnswerSchema | None = None
-    message: int = 0
+    answer: m.AnswerSchema | None = None  # the schema that the request demands; `None`: any text
+    message: int = 0  # number of the `RequestCompletion` in the trace
 
 
 class _Talk:

@@ -1,6 +1,4 @@
-"""Turn trace envelopes into log events.
-
-Events that depend on one message alone are in `tracing/message_words.py`.
+"""Turn trace envelopes into log events. Those of one message alone are in `tracing/message_words.py`.
 
 Each tool call that was sent to its server has one event `mcp_tool_call`. Each failed call has exactly one
 failure event:
@@ -11,14 +9,11 @@ failure event:
 | returned an error         | `mcp_tool_result` | `mcp_tool_error`   |
 | timed out                 |                   | `mcp_tool_timeout` |
 | server died               |                   | `mcp_tool_error`   |
-| rejected, never sent      |                   | `mcp_tool_error`   |
+| rejected or denied        |                   | `mcp_tool_error`   |
 | skipped, never sent       |                   | `mcp_tool_skipped` |
 
-A call that the policy or a person denied counts as rejected here.
-
-A turn that offers tools has one `mcp_session_started` when it makes its first request with tools, and one
-`mcp_session_complete` when it completes or fails. In the latter, `tool_calls_count` and `tools_used` cover
-only calls that were sent.
+A turn that offers tools has one `mcp_session_started` and, when it completes or fails, one
+`mcp_session_complete`, whose `tool_calls_count` and `tools_used` cover only calls that were sent.
 
 Source: R7.1-3, P21, P28-30
 """
@@ -45,23 +40,15 @@ MESSAGE_LIMIT = 2000
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """One event of an episode.
+    """One event of an episode."""
 
-    Attributes:
-        at: Seconds since the epoch.
-        event_type: The event's name, such as `mcp_tool_call`.
-        message: One printable line.
-        turn: One-based number of the turn; 0 outside turns. For `EpisodeEnded`: how many turns there were.
-        fields: JSON values by name; texts are untrusted.
-    """
-
-    at: float
+    at: float  # since the epoch
     level: LogLevel
-    event_type: str
-    message: str
+    event_type: str  # such as `mcp_tool_call`
+    message: str  # one printable line
     episode_id: str
-    turn: int
-    fields: m.JsonObject
+    turn: int  # 0 outside turns; for `EpisodeEnded`: how many turns there were
+    fields: m.JsonObject  # texts are untrusted
 
     def labels(self) -> m.JsonObject:
         """Return all fields except time, level and text, in one flat object."""
@@ -87,7 +74,7 @@ class _Call(Struct, frozen=True):
 class _TurnLines:
     """Makes those log lines of one turn that depend on more than one of its messages.
 
-    `attempts` has the latest failed attempt to connect, by server. All turns share this dict and change it.
+    `attempts`, which all turns share, has the latest failed attempt to connect, by server.
     """
 
     def __init__(
@@ -253,10 +240,7 @@ class _TurnLines:
 
 
 class EventFeed:
-    """Turn the envelopes of one episode into its events.
-
-    The id in an `EpisodeStarted` or `EpisodeResumed` replaces `episode_id`.
-    """
+    """Turn the envelopes of one episode into its events. A host's fact may replace `episode_id`."""
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id

@@ -9,9 +9,6 @@
 | call sent to a server    | tool `mcp-tool-{tool_name}`                                            |
 | any other event          | span without duration, such as `tool_skipped`, `completion_retried`    |
 
-Observations are created some time after the events that they describe. In Langfuse 5, `end` accepts a time,
-but `start_observation` does not. So the observer sets the start of the underlying OpenTelemetry span.
-
 Source: R7.4-5
 """
 
@@ -78,8 +75,7 @@ class LangfuseObserver(Outbox):
     Args:
         client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
             from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). This
-            client does not touch the global tracer provider and, like all Langfuse clients, lives until the
-            process ends.
+            client does not touch the global tracer provider, and lives until the process ends.
         session_id: The Langfuse session's id, until a fact of the host gives another; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, sizes, usage
             and kinds of errors. With `"reference"`, a generation has only the new messages of its

@@ -10,8 +10,6 @@
 | call of a function    | `execute_tool {tool}`                           | internal |
 | any other event       | an event of the span in which it happens        |          |
 
-Times and parents come from grue's trace, never from the thread that writes the spans.
-
 A call of an MCP tool tells the server the ids of the OpenTelemetry trace and of the call's span
 (`traceparent` and `tracestate` in `_meta`, written by the MCP SDK), so that the server's own spans are in the
 same tree. The call's span is created only later, in another thread, so `_Ids` chooses both ids beforehand.

@@ -1,11 +1,8 @@
 """The names and attributes of spans, by OpenTelemetry's semantic conventions for GenAI and MCP.
 
-`tests/support/genai_conventions.py` has the conventions' tables of attributes, with their date; tests compare
-spans with them. Attributes without a standard name are called `grue.*`.
-
-The attributes that an OpenTelemetry sampler reads (operation, provider, model, address, agent) are set when a
-span begins. A value that the trace names only later is set when the span ends. This happens in old traces, or
-if a host has its own model actor.
+`tests/support/genai_conventions.py` has the conventions' tables of attributes. Attributes without a standard
+name are called `grue.*`. Those that a sampler reads (operation, provider, model, address, agent) are set when
+a span begins, unless the trace names them only later (old traces, or a host's own model actor).
 """
 
 from collections.abc import Iterable
@@ -403,7 +400,7 @@ def _finished(reason: str | None) -> Attributes:
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return what a resumed turn used after it was resumed; for any other turn, the whole usage.
 
-    The span of the parked turn has the earlier usage. MLflow, which adds up all spans, would count it twice.
+    The parked turn's span has the earlier usage. MLflow adds up all spans, so it would count that twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

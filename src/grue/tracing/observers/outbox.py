@@ -1,11 +1,10 @@
 """A bounded queue and a thread that pass envelopes to an observer that uses the network.
 
 The recorder never waits, and an exception in the observer's thread never reaches a turn. If the queue is
-full, the envelope is dropped and counted. A warning at the end gives the count, if it is the first warning.
+full, the envelope is dropped and counted.
 
 The thread starts with the first envelope. It ends with `close` or with the program. A child process
-(`os.fork`) sends nothing: the episode continues in the parent. If the child was made before the first
-envelope, it warns.
+(`os.fork`) sends nothing, because the episode continues in the parent.
 """
 
 import atexit
@@ -39,10 +38,7 @@ Warn: TypeAlias = Callable[[str], None]
 
 
 def warn_once(warn: Warn | None = None) -> Warn:
-    """Return a function that passes its first warning to `warn` and ignores all later ones. Thread-safe.
-
-    If `warn` is `None`, the warning goes to the logger `grue`.
-    """
+    """Return a function that passes its first warning to `warn` (default: the logger `grue`). Thread-safe."""
     tell = warn or logging.getLogger("grue").warning
     first = iter([tell])
 
@@ -79,11 +75,6 @@ class Outbox:
     """An observer that passes each envelope to `consumer`, in a thread of its own. For one recorder only.
 
     Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
-
-    Args:
-        name: The observer's name in warnings.
-        bound: How many envelopes the queue holds.
-        warn: Called with the first warning, from any thread; `None`: the warning goes to the logger `grue`.
     """
 
     def __init__(
@@ -135,8 +126,7 @@ class Outbox:
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until the consumer has handled everything queued so far; return `False` after `timeout_s`.
 
-        This blocks, so do not call it from a thread that runs an event loop. Data that the backend's client
-        has buffered is not flushed.
+        Blocks: do not call it in an event loop. The backend's client may still hold data.
         """
         thread = self._thread
         if thread is None or self._process != os.getpid():
@@ -151,14 +141,10 @@ class Outbox:
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Refuse further envelopes, send the queued ones, and end the thread. A second call only waits again.
 
-        This blocks, so do not call it from a thread that runs an event loop.
-
-        Args:
-            timeout_s: How long to wait for the thread to end; 0: do not wait. The thread goes on after that.
+        Blocks: do not call it in an event loop. After `timeout_s` (0: at once) the thread goes on alone.
 
         Returns:
-            Whether the thread has handled all queued envelopes and has ended; `True` also if there is no
-            thread to wait for.
+            Whether everything is handled and no thread is left to wait for.
         """
         if self._process != os.getpid():
             return True
@@ -218,8 +204,7 @@ _exporting = threading.local()
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
     """Return an exporter that sends spans through `exporter`, and calls `warn` instead of logging failures.
 
-    The warning names the `backend`. While the backend cannot be reached, OpenTelemetry itself would log two
-    retries and a failure for each group of spans.
+    OpenTelemetry itself would log two retries and a failure for each group of spans.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
     # A cast, because a subclass of `SpanExporter` would have to import the SDK.
@@ -229,9 +214,9 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
 def session_of_exporter(provided: "Session | None" = None) -> "Session":
     """Return a session for an OTLP exporter. The session raises on redirects and reads no response bodies.
 
-    The exporter takes a redirect for a success and does not follow it, so all spans would be lost without a
-    warning. It needs no bodies, but would wait for a body that never ends, even at the end of the program. A
-    session `provided` by a credential provider still reads bodies, because that provider may need them.
+    The exporter takes a redirect for a success, so all spans would be lost without a warning. A body that
+    never ends would delay the end of the program. But the session of a credential provider may need the
+    bodies.
     """
     import requests
 

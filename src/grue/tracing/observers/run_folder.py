@@ -3,15 +3,12 @@
 `events.jsonl` is for programs, one JSON object a line. `episode.log` is for people:
 
 ```
-[INFO] Turn 47 Iteration 1: Agent calling tool thoughtbox.think
-[DEBUG] Turn 47 Iteration 1: Tool arguments: {"thought": "I should explore..."}
-[INFO] Turn 47 Iteration 1: Tool result received (0.3s)
+[INFO] Turn 47 Iteration 1: Agent calling tool thoughtbox.think [DEBUG] Turn 47 Iteration 1: Tool arguments:
+{"thought": "I should explore..."} [INFO] Turn 47 Iteration 1: Tool result received (0.3s)
 ```
 
-Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`. Events outside turns have turn 0;
-the episode's end has the number of turns.
-Lines that the requirements specify are written word for word. The events `mcp_iteration_start` and
-`mcp_no_content` have no line, because it would only repeat a neighbouring line.
+Events outside turns have turn 0; the episode's end has the number of turns. Lines that the requirements
+specify are written word for word.
 """
 
 import json
@@ -185,11 +182,7 @@ class RunFolder(Closing):
 
 
 def new_run_path(parent: Path, suffix: str = "") -> Path:
-    """Create a run folder, named by the time (UTC), the process and `suffix`, and return its path.
-
-    Raises:
-        TraceError: The folder cannot be created.
-    """
+    """Create a run folder, named by the time (UTC), the process and `suffix`; may raise `TraceError`."""
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     for number in count(1):
         path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
@@ -224,10 +217,7 @@ class _Log(ABC):
 
 
 class JsonLog(_Log):
-    """Writes each event as a line of JSON.
-
-    A line has `event_type`, `level`, `message`, `time` (ISO 8601 in UTC), `episode_id`, `turn` and the
-    event's own fields.
+    """Writes each event as a line of JSON, with the time in ISO 8601 (UTC).
 
     Source: R7.1-3
     """

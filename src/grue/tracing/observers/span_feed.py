@@ -1,9 +1,9 @@
 """Turn trace envelopes into spans: when each begins and ends, which span contains it, and how it ended.
 
-An envelope belongs to the turn of the envelope that caused it. An envelope without a cause (a deadline, a
-crash) belongs to the latest open turn that has the envelope's turn number. A session that was opened outside
-a turn is a child of the episode, and the calls that the host makes in it are children of the session. If the
-host records such a call with the number of the turn that has just ended, the call is a child of that turn.
+An envelope belongs to the turn of the envelope that caused it; without a cause (a deadline, a crash), to the
+latest open turn that has its turn number. A session that was opened outside a turn is a child of the episode,
+and the calls that the host makes in it are children of the session, or of the turn that has just ended if the
+host records them with its number.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
@@ -104,10 +104,7 @@ _NO_TURN = (0, SpanId(0))
 
 
 class SpanFeed:
-    """Turn the envelopes of one episode into spans.
-
-    The id in an `EpisodeStarted` or `EpisodeResumed` replaces `episode_id`.
-    """
+    """Turn the envelopes of one episode into spans. A host's fact may replace `episode_id`."""
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id

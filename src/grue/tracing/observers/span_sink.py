@@ -71,10 +71,7 @@ class SpanSink(ABC):
 
     @abstractmethod
     def open(self, event: SpanOpened, inside: Any) -> Any:
-        """Begin a span, and return the backend's object for it.
-
-        `inside` is the backend's object for the parent; `None`: there is no parent, or `open` failed for it.
-        """
+        """Begin a span, and return the backend's object for it; `inside` is that of its parent."""
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
@@ -122,8 +119,8 @@ class ShownHistory(NamedTuple):
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
     """Return the part of a conversation that the span of a generation shows.
 
-    Without `whole`, the span shows only the new messages. With `whole`, it also shows all system texts, and
-    as many of the latest earlier messages as fit into `HISTORY_LIMIT` characters.
+    That is its new messages and, if `whole`, all system texts and the latest earlier messages that fit into
+    `HISTORY_LIMIT` characters.
     """
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:

@@ -29,80 +29,52 @@ SpanId = NewType("SpanId", int)
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """An episode, or its part after a resumption.
-
-    `started` is `None` after a resumption, or if the host recorded no `EpisodeStarted`.
-    """
+    """An episode, or its part after a resumption. `started`: as far as the host has recorded it."""
 
     episode_id: str
     started: EpisodeStarted | None = None
 
 
 class ToolSession(Struct, frozen=True, kw_only=True):
-    """The part of a turn in which tools are offered, or a session that was opened outside turns.
-
-    `max_iterations`: after so many replies with tool calls the model must answer; `None` outside turns.
-    """
+    """The part of a turn in which tools are offered, or a session that was opened outside turns."""
 
     servers: tuple[m.ServerName, ...]
-    max_iterations: int | None = None
+    max_iterations: int | None = None  # `None` outside turns
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """One completion: its request, with the messages before it (`sent`).
-
-    Attributes:
-        asks: The requested model, its endpoint and settings; empty texts while they are unknown.
-        asked_by: Name of the actor that makes the request: the agent, or a server that samples.
-    """
+    """One completion: its request, with the messages before it (`sent`)."""
 
     request: m.RequestCompletion
-    asks: m.ModelAsked
+    asks: m.ModelAsked  # empty texts while they are unknown
     sent: AsSent
-    asked_by: str = "agent"
+    asked_by: str = "agent"  # the agent, or a server that samples
 
 
 class ToolUse(Struct, frozen=True, kw_only=True):
-    """One call that was sent to its server.
-
-    Attributes:
-        name: The tool's name with its server, such as `files.read`; `tool` is the name without the server.
-        iteration: Number of the reply that requested the call, counted from 1; 0 outside turns.
-        protocol_version: The MCP revision of the tool's server; empty for servers that do not use MCP.
-        description: The server's text about the tool; untrusted.
-        address: The URL of a server over HTTP; empty for others.
-        request_id: The id of the JSON-RPC request, known when the span is closed; empty: there was none.
-        error_code: The code of the JSON-RPC error that answered the call, known likewise; `None`: no error.
-        message: The number of the call's `ToolCalled` in the trace.
-    """
+    """One call that was sent to its server."""
 
     call_id: m.CallId
-    name: str
+    name: str  # with the server, such as `files.read`
     server: m.ServerName
     tool: str
     arguments: m.JsonObject
     timeout_s: float | None = None
-    iteration: int = 0
-    protocol_version: str = ""
-    description: str = ""
-    address: str = ""
-    request_id: str = ""
-    error_code: int | None = None
-    message: int = 0
+    iteration: int = 0  # number of the reply that requested the call; 0 outside turns
+    protocol_version: str = ""  # empty: the server does not speak MCP
+    description: str = ""  # the server's text; untrusted
+    address: str = ""  # the URL of a server over HTTP
+    request_id: str = ""  # of the JSON-RPC request; known when the span is closed
+    error_code: int | None = None  # of the JSON-RPC error, likewise
+    message: int = 0  # number of the `ToolCalled` in the trace
 
 
 class EpisodeSummary(Struct, frozen=True, kw_only=True):
-    """The result of an episode.
-
-    Attributes:
-        ended: `None`: the host recorded no end.
-        asked: The `RunTurn` of the first turn; `None`: there was no turn.
-        answered: The last `TurnCompleted`; `None`: no turn was completed.
-    """
+    """The result of an episode."""
 
     ended: EpisodeEnded | None = None
-    asked: m.RunTurn | None = None
-    answered: m.TurnCompleted | None = None
+    asked: m.RunTurn | None = None  # the first turn's
+    answered: m.TurnCompleted | None = None  # the last one
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
@@ -126,22 +98,15 @@ Outcome: TypeAlias = (
 
 
 class SpanOpened(Struct, frozen=True, kw_only=True):
-    """A span begins.
-
-    Attributes:
-        parent: The span that contains this span; `None`: this span is the outermost.
-        at: Seconds since the epoch.
-        conversation: Id of the conversation or, without one, of the episode; empty: neither is known.
-        asks: The model that the turn asks, with an empty name while it is unknown; `None` for an episode.
-    """
+    """A span begins."""
 
     span: SpanId
-    parent: SpanId | None
-    at: float
+    parent: SpanId | None  # `None`: this span is the outermost
+    at: float  # since the epoch
     turn: int
     subject: Subject
-    conversation: str = ""
-    asks: m.ModelAsked | None = None
+    conversation: str = ""  # its id or, without one, the episode's
+    asks: m.ModelAsked | None = None  # the model that the turn asks; `None` for an episode
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
@@ -155,20 +120,14 @@ class SpanNoted(Struct, frozen=True, kw_only=True):
 
 
 class SpanClosed(Struct, frozen=True, kw_only=True):
-    """A span ends.
-
-    Attributes:
-        outcome: `None`: the span was cut off, its turn was parked or its reply was dropped.
-        subject: The `subject` of its `SpanOpened`, completed by later messages.
-        finish_reason: For a turn: why its last reply ended; `None`: unknown.
-    """
+    """A span ends."""
 
     span: SpanId
     at: float
-    subject: Subject
-    outcome: Outcome | None
+    subject: Subject  # as in `SpanOpened`, completed by later messages
+    outcome: Outcome | None  # `None`: cut off, parked or dropped
     verdict: Verdict
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # of the last reply of a turn
 
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed
