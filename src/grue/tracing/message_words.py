@@ -10,6 +10,7 @@ Source: R7.1-3, P31
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, get_args
 
 import msgspec
@@ -59,7 +60,9 @@ class FailureWords(NamedTuple):
     detail: str  # for a span, which shows `error_type` too
 
 
-_Words: TypeAlias = Callable[[Any], str]
+_Words: TypeAlias = str | Callable[[Any], str]
+"""A message's text: a template for `str.format`, in which `{0.x}` is the message's `x`, or a function."""
+
 _Judge: TypeAlias = Callable[[Any], tuple[Severity, str]]
 _Logged: TypeAlias = Callable[[Any], LogLine | tuple[LogLine, ...]]
 _Noted: TypeAlias = Callable[[Any], SpanNote]
@@ -73,7 +76,7 @@ class _Row(Struct, frozen=True):
     mark: str = ""  # a word for the problem that every message of the kind reports
     judge: _Judge | None = None  # returns a message's own severity and mark
     subject: _Words | None = None  # returns what is shown before `words`, such as a call's id
-    live: Callable[[Any], bool] | None = None  # whether the live view shows `words` as a problem
+    live: Callable[[Any], bool] | bool = False  # whether the live view shows `words` as a problem
     logged: _Logged | None = None
     noted: _Noted | None = None
 
@@ -81,8 +84,12 @@ class _Row(Struct, frozen=True):
 def summarize(body: Struct) -> str:
     """Return a message's most important fields as text. Untrusted parts, even newlines, are not escaped."""
     row = _row(body)
-    words = row.words(body)
-    return f"{row.subject(body)}: {words}" if row.subject else words
+    words = _said(row.words, body)
+    return f"{_said(row.subject, body)}: {words}" if row.subject else words
+
+
+def _said(words: _Words, body: Struct) -> str:
+    return words.format(body) if isinstance(words, str) else words(body)
 
 
 def kind_of(body: Struct) -> str:
@@ -114,7 +121,8 @@ def mark_of(body: Struct) -> str:
 def problem_in(body: Struct) -> str:
     """Return the untrusted text of the problem that the live view shows for a message; empty if none."""
     row = _row(body)
-    return row.words(body) if row.live and row.live(body) else ""
+    live = row.live(body) if callable(row.live) else row.live
+    return _said(row.words, body) if live else ""
 
 
 def log_lines(body: Struct) -> tuple[LogLine, ...]:
@@ -161,11 +169,6 @@ def _row(body: Struct) -> _Row:
     return _TABLE.get(type(body)) or (_FACT if isinstance(body, Fact) else _GENERIC)
 
 
-def _always(body: object) -> bool:
-    del body
-    return True
-
-
 def _fail(mark: str, words: _Words, subject: _Words | None = None, **more: Any) -> _Row:
     return _Row(words, "fail", mark, subject=subject, **more)
 
@@ -176,10 +179,6 @@ def _warn(mark: str, words: _Words, subject: _Words | None = None, **more: Any) 
 
 def _if(condition: Callable[[Any], bool], severity: Severity, mark: str) -> _Judge:
     return lambda body: (severity, mark) if condition(body) else ("", "")
-
-
-def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
-    return body.call_id
 
 
 def cut_results(request: m.RequestCompletion) -> tuple[m.ToolMessage, ...]:
@@ -252,21 +251,6 @@ def _rewrite(body: m.RewriteHistory) -> str:
 def _thoughts(body: m.ThoughtsDropped) -> str:
     replies = counted(body.replies, "reply")
     return f"{body.model} ({body.wire}) is not sent the thoughts of {replies}: it cannot read them"
-
-
-def _uncounted(body: m.CostUncounted) -> str:
-    return (
-        f"{body.model}: the cost limit of {body.limit_usd:g} USD has no effect, because {body.endpoint} does"
-        " not report the cost; set the model's price under budget.prices"
-    )
-
-
-def _passed_over(body: m.ModelPassedOver) -> str:
-    return f"{body.model} cannot be asked ({body.reason}): asking {body.asks.model} at {body.asks.address}"
-
-
-def _schema_ignored(body: m.SchemaIgnored) -> str:
-    return f"{body.model} ({body.endpoint}) replied in another shape: prompts state the schema now"
 
 
 def _tools_unseen(body: m.ToolsUnseen) -> str:
@@ -457,9 +441,28 @@ def problem(event: str, message: str, **fields: object) -> LogLine:
     return LogLine("warning", event, message, fields)
 
 
-def _noted_call(name: str, error_type: str, body: m.ToolRejected | m.ToolDenied, reason: str) -> SpanNote:
-    facts: m.JsonObject = {"call_id": body.call_id, "tool_name": body.name}
-    return SpanNote(name, Verdict("warning", error_type, reason), facts)
+def _fields_of(body: object, names: str) -> dict[str, Any]:
+    """Return fields of a message, such as `attempt error=failure.cause` (for a part under another name)."""
+    paths = {name: path or name for name, _, path in (each.partition("=") for each in names.split())}
+    values = {name: attrgetter(path)(body) for name, path in paths.items()}
+    return {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
+
+
+def _logs(event: str, words: _Words, fields: str) -> _Logged:
+    """Return a function that makes a warning for the logs, with `fields` of the message."""
+    return lambda body: problem(event, _said(words, body), **_fields_of(body, fields))
+
+
+def _notes(
+    name: str, fields: str = "", *, error_type: str = "", detail: str = "", level: SpanLevel = "warning"
+) -> _Noted:
+    """Return a function that makes a `SpanNote` with `fields` of the message; `detail` is one of them."""
+
+    def noted(body: Any) -> SpanNote:
+        described = attrgetter(detail)(body) if detail else ""
+        return SpanNote(name, Verdict(level, error_type, described), _fields_of(body, fields))
+
+    return noted
 
 
 def _unparsed(reason: str, raw: str | None) -> LogLine:
@@ -474,12 +477,6 @@ def _log_forced(body: m.FinalForced) -> tuple[LogLine, ...]:
         problem("mcp_no_content", message, iterations=body.iterations),
         info("mcp_forced_final", forcing, reason=body.reason, iterations=body.iterations),
     )
-
-
-def _log_unusable(body: m.ReplyUnusable) -> LogLine:
-    reason = body.finish_reason
-    message = f"LLM returned {body.seen or 'no content'} and no tool_calls, finish_reason={reason}"
-    return problem("mcp_unexpected_state", message, finish_reason=reason, iteration=body.iteration)
 
 
 def _log_failed(body: m.TurnFailed) -> tuple[LogLine, ...]:
@@ -506,12 +503,6 @@ def _log_not_connected(body: m.ConnectFailed) -> tuple[LogLine, ...]:
     error = body.failure.cause
     message = f"MCP session connect failed, retrying: {error}"
     return (problem("mcp_connect_retry", message, server_name=body.server, error=error),)
-
-
-def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
-    facts: m.JsonObject = {"server_name": body.server, "attempt": body.attempt}
-    facts |= {"phase": body.failure.phase, "then": body.then}
-    return SpanNote("connect_failed", Verdict("warning", "server_failed", body.failure.cause), facts)
 
 
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
@@ -548,36 +539,11 @@ def _note_drift(body: m.ToolDrifted) -> SpanNote:
     return SpanNote("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
 
 
-def _log_lost(body: m.PrewarmLost) -> LogLine:
-    message = f"MCP session prepared ahead was lost, opening another one: {body.cause}"
-    return problem("mcp_spare_lost", message, server_name=body.server, error=body.cause)
-
-
-def _log_dropped(body: m.DropCompletion) -> LogLine:
-    message = f"Reply to presumed tools dropped: {body.reason}"
-    return problem("mcp_reply_dropped", message, request=body.request, reason=body.reason)
-
-
-def _log_passed_over(body: m.ModelPassedOver) -> LogLine:
-    message = f"LLM {_passed_over(body)}"
-    return problem("llm_model_passed_over", message, model=body.asks.model, error=body.reason)
-
-
-def _about_llm(mark: str, words: _Words, event: str, *fields: str) -> _Row:
+def _about_llm(mark: str, words: _Words, event: str, fields: str) -> _Row:
     """Return the row of a warning about a model. Its log line has the same words, and some `fields`."""
-
-    def logged(body: Any) -> LogLine:
-        values = {name: getattr(body, name) for name in fields}
-        values = {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
-        return problem(event, f"LLM {words(body)}", **values)
-
-    return _warn(mark, words, live=_always, logged=logged)
-
-
-def _log_retried(body: m.CompletionRetried) -> LogLine:
-    error = body.failure.message
-    message = f"LLM request failed, trying again in {body.delay_s:.1f}s: {error}"
-    return problem("llm_retry", message, attempt=body.attempt, delay_s=body.delay_s, error=error)
+    return _warn(
+        mark, words, live=True, logged=_logs(event, lambda body: f"LLM {_said(words, body)}", fields)
+    )
 
 
 def _note_retried(body: m.CompletionRetried) -> SpanNote:
@@ -599,26 +565,24 @@ _NAMES = {str(kind.__struct_config__.tag): kind.__name__ for kind in (*get_args(
 _TABLE: dict[type, _Row] = {
     # The turn
     m.RunTurn: _Row(_run),
-    m.IterationStarted: _Row(lambda body: f"{body.iteration} of {body.max_iterations}"),
+    m.IterationStarted: _Row("{0.iteration} of {0.max_iterations}"),
     m.CheckAnswer: _Row(lambda body: _quoted(body.content)),
     m.AnswerAccepted: _Row(lambda body: _json(body.answer)),
-    m.AnswerRefused: _warn("refused", lambda body: body.reason),
+    m.AnswerRefused: _warn("refused", "{0.reason}"),
     m.RepairRequested: _warn(
         "repair",
-        lambda body: f"asked once more, because {body.reason}",
-        live=_always,
-        logged=lambda body: problem(
-            "agent_repair_requested",
-            f"Agent response refused, asking once more: {body.reason}",
-            reason=body.reason,
+        "asked once more, because {0.reason}",
+        live=True,
+        logged=_logs(
+            "agent_repair_requested", "Agent response refused, asking once more: {0.reason}", "reason"
         ),
-        noted=lambda body: SpanNote("repair_requested", Verdict("warning", detail=body.reason), {}),
+        noted=_notes("repair_requested", detail="reason"),
     ),
     m.FellBack: _warn(
         "fallback",
         lambda body: f"{body.reason}; got {_quoted(body.raw_response or '')}",
         logged=lambda body: _unparsed(body.reason, body.raw_response),
-        noted=lambda body: SpanNote("fell_back", Verdict("warning", detail=body.reason), {}),
+        noted=_notes("fell_back", detail="reason"),
     ),
     m.FinalForced: _warn(
         "forced",
@@ -626,27 +590,30 @@ _TABLE: dict[type, _Row] = {
             f"asked for the final answer after {counted(body.iterations, 'iteration')} "
             f"({body.reason.replace('_', ' ')})"
         ),
-        live=_always,
+        live=True,
         logged=_log_forced,
-        noted=lambda body: SpanNote(
-            "final_forced", Verdict(), {"reason": body.reason, "iterations": body.iterations}
-        ),
+        noted=_notes("final_forced", "reason iterations", level="default"),
     ),
     m.ReplyUnusable: _warn(
         "unusable",
         lambda body: ", ".join(filter(None, (f"finish_reason {body.finish_reason}", body.seen))),
-        logged=_log_unusable,
-        noted=lambda body: SpanNote(
-            "reply_unusable", Verdict("warning", detail=body.seen), {"finish_reason": body.finish_reason}
+        logged=_logs(
+            "mcp_unexpected_state",
+            lambda body: (
+                f"LLM returned {body.seen or 'no content'} and no tool_calls,"
+                f" finish_reason={body.finish_reason}"
+            ),
+            "finish_reason iteration",
         ),
+        noted=_notes("reply_unusable", "finish_reason", detail="seen"),
     ),
     m.TurnCompleted: _Row(
         _completed, judge=lambda body: ("good", "") if body.kind == "answered" else ("warn", body.kind)
     ),
     m.TurnParked: _warn("parked", lambda body: f"waits for an approval of {_asked_about(body.questions)}"),
-    m.CompletionPostponed: _Row(lambda body: f"request {body.request} waits for a batch as {body.item}"),
-    m.TurnWaits: _Row(lambda body: f"waits for a batch with {body.item}"),
-    m.WaitEnded: _Row(lambda body: f"turn {body.turn} goes on with the reply to request {body.request}"),
+    m.CompletionPostponed: _Row("request {0.request} waits for a batch as {0.item}"),
+    m.TurnWaits: _Row("waits for a batch with {0.item}"),
+    m.WaitEnded: _Row("turn {0.turn} goes on with the reply to request {0.request}"),
     m.TurnResumed: _Row(
         lambda body: f"turn {body.turn} goes on{', its questions have expired' if body.expired else ''}"
     ),
@@ -659,15 +626,13 @@ _TABLE: dict[type, _Row] = {
     m.TurnFailed: _fail("failed", lambda body: failure_words(body.failure).short, logged=_log_failed),
     m.DeadlinePassed: _fail(
         "deadline",
-        lambda body: f"limit {body.limit_s:g} s",
-        noted=lambda body: SpanNote(
-            "deadline_passed", Verdict("warning", "timeout"), {"limit_s": body.limit_s}
-        ),
+        "limit {0.limit_s:g} s",
+        noted=_notes("deadline_passed", "limit_s", error_type="timeout"),
     ),
     m.TurnInterrupted: _fail(
         "interrupted",
-        lambda body: body.reason,
-        noted=lambda body: SpanNote("turn_interrupted", Verdict("warning", "interrupted", body.reason), {}),
+        "{0.reason}",
+        noted=_notes("turn_interrupted", error_type="interrupted", detail="reason"),
     ),
     ActorFailed: _fail(
         "crashed",
@@ -676,24 +641,25 @@ _TABLE: dict[type, _Row] = {
         noted=lambda body: SpanNote("actor_failed", crash_verdict(body), {"actor": body.actor}),
     ),
     # Sessions
-    m.OpenSession: _Row(lambda body: f"{body.server}, within {body.timeout_s:g} s"),
+    m.OpenSession: _Row("{0.server}, within {0.timeout_s:g} s"),
     m.SessionOpened: _Row(_opened),
     m.ConnectFailed: _Row(
         _not_connected,
         judge=lambda body: ("warn", "retry") if body.then == "retry" else ("fail", "no start"),
         live=lambda body: body.then == "retry",
         logged=_log_not_connected,
-        noted=_note_not_connected,
+        noted=_notes(
+            "connect_failed",
+            "server_name=server attempt phase=failure.phase then",
+            error_type="server_failed",
+            detail="failure.cause",
+        ),
     ),
     m.McpDisabled: _warn(
         "disabled",
         _disabled,
         live=lambda body: body.newly,
-        noted=lambda body: SpanNote(
-            "mcp_disabled",
-            Verdict("warning", detail=body.reason),
-            {"server_name": body.server, "newly": body.newly},
-        ),
+        noted=_notes("mcp_disabled", "server_name=server newly", detail="reason"),
     ),
     m.StartupFailed: _fail("no start", lambda body: failure_words(body.failure).short),
     m.ToolsChanged: _Row(
@@ -702,7 +668,7 @@ _TABLE: dict[type, _Row] = {
             f"{', '.join(tool.tool for tool in body.tools)}"
         )
     ),
-    m.CloseSession: _Row(lambda body: body.server),
+    m.CloseSession: _Row("{0.server}"),
     m.SessionClosed: _Row(_closed, judge=_judge_ending),
     m.ServerEnded: _Row(_closed, judge=_judge_ending),
     m.ServerNoted: _Row(
@@ -713,37 +679,39 @@ _TABLE: dict[type, _Row] = {
         live=lambda body: body.kind.startswith("bad_"),
         logged=_log_noted,
     ),
-    m.TaskCreated: _Row(
-        lambda body: (
-            f"{body.server} {body.tool}: task {body.task.task_id}, asked every {body.task.poll_s:g} s"
-        )
-    ),
+    m.TaskCreated: _Row("{0.server} {0.tool}: task {0.task.task_id}, asked every {0.task.poll_s:g} s"),
     m.ServerRequested: _Row(
         lambda body: f"{body.server} {body.method} {_json(body.params)}{': ' * bool(body.error)}{body.error}",
         judge=_if(lambda body: bool(body.error), "warn", "refused"),
     ),
-    m.ToolDrifted: _warn("drift", drift_text, live=_always, logged=_log_drift, noted=_note_drift),
+    m.ToolDrifted: _warn("drift", drift_text, live=True, logged=_log_drift, noted=_note_drift),
     m.SessionPrewarmed: _Row(lambda body: f"{body.server}{_process(body.pid)}, {_time(body.elapsed_s)}"),
-    m.PrewarmLost: _warn("spare lost", lambda body: f"{body.server}: {body.cause}", logged=_log_lost),
+    m.PrewarmLost: _warn(
+        "spare lost",
+        "{0.server}: {0.cause}",
+        logged=_logs(
+            "mcp_spare_lost",
+            "MCP session prepared ahead was lost, opening another one: {0.cause}",
+            "server_name=server error=cause",
+        ),
+    ),
     # Calls
     m.AskApproval: _Row(lambda body: _asked_about(body.questions)),
     m.CallsDecided: _Row(_decisions),
-    m.ApprovalPostponed: _Row(lambda _: "nobody answers now"),
-    m.DecisionIgnored: _warn("ignored", lambda body: body.reason, lambda body: body.call_id),
+    m.ApprovalPostponed: _Row("nobody answers now"),
+    m.DecisionIgnored: _warn("ignored", "{0.reason}", "{0.call_id}"),
     m.CallTools: _Row(
         lambda body: f"{body.server}: {', '.join(f'{call.call_id} {call.tool}' for call in body.calls)}"
     ),
     m.ToolCalled: _Row(lambda body: f"{body.call_id} {body.server}.{body.tool} {_json(body.arguments)}"),
     m.ToolReturned: _Row(_returned, judge=_if(lambda body: body.result.is_error, "warn", "error")),
-    m.ToolTimedOut: _fail(
-        "timeout", lambda body: f"no answer within {body.timeout_s:g} s", _call_id, live=_always
-    ),
-    m.ServerDied: _fail("died", _died, _call_id, live=_always),
+    m.ToolTimedOut: _fail("timeout", "no answer within {0.timeout_s:g} s", "{0.call_id}", live=True),
+    m.ServerDied: _fail("died", _died, "{0.call_id}", live=True),
     m.ToolSkipped: _Row(
-        lambda body: body.reason,
-        subject=_call_id,
+        "{0.reason}",
+        subject="{0.call_id}",
         judge=lambda body: ("warn", "rejected" if body.refused else "skipped"),
-        live=_always,
+        live=True,
         noted=lambda body: SpanNote(
             "tool_rejected" if body.refused else "tool_skipped",
             Verdict("warning", "rejected" if body.refused else "", body.reason),
@@ -752,68 +720,83 @@ _TABLE: dict[type, _Row] = {
     ),
     m.ToolRejected: _warn(
         "rejected",
-        lambda body: body.error,
-        lambda body: f"{body.call_id} {body.name}",
-        live=_always,
-        noted=lambda body: _noted_call("tool_rejected", "rejected", body, body.error),
+        "{0.error}",
+        "{0.call_id} {0.name}",
+        live=True,
+        noted=_notes("tool_rejected", "call_id tool_name=name", error_type="rejected", detail="error"),
     ),
     m.ToolDenied: _warn(
         "denied",
-        lambda body: body.reason,
-        lambda body: f"{body.call_id} {body.name}",
-        live=_always,
-        noted=lambda body: _noted_call("tool_denied", "denied", body, body.reason),
+        "{0.reason}",
+        "{0.call_id} {0.name}",
+        live=True,
+        noted=_notes("tool_denied", "call_id tool_name=name", error_type="denied", detail="reason"),
     ),
     # The model
-    m.CheckToolSupport: _Row(lambda _: "can the model call tools?"),
+    m.CheckToolSupport: _Row("can the model call tools?"),
     m.ToolSupportChecked: _Row(_supported, judge=_if(lambda body: not body.supported, "warn", "no tools")),
     m.ToolsPresumed: _Row(_presumed),
     m.ToolsVerified: _Row(_verified),
     m.RequestCompletion: _Row(_asked, judge=_if(lambda body: bool(cut_results(body)), "warn", "cut")),
     m.DropCompletion: _warn(
         "dropped",
-        lambda body: body.reason,
-        lambda body: f"request {body.request}",
-        live=_always,
-        logged=_log_dropped,
-        noted=lambda body: SpanNote("reply_dropped", Verdict("warning", "reply_dropped", body.reason), {}),
+        "{0.reason}",
+        "request {0.request}",
+        live=True,
+        logged=_logs("mcp_reply_dropped", "Reply to presumed tools dropped: {0.reason}", "request reason"),
+        noted=_notes("reply_dropped", error_type="reply_dropped", detail="reason"),
     ),
     m.ReplyDropped: _Row(_reply_dropped),
-    m.ServerSampled: _Row(
-        lambda body: f"{body.server}, {body.usage.input_tokens} + {body.usage.output_tokens} tokens"
-    ),
+    m.ServerSampled: _Row("{0.server}, {0.usage.input_tokens} + {0.usage.output_tokens} tokens"),
     m.CompletionReceived: _Row(_reply),
     m.CompletionFailed: _fail("no reply", lambda body: failure_words(body.failure).short),
-    m.ModelPassedOver: _warn("next model", _passed_over, live=_always, logged=_log_passed_over),
-    m.CompletionRetried: _warn("retry", _retried, live=_always, logged=_log_retried, noted=_note_retried),
+    m.ModelPassedOver: _about_llm(
+        "next model",
+        "{0.model} cannot be asked ({0.reason}): asking {0.asks.model} at {0.asks.address}",
+        "llm_model_passed_over",
+        "model=asks.model error=reason",
+    ),
+    m.CompletionRetried: _warn(
+        "retry",
+        _retried,
+        live=True,
+        logged=_logs(
+            "llm_retry",
+            "LLM request failed, trying again in {0.delay_s:.1f}s: {0.failure.message}",
+            "attempt delay_s error=failure.message",
+        ),
+        noted=_note_retried,
+    ),
     m.ReplyCut: _warn(
         "cut",
         lambda body: f"the model's reply {_cut(body)}",
-        lambda body: f"request {body.request}",
-        live=_always,
-        logged=lambda body: problem(
-            "llm_reply_cut",
-            f"LLM reply {_cut(body)}",
-            limit_tokens=body.limit_tokens,
-            retried_with=body.retried_with,
-        ),
-        noted=lambda body: SpanNote(
-            "reply_cut",
-            Verdict("warning"),
-            {"limit_tokens": body.limit_tokens, "retried_with": body.retried_with},
-        ),
+        "request {0.request}",
+        live=True,
+        logged=_logs("llm_reply_cut", lambda body: f"LLM reply {_cut(body)}", "limit_tokens retried_with"),
+        noted=_notes("reply_cut", "limit_tokens retried_with"),
     ),
     m.TextDelta: _Row(_delta, "quiet"),
     m.HistoryRewritten: _warn("rewritten", _rewritten),
     m.RewriteHistory: _Row(_rewrite, judge=_if(lambda body: body.reason == "overflow", "warn", "overflow")),
-    m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
-    m.ThoughtsDropped: _about_llm("thoughts", _thoughts, "llm_thoughts_dropped", "replies", "wire"),
-    m.CostUncounted: _about_llm("cost", _uncounted, "llm_cost_uncounted", "limit_usd"),
+    m.SummaryFailed: _warn("no summary", "{0.reason}", live=True),
+    m.ThoughtsDropped: _about_llm("thoughts", _thoughts, "llm_thoughts_dropped", "replies wire"),
+    m.CostUncounted: _about_llm(
+        "cost",
+        "{0.model}: the cost limit of {0.limit_usd:g} USD has no effect, because {0.endpoint} does not report"
+        " the cost; set the model's price under budget.prices",
+        "llm_cost_uncounted",
+        "limit_usd",
+    ),
     m.OfferChanged: _Row(_offer_changed),
     m.FormAdapted: _Row(_form_adapted, judge=_if(lambda body: body.rewritten, "warn", "adapted")),
-    m.SchemaIgnored: _about_llm("schema ignored", _schema_ignored, "llm_schema_ignored", "request"),
+    m.SchemaIgnored: _about_llm(
+        "schema ignored",
+        "{0.model} ({0.endpoint}) replied in another shape: prompts state the schema now",
+        "llm_schema_ignored",
+        "request",
+    ),
     m.ToolsUnseen: _about_llm(
-        "tools unseen", _tools_unseen, "llm_tools_unseen", "tools", "prompt_tokens", "request"
+        "tools unseen", _tools_unseen, "llm_tools_unseen", "tools prompt_tokens request"
     ),
     m.SettingsLeftOut: _about_llm("left out", _left_out, "llm_settings_left_out", "settings"),
 }
