@@ -28,25 +28,7 @@ from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
 from grue.protocol.context.fit import TEXT_BYTES_PER_TOKEN, sizes_of
 from grue.protocol.context.history import History
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.turn.completion_attempts import (
-    AdaptProfile,
-    AttemptState,
-    Breaker,
-    DropAttachments,
-    Finish,
-    ReplyRead,
-    ReportCut,
-    ReportRetry,
-    RequestFailed,
-    SendRequest,
-    Sent,
-    ShowAgain,
-    TakeBackShown,
-    Wait,
-    after_all,
-    attempt_step,
-    moves_on,
-)
+from grue.protocol.turn import completion_attempts as attempts
 from grue.protocol.turn.prices import most_usage, with_cost
 from grue.runtime.actor import Actor, Mailbox, Note, reply
 from grue.runtime.large_data import JOINED_AT_ONCE, LONG
@@ -113,36 +95,44 @@ class Asking:
     def take_back(self) -> None:
         """If text of the reply has been streamed, tell readers of the trace to discard it."""
         if self._shown:
-            self._carry_out(TakeBackShown())
+            self._carry_out(attempts.TakeBackShown())
 
     async def outcome(self) -> Reply | m.LlmFailure:
         """Send requests until one gives a reply, fails and is not retried, or waits (`RequestPostponed`)."""
         settings = self._endpoint.settings
-        state: AttemptState = Sent(settings=settings, retry=self._retry, clears=self._command.clears)
+        state: attempts.AttemptState = attempts.Sent(
+            settings=settings, retry=self._retry, clears=self._command.clears
+        )
         event = await self._exchange(settings)
         while True:
-            state, commands = attempt_step(state, event)
+            state, commands = attempts.attempt_step(state, event)
             for command in commands:
                 match command:
-                    case SendRequest(settings=limited):
+                    case attempts.SendRequest(settings=limited):
                         event = await self._exchange(limited)
-                    case Wait(delay_s):
+                    case attempts.Wait(delay_s):
                         await self._sleep(delay_s)
-                    case Finish(Reply() as reply):
+                    case attempts.Finish(Reply() as reply):
                         return replace(reply, usage=reply.usage + self._lost)
-                    case Finish(outcome):
+                    case attempts.Finish(outcome):
                         return outcome
                     case _:
                         self._carry_out(command)
 
     def _carry_out(
-        self, command: AdaptProfile | DropAttachments | ReportRetry | ReportCut | TakeBackShown | ShowAgain
+        self,
+        command: attempts.AdaptProfile
+        | attempts.DropAttachments
+        | attempts.ReportRetry
+        | attempts.ReportCut
+        | attempts.TakeBackShown
+        | attempts.ShowAgain,
     ) -> None:
         request = self._command.request
         match command:
-            case AdaptProfile(fault):
+            case attempts.AdaptProfile(fault):
                 self._adapt(fault)
-            case DropAttachments():
+            case attempts.DropAttachments():
                 rewritten = self._conversation.drop_attachments()
                 if rewritten is not None:
                     self.say(
@@ -150,17 +140,17 @@ class Asking:
                             conversation=self._command.conversation, rewrite=rewritten, reason=REFUSED_MEDIA
                         )
                     )
-            case ReportRetry(attempt, delay_s, failure):
+            case attempts.ReportRetry(attempt, delay_s, failure):
                 note = m.CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
                 self.say(note)
-            case ReportCut(limit, retried_with, usage):
+            case attempts.ReportCut(limit, retried_with, usage):
                 self._cut = usage
                 self.say(
                     m.ReplyCut(request=request, limit_tokens=limit, retried_with=retried_with, usage=usage)
                 )
-            case TakeBackShown():
+            case attempts.TakeBackShown():
                 self.say(m.TextDelta(request=request, text="", restart=True))
-            case ShowAgain(reply):
+            case attempts.ShowAgain(reply):
                 self._thoughts = ThoughtSplitter()
                 for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
                     if delta.text:
@@ -174,7 +164,7 @@ class Asking:
         rewritten = self._conversation.prompt != prompt
         self.say(m.FormAdapted(request=self._command.request, changed=changed, rewritten=rewritten))
 
-    async def _exchange(self, settings: ModelSettings) -> ReplyRead | RequestFailed:
+    async def _exchange(self, settings: ModelSettings) -> attempts.ReplyRead | attempts.RequestFailed:
         self._shown = False
         profile = self._conversation.profile
         self._report_left_out(profile)
@@ -191,7 +181,9 @@ class Asking:
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
             fault = not_sent(permit)
-            return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
+            return attempts.RequestFailed(
+                fault=fault, failure=self._endpoint.describe(fault), profile=profile
+            )
         per_token = self._conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
         limit = profile.limit(settings)
         before = self._cut + self._lost
@@ -210,8 +202,8 @@ class Asking:
             for part, text in self._thoughts.flush():
                 self._say_delta(text, part)
         if isinstance(reply, Reply):
-            return ReplyRead(reply, profile, self._shown)
-        return RequestFailed(
+            return attempts.ReplyRead(reply, profile, self._shown)
+        return attempts.RequestFailed(
             fault=reply,
             failure=self._endpoint.describe(reply),
             profile=profile,
@@ -502,17 +494,17 @@ class LlmActor(Actor[m.LlmCommand]):
         while True:
             outcome = await asked.asking.outcome()
             if isinstance(outcome, Reply):
-                self._endpoint.breaker = Breaker()
+                self._endpoint.breaker = attempts.Breaker()
                 return outcome
             asked.failures = (*asked.failures, outcome)
-            if len(self._chain.chain) == 1 or not moves_on(outcome):
-                return after_all(asked.failures)
+            if len(self._chain.chain) == 1 or not attempts.moves_on(outcome):
+                return attempts.after_all(asked.failures)
             self._endpoint.breaker = self._endpoint.breaker.failed(outcome, anyio.current_time())
             tried.append(self._endpoint)
             offers = isinstance(asked.command.mode, m.OfferTools)
             following = self._chain.after(tried, anyio.current_time(), tools=offers)
             if following is None:
-                return after_all(asked.failures)
+                return attempts.after_all(asked.failures)
             await self._move(asked, following, outcome)
 
     async def _move(self, asked: _Asked, following: LlmEndpoint, failure: m.LlmFailure) -> None:

@@ -29,19 +29,7 @@ from grue.protocol.tools.calls import (
     is_as_decided,
     not_as_decided,
 )
-from grue.protocol.turn.connection import (
-    Attempt,
-    AttemptFailed,
-    ConnectionCommand,
-    ConnectionState,
-    ConnectRequested,
-    ConnectSucceeded,
-    ReportDisabled,
-    ReportOpened,
-    ReportStartupFailure,
-    Untried,
-    connection_step,
-)
+from grue.protocol.turn import connection as conn
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note
 from grue.runtime.loops.host_code import calling
 from grue.runtime.trace.recorder import Envelope
@@ -72,13 +60,13 @@ class SessionActor(Actor[m.SessionCommand]):
         agent: Mailbox[m.TurnEvent],
         connect: Connect,
         note: Note,
-        connection: ConnectionState | None = None,
+        connection: conn.ConnectionState | None = None,
         deadline: float = float("inf"),
         around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         super().__init__(mailbox)
         self._around_call = around_call
-        self.connection: ConnectionState = connection or Untried()
+        self.connection: conn.ConnectionState = connection or conn.Untried()
         self._server = m.ServerName(mailbox.name)
         self._agent = agent
         self._connect = connect
@@ -123,19 +111,19 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _open(self, command: m.OpenSession, cause: int | None) -> None:
         self._closed_reported = False
         before = self.connection
-        requested = ConnectRequested(command.policy, current_time())
-        order: ConnectionCommand | None = self._connection_step(requested)
-        while isinstance(order, Attempt):
+        requested = conn.ConnectRequested(command.policy, current_time())
+        order: conn.ConnectionCommand | None = self._connection_step(requested)
+        while isinstance(order, conn.Attempt):
             order = await self._attempt(order, command, cause)
         match order:
-            case ReportDisabled(reason, newly, last_words, retry_s):
+            case conn.ReportDisabled(reason, newly, last_words, retry_s):
                 disabled = m.McpDisabled(
                     server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
                 )
                 await self._report(disabled, cause)
-            case ReportStartupFailure(failure):
+            case conn.ReportStartupFailure(failure):
                 await self._report(m.StartupFailed(server=self._server, failure=failure), cause)
-            case ReportOpened():
+            case conn.ReportOpened():
                 pass  # `_attempt` has sent `SessionOpened` already
             case None:
                 # The turn's deadline has passed, and the server has not failed. The agent gets no report,
@@ -143,8 +131,8 @@ class SessionActor(Actor[m.SessionCommand]):
                 self.connection = before
 
     async def _attempt(
-        self, attempt: Attempt, command: m.OpenSession, cause: int | None
-    ) -> ConnectionCommand | None:
+        self, attempt: conn.Attempt, command: m.OpenSession, cause: int | None
+    ) -> conn.ConnectionCommand | None:
         """Connect, make calls until the close, and return what to do next; `None`: the deadline passed."""
         started = current_time()
         with calling(self._connect, "the server"):
@@ -163,7 +151,7 @@ class SessionActor(Actor[m.SessionCommand]):
         try:
             async with connection:
                 listing = await connection.open(limit_s)
-                order = self._connection_step(ConnectSucceeded())
+                order = self._connection_step(conn.ConnectSucceeded())
                 opened = m.SessionOpened(
                     server=self._server,
                     tools=self._named(listing.tools),
@@ -193,12 +181,14 @@ class SessionActor(Actor[m.SessionCommand]):
                 await self._report_closed(cause, elapsed_s=current_time() - closing)
         return order
 
-    def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int | None) -> ConnectionCommand:
-        order = self._connection_step(AttemptFailed(failed.failure, current_time()))
+    def _connect_failed(
+        self, failed: ServerFailed, attempt: conn.Attempt, cause: int | None
+    ) -> conn.ConnectionCommand:
+        order = self._connection_step(conn.AttemptFailed(failed.failure, current_time()))
         then: AfterFailedConnect = "disable"
-        if isinstance(order, Attempt):
+        if isinstance(order, conn.Attempt):
             then = "retry"
-        elif isinstance(order, ReportStartupFailure):
+        elif isinstance(order, conn.ReportStartupFailure):
             then = "raise"
         note = m.ConnectFailed(server=self._server, attempt=attempt.number, failure=failed.failure, then=then)
         self._note(note, sender=self.name, cause=cause)
@@ -342,9 +332,9 @@ class SessionActor(Actor[m.SessionCommand]):
         await self._agent.send(event, sender=self.name, cause=cause)
 
     def _connection_step(
-        self, event: ConnectRequested | ConnectSucceeded | AttemptFailed
-    ) -> ConnectionCommand:
-        self.connection, order = connection_step(self.connection, event)
+        self, event: conn.ConnectRequested | conn.ConnectSucceeded | conn.AttemptFailed
+    ) -> conn.ConnectionCommand:
+        self.connection, order = conn.connection_step(self.connection, event)
         return order
 
     def _within(self, timeout_s: float) -> float:

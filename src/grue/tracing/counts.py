@@ -18,21 +18,11 @@ from grue import messages as m
 from grue.protocol.tools.built_in import named_call
 from grue.runtime.trace.format import PAYLOADS
 from grue.runtime.trace.recorder import Envelope
+from grue.tracing import stats
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
-from grue.tracing.stats import (
-    Durations,
-    EpisodeStats,
-    ModelStats,
-    PhaseClock,
-    Phases,
-    ServerStats,
-    SlowTurn,
-    ToolStats,
-    TurnStats,
-)
 from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, moves_steps
 
 SLOWEST_TURNS = 5
@@ -47,8 +37,8 @@ class TurnCounts:
         self._parked: dict[int, int] = {}  # turn number -> iterations before the turn was parked
         self._outcomes: Counter[str] = Counter()
         self._durations = array("d")
-        self._slowest: list[tuple[float, int, SlowTurn]] = []
-        self._clocks: dict[int, PhaseClock] = {}
+        self._slowest: list[tuple[float, int, stats.SlowTurn]] = []
+        self._clocks: dict[int, stats.PhaseClock] = {}
         self._after: Counter[int] = Counter()  # turn number -> calls that the host made after the turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
@@ -76,7 +66,7 @@ class TurnCounts:
                 continue
             if isinstance(change, StepBegan):
                 self._started += 1
-                self._clocks[turn] = PhaseClock()
+                self._clocks[turn] = stats.PhaseClock()
                 if change.step.began.body.resumed is None:
                     self._parked.pop(turn, None)
             elif not change.reported:
@@ -85,7 +75,7 @@ class TurnCounts:
                 ended = change
         return ended
 
-    def _ended(self, end: Any, duration_s: float, phases: Phases) -> None:
+    def _ended(self, end: Any, duration_s: float, phases: stats.Phases) -> None:
         unanswered = "parked" if isinstance(end, m.TurnParked) else "failed"
         outcome = end.kind if isinstance(end, m.TurnCompleted) else unanswered
         self._outcomes[outcome] += 1
@@ -94,7 +84,7 @@ class TurnCounts:
         if isinstance(end, m.TurnParked):
             self._parked[end.turn] = end.iterations
         self._durations.append(duration_s)
-        turn = SlowTurn(
+        turn = stats.SlowTurn(
             turn=end.turn,
             duration_s=duration_s,
             outcome=outcome,
@@ -107,21 +97,21 @@ class TurnCounts:
         if len(self._slowest) > SLOWEST_TURNS:
             heapq.heappop(self._slowest)
 
-    def slowest(self) -> tuple[SlowTurn, ...]:
+    def slowest(self) -> tuple[stats.SlowTurn, ...]:
         """Return at most `SLOWEST_TURNS` turns, the slowest first; equally slow turns keep their order."""
         return tuple(
             replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn])
             for _, _, turn in sorted(self._slowest, reverse=True)
         )
 
-    def stats(self) -> TurnStats:
+    def stats(self) -> stats.TurnStats:
         """Return the counts of the turns."""
         unfinished = self._started - len(self._durations)
-        return TurnStats(
+        return stats.TurnStats(
             started=self._started,
             outcomes={**self._outcomes, **({"unfinished": unfinished} if unfinished else {})},
             iterations=self._iterations,
-            duration=Durations.of(self._durations),
+            duration=stats.Durations.of(self._durations),
         )
 
 
@@ -139,7 +129,7 @@ class ServerCounts(Counts):
     in_turns: set[int] = field(default_factory=set)  # where a session is open now
 
 
-def count_episode(episode: EpisodeReader) -> EpisodeStats:
+def count_episode(episode: EpisodeReader) -> stats.EpisodeStats:
     """Read an episode's trace once and return its counts; raises `TraceError` if it cannot be read."""
     tally = EpisodeTally()
     for line in episode.lines():
@@ -166,7 +156,7 @@ class EpisodeTally:
         self.resumptions = 0
         self.hosted = False
         self.ending: EpisodeEnded | None = None
-        self.clock = PhaseClock()
+        self.clock = stats.PhaseClock()
         self.steps = StepTracker()
         self.turns = TurnCounts()
         self.usage = m.Usage()
@@ -202,10 +192,10 @@ class EpisodeTally:
         self.messages += 1
         self.clock.note(t)
 
-    def stats(self, episode: EpisodeReader) -> EpisodeStats:
+    def stats(self, episode: EpisodeReader) -> stats.EpisodeStats:
         """Return the counts of an episode that has been read to its end."""
         phases = self.clock.phases
-        return EpisodeStats(
+        return stats.EpisodeStats(
             episode=episode.header.episode,
             started_at=episode.header.started_at,
             messages=self.messages,
@@ -218,18 +208,18 @@ class EpisodeTally:
             hosted=self.hosted,
             ending=self.ending,
             turns=self.turns.stats(),
-            model=ModelStats(
-                usage=self.usage, duration=Durations.of(self.model.seconds), **self.model.numbers
+            model=stats.ModelStats(
+                usage=self.usage, duration=stats.Durations.of(self.model.seconds), **self.model.numbers
             ),
             tools=tuple(
-                ToolStats(tool=name, duration=Durations.of(tool.seconds), **tool.numbers)
+                stats.ToolStats(tool=name, duration=stats.Durations.of(tool.seconds), **tool.numbers)
                 for name, tool in sorted(self.tools.items())
             ),
             servers=tuple(
-                ServerStats(
+                stats.ServerStats(
                     server=name,
                     endings=dict(server.endings),
-                    startup=Durations.of(server.seconds),
+                    startup=stats.Durations.of(server.seconds),
                     **server.numbers,
                 )
                 for name, server in self.servers.items()

@@ -29,22 +29,7 @@ from grue.protocol.tools.calls import (
     batch_step,
     begin_batch,
 )
-from grue.protocol.turn.connection import (
-    Attempt,
-    AttemptFailed,
-    ConnectionCommand,
-    ConnectionState,
-    ConnectRequested,
-    ConnectSucceeded,
-    Disabled,
-    IllegalConnectionEvent,
-    Proven,
-    ReportDisabled,
-    ReportStartupFailure,
-    Settled,
-    Untried,
-    connection_step,
-)
+from grue.protocol.turn import connection as conn
 from grue.protocol.turn.states import Finished, Idle, TurnState
 from grue.runtime.actor import ActorFailed
 from grue.tracing.changes import Changes
@@ -357,12 +342,12 @@ class Connections:
 
     def __init__(self) -> None:
         self.unsure: set[m.ServerName] = set()
-        self._known: dict[m.ServerName, Settled] = {}
-        self._recorded: dict[m.ServerName, Settled] = {}
+        self._known: dict[m.ServerName, conn.Settled] = {}
+        self._recorded: dict[m.ServerName, conn.Settled] = {}
 
-    def of(self, server: m.ServerName) -> Settled:
+    def of(self, server: m.ServerName) -> conn.Settled:
         """Return a server's state at the beginning of a turn."""
-        return self._known.get(server, Untried())
+        return self._known.get(server, conn.Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
         """If a resumed host begins with this turn, drop the states that it cannot know from the trace."""
@@ -372,7 +357,7 @@ class Connections:
     def learn(self, turn_slice: TurnSlice) -> None:
         """Set the state of each server whose connection succeeded or failed in the turn."""
         connecting: set[str] = set()
-        learned: dict[m.ServerName, Settled] = {}
+        learned: dict[m.ServerName, conn.Settled] = {}
         for envelope in turn_slice.envelopes:
             body = envelope.body
             if isinstance(body, m.OpenSession) and envelope.sender == AGENT:
@@ -394,15 +379,15 @@ class Connections:
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 
-def _after(outcome: _Outcome) -> Settled:
+def _after(outcome: _Outcome) -> conn.Settled:
     match outcome:
         case m.SessionOpened():
-            return Proven()
+            return conn.Proven()
         case m.McpDisabled(reason=reason):
             # With `until_s` 0, a later turn can connect this server again (`_Session._open`).
-            return Disabled(reason, until_s=0.0)
+            return conn.Disabled(reason, until_s=0.0)
         case m.StartupFailed():
-            return Untried()
+            return conn.Untried()
 
 
 def replay_sessions(
@@ -440,7 +425,7 @@ class _Session:
         self._server = server
         self._turn = turn
         resumed = turn.run.resumed is not None and not turn.is_fork  # if so, each connect is the first
-        self._connection: ConnectionState = Untried() if resumed else connections.of(server)
+        self._connection: conn.ConnectionState = conn.Untried() if resumed else connections.of(server)
         self._connected = False
         # Messages without a turn belong to a session of the host, such as that of `Runner.call`.
         own = [envelope for envelope in turn_slice.envelopes if envelope.turn]
@@ -471,14 +456,14 @@ class _Session:
         at_s = math.inf  # so late that the time for which the server was disabled is over
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The server was disabled before this turn. If the host disabled it, only `first` has the reason.
-            self._connection, at_s = Disabled(first.reason), 0.0
+            self._connection, at_s = conn.Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and self._may_be_proven:
             self._connection = self._before_failure(first, command.policy)
-        order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
-        while isinstance(order, Attempt):
+        order: conn.ConnectionCommand | None = self._step(conn.ConnectRequested(command.policy, at_s), cause)
+        while isinstance(order, conn.Attempt):
             order = self._attempt(order, cause)
         match order:
-            case ReportDisabled(reason, newly, last_words, retry_s):
+            case conn.ReportDisabled(reason, newly, last_words, retry_s):
                 recorded = self._sent[0].body if self._sent else None
                 if isinstance(recorded, m.McpDisabled):
                     # Take these two as recorded: old traces lack them, and `retry_s` depends on the clock.
@@ -487,33 +472,33 @@ class _Session:
                     server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
                 )
                 self._expect(disabled, cause)
-            case ReportStartupFailure(failure):
+            case conn.ReportStartupFailure(failure):
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
 
-    def _before_failure(self, first: m.ConnectFailed, policy: FailurePolicy) -> ConnectionState:
+    def _before_failure(self, first: m.ConnectFailed, policy: FailurePolicy) -> conn.ConnectionState:
         """Return the state before a first attempt that failed, which a fork's trace does not show."""
         if first.then == "retry":
-            return Proven()
+            return conn.Proven()
         disabled = next((each.body for each in self._sent if isinstance(each.body, m.McpDisabled)), None)
         if disabled is not None and not disabled.newly:
-            return Disabled(disabled.reason, until_s=0.0)
-        return self._connection if first.then == "raise" or policy.connect_retries else Proven()
+            return conn.Disabled(disabled.reason, until_s=0.0)
+        return self._connection if first.then == "raise" or policy.connect_retries else conn.Proven()
 
-    def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
+    def _attempt(self, attempt: conn.Attempt, cause: EpisodeEnvelope) -> conn.ConnectionCommand | None:
         """Replay an attempt to connect. Return the next command; `None`: no result is recorded."""
         if not self._sent:
             return None
         recorded = self._sent[0]
         match recorded.body:
             case m.ConnectFailed() as failed:
-                order = self._step(AttemptFailed(failed.failure), cause)
-                then = {Attempt: "retry", ReportStartupFailure: "raise"}.get(type(order), "disable")
+                order = self._step(conn.AttemptFailed(failed.failure), cause)
+                then = {conn.Attempt: "retry", conn.ReportStartupFailure: "raise"}.get(type(order), "disable")
                 self._expect(replace(failed, attempt=attempt.number, then=then), cause)
                 return order
             case m.SessionOpened() as opened:
                 self._connected = True
                 self._expect(replace(opened, attempt=attempt.number), cause)
-                return self._step(ConnectSucceeded(), cause)
+                return self._step(conn.ConnectSucceeded(), cause)
             case _:
                 reason = f"connect attempt {attempt.number} should follow here, but it is not in the trace"
                 raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
@@ -576,11 +561,13 @@ class _Session:
         self.compared += 1
 
     def _step(
-        self, event: ConnectRequested | ConnectSucceeded | AttemptFailed, cause: EpisodeEnvelope
-    ) -> ConnectionCommand:
+        self,
+        event: conn.ConnectRequested | conn.ConnectSucceeded | conn.AttemptFailed,
+        cause: EpisodeEnvelope,
+    ) -> conn.ConnectionCommand:
         try:
-            self._connection, order = connection_step(self._connection, event)
-        except IllegalConnectionEvent as error:
+            self._connection, order = conn.connection_step(self._connection, event)
+        except conn.IllegalConnectionEvent as error:
             raise _Diverged(self._turn.unexpected(cause, str(error))) from error
         return order
 

@@ -24,6 +24,7 @@ from grue import messages as m
 from grue.errors import MissingDependencyError
 from grue.tracing.facts import EpisodeStarted, said_by
 from grue.tracing.message_words import Verdict
+from grue.tracing.observers import spans
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.span_sink import (
@@ -37,19 +38,6 @@ from grue.tracing.observers.span_sink import (
     json_text,
     nanoseconds,
     shown_history,
-)
-from grue.tracing.observers.spans import (
-    Episode,
-    EpisodeSummary,
-    Generation,
-    Outcome,
-    SessionSummary,
-    SpanClosed,
-    SpanNoted,
-    SpanOpened,
-    Subject,
-    ToolSession,
-    ToolUse,
 )
 
 INSTALL = "Langfuse is not installed: pip install 'langfuse>=5,<6'"
@@ -161,12 +149,12 @@ class _LangfuseSink(SpanSink):
         self._trace: dict[str, str] = {}
         self._for_the_whole_trace: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def open(self, event: SpanOpened, inside: Any) -> Any:
-        if isinstance(event.subject, Episode):
+    def open(self, event: spans.SpanOpened, inside: Any) -> Any:
+        if isinstance(event.subject, spans.Episode):
             self._begin_trace(event.subject)
         return self._start(inside, event.at, self._beginning(event.subject))
 
-    def note(self, event: SpanNoted, span: Any) -> None:
+    def note(self, event: spans.SpanNoted, span: Any) -> None:
         beginning = {
             "name": event.name,
             "as_type": "span",
@@ -175,7 +163,7 @@ class _LangfuseSink(SpanSink):
         }
         self._start(span, event.at, beginning).end(end_time=nanoseconds(event.at))
 
-    def close(self, event: SpanClosed, span: Any) -> None:
+    def close(self, event: spans.SpanClosed, span: Any) -> None:
         span.update(**self._ending(event.outcome), **self._judged(event.verdict))
         span.end(end_time=nanoseconds(event.at))
 
@@ -183,7 +171,7 @@ class _LangfuseSink(SpanSink):
         if self._client is not None:
             self._client.flush()
 
-    def _begin_trace(self, episode: Episode) -> None:
+    def _begin_trace(self, episode: spans.Episode) -> None:
         seed = episode.episode_id
         self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
         name = said_by(episode.started, EpisodeStarted.title) if episode.started else "grue"
@@ -199,9 +187,9 @@ class _LangfuseSink(SpanSink):
         _set_start(observation, nanoseconds(at))
         return observation
 
-    def _beginning(self, subject: Subject) -> m.JsonObject:
+    def _beginning(self, subject: spans.Subject) -> m.JsonObject:
         match subject:
-            case Episode(started=started):
+            case spans.Episode(started=started):
                 metadata = {}
                 if started is not None:
                     metadata = {**started.labels(), "servers": list(started.servers)}
@@ -210,12 +198,12 @@ class _LangfuseSink(SpanSink):
                 asked = chat_messages((m.SystemText(subject.system), m.UserText(subject.user)))
                 metadata = {"turn": turn, "servers": list(servers)}
                 return {"name": f"turn {turn}", "as_type": "span", **self._content("input", asked, metadata)}
-            case ToolSession(max_iterations=most):
+            case spans.ToolSession(max_iterations=most):
                 metadata = {"mcp_enabled": True, "max_iterations": most}
                 return {"name": "agent-tool-calling-session", "as_type": "span", "metadata": metadata}
-            case Generation():
+            case spans.Generation():
                 return self._generation(subject)
-            case ToolUse(name=name, server=server, timeout_s=timeout_s):
+            case spans.ToolUse(name=name, server=server, timeout_s=timeout_s):
                 metadata = {
                     "tool_name": name,
                     "server_name": server,
@@ -227,7 +215,7 @@ class _LangfuseSink(SpanSink):
             case never:
                 assert_never(never)
 
-    def _generation(self, generation: Generation) -> m.JsonObject:
+    def _generation(self, generation: spans.Generation) -> m.JsonObject:
         asks, sent = generation.asks, generation.sent
         shown = shown_history(sent, whole=self._whole)
         metadata = {
@@ -247,17 +235,17 @@ class _LangfuseSink(SpanSink):
             **self._content("input", chat_messages(shown.said), metadata),
         }
 
-    def _ending(self, outcome: Outcome | None) -> m.JsonObject:
+    def _ending(self, outcome: spans.Outcome | None) -> m.JsonObject:
         match outcome:
             case None | m.CompletionFailed():
                 return {}
-            case EpisodeSummary():
+            case spans.EpisodeSummary():
                 return self._episode_ended(outcome)
             case m.TurnCompleted(answer=answer, kind=kind):
                 return self._content("output", clipped(answer), {"kind": kind, **_turn_facts(outcome)})
             case m.TurnFailed():
                 return {"metadata": {"kind": "failed", **_turn_facts(outcome)}}
-            case SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
+            case spans.SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
                 summary: m.JsonObject = {"iterations_used": iterations, "tools_called": called}
                 if self._capture:
                     summary["final_action"] = clipped(action)
@@ -282,7 +270,7 @@ class _LangfuseSink(SpanSink):
             case never:
                 assert_never(never)
 
-    def _episode_ended(self, summary: EpisodeSummary) -> m.JsonObject:
+    def _episode_ended(self, summary: spans.EpisodeSummary) -> m.JsonObject:
         """Return the episode's labels and, if content may be sent, the first user message and last answer."""
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}

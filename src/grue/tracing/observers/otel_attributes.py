@@ -16,6 +16,7 @@ from grue import messages as m
 from grue.protocol.turn.prices import Spent
 from grue.tracing.facts import EpisodeStarted, said_by
 from grue.tracing.message_words import Verdict
+from grue.tracing.observers import spans
 from grue.tracing.observers.span_sink import (
     CONTENT_LIMIT,
     DETAIL_LIMIT,
@@ -25,18 +26,6 @@ from grue.tracing.observers.span_sink import (
     clipped_text,
     json_text,
     shown_history,
-)
-from grue.tracing.observers.spans import (
-    Episode,
-    EpisodeSummary,
-    Generation,
-    Outcome,
-    SessionSummary,
-    SpanClosed,
-    SpanNoted,
-    SpanOpened,
-    ToolSession,
-    ToolUse,
 )
 
 
@@ -153,17 +142,17 @@ class Conventions:
         self._capture = bool(capture_content)
         self._whole = capture_content != "reference"
 
-    def beginning(self, event: SpanOpened) -> tuple[str, Attributes]:
+    def beginning(self, event: spans.SpanOpened) -> tuple[str, Attributes]:
         """Return a span's name, and the attributes that are known when it begins."""
         name, attributes = self._begun(event)
         return name, {"gen_ai.conversation.id": event.conversation or None, **attributes}
 
-    def note(self, event: SpanNoted) -> Attributes:
+    def note(self, event: spans.SpanNoted) -> Attributes:
         """Return the attributes of an event in a span."""
         facts = {f"grue.{name}": value for name, value in event.facts.items()}
         return {**facts, "error.type": event.verdict.error_type or None, **self._detail(event.verdict)}
 
-    def ending(self, event: SpanClosed) -> Attributes:
+    def ending(self, event: spans.SpanClosed) -> Attributes:
         """Return the attributes that are known when a span ends."""
         return {**self._ended(event), **self._about_subject(event), **self._judged(event)}
 
@@ -172,18 +161,18 @@ class Conventions:
         detail = clipped_text(verdict.detail, DETAIL_LIMIT) if self._capture else ""
         return detail or verdict.error_type
 
-    def _begun(self, event: SpanOpened) -> tuple[str, Attributes]:
+    def _begun(self, event: spans.SpanOpened) -> tuple[str, Attributes]:
         match event.subject:
-            case Episode() as episode:
+            case spans.Episode() as episode:
                 return _episode(episode)
             case m.RunTurn() as run:
                 return f"invoke_agent {self._described.name}", self._agent(run, event.asks)
-            case ToolSession(servers=servers, max_iterations=most):
+            case spans.ToolSession(servers=servers, max_iterations=most):
                 session: Attributes = {"grue.servers": list(servers), "grue.max_iterations": most}
                 return "agent-tool-calling-session", session
-            case Generation() as generation:
+            case spans.Generation() as generation:
                 return f"chat {generation.asks.model}".strip(), self._generation(generation)
-            case ToolUse() as use:
+            case spans.ToolUse() as use:
                 return f"execute_tool {use.name}", self._tool_use(use)
             case never:
                 assert_never(never)
@@ -201,7 +190,7 @@ class Conventions:
             **said(asked, capture=self._capture),
         }
 
-    def _generation(self, generation: Generation) -> Attributes:
+    def _generation(self, generation: spans.Generation) -> Attributes:
         asks, sent, request = generation.asks, generation.sent, generation.request
         shown = shown_history(sent, whole=self._whole)
         return {
@@ -219,7 +208,7 @@ class Conventions:
             "gen_ai.tool.definitions": tool_definitions(sent.tools) if self._capture else None,
         }
 
-    def _tool_use(self, use: ToolUse) -> Attributes:
+    def _tool_use(self, use: spans.ToolUse) -> Attributes:
         return {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": use.name,
@@ -233,12 +222,12 @@ class Conventions:
             **_mcp(use),
         }
 
-    def _ended(self, event: SpanClosed) -> Attributes:
-        outcome: Outcome | None = event.outcome
+    def _ended(self, event: spans.SpanClosed) -> Attributes:
+        outcome: spans.Outcome | None = event.outcome
         match outcome:
             case None:
                 return {}
-            case EpisodeSummary():
+            case spans.EpisodeSummary():
                 return self._episode_ended(outcome)
             case m.TurnCompleted(kind=kind, answer=answer, usage=usage):
                 spoken = answered(value_text(answer)) if self._capture else None
@@ -251,7 +240,7 @@ class Conventions:
             case m.TurnFailed(usage=usage):
                 used = _used(_of_this_part(usage, event.subject))
                 return {"grue.kind": "failed", **_finished(event.finish_reason), **used}
-            case SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
+            case spans.SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
                 shown = self._capture and action is not None
                 return {
                     "grue.iterations_used": iterations,
@@ -272,7 +261,7 @@ class Conventions:
             case never:
                 assert_never(never)
 
-    def _episode_ended(self, summary: EpisodeSummary) -> Attributes:
+    def _episode_ended(self, summary: spans.EpisodeSummary) -> Attributes:
         ended, asked, answer = summary.ended, summary.asked, summary.answered
         attributes: Attributes = {}
         if ended is not None:
@@ -284,7 +273,10 @@ class Conventions:
         return attributes
 
     def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:
-        facts, asks = reply.facts, subject.asks if isinstance(subject, Generation) else m.ModelAsked(model="")
+        facts, asks = (
+            reply.facts,
+            subject.asks if isinstance(subject, spans.Generation) else m.ModelAsked(model=""),
+        )
         return {
             # A host with its own model actor does not say which model it asks: name the one that replied.
             "gen_ai.request.model": None if asks.model else reply.model or None,
@@ -300,22 +292,22 @@ class Conventions:
             **_used(reply.usage),
         }
 
-    def _about_subject(self, event: SpanClosed) -> Attributes:
+    def _about_subject(self, event: spans.SpanClosed) -> Attributes:
         """Return attributes of a completion or a tool call that are set or changed after its span began."""
         match event.subject:
-            case Generation(asks=asks):
+            case spans.Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}
-            case ToolUse(request_id=request_id, error_code=code):
+            case spans.ToolUse(request_id=request_id, error_code=code):
                 status = None if code is None else str(code)
                 return {"jsonrpc.request.id": request_id or None, "rpc.response.status_code": status}
             case _:
                 return {}
 
-    def _judged(self, event: SpanClosed) -> Attributes:
+    def _judged(self, event: spans.SpanClosed) -> Attributes:
         verdict = event.verdict
         if verdict.level != "error":
             return {"grue.warning": verdict.error_type or None, **self._detail(verdict)}
-        code = event.subject.error_code if isinstance(event.subject, ToolUse) else None
+        code = event.subject.error_code if isinstance(event.subject, spans.ToolUse) else None
         return {"error.type": verdict.error_type if code is None else str(code), **self._detail(verdict)}
 
     def _detail(self, verdict: Verdict) -> Attributes:
@@ -323,7 +315,7 @@ class Conventions:
         return {"grue.detail": clipped_text(detail, DETAIL_LIMIT) or None}
 
 
-def _episode(episode: Episode) -> tuple[str, Attributes]:
+def _episode(episode: spans.Episode) -> tuple[str, Attributes]:
     started = episode.started
     if started is None:
         return "invoke_workflow", {"gen_ai.operation.name": "invoke_workflow"}
@@ -336,7 +328,7 @@ def _episode(episode: Episode) -> tuple[str, Attributes]:
     }
 
 
-def _mcp(use: ToolUse) -> Attributes:
+def _mcp(use: spans.ToolUse) -> Attributes:
     if not use.protocol_version:
         return {}
     by_http = bool(use.address)

@@ -34,25 +34,8 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import Verdict, crash_verdict, note_of
+from grue.tracing.observers import spans
 from grue.tracing.observers.conversations import AsSent, Conversations
-from grue.tracing.observers.spans import (
-    CUT_OFF,
-    DROPPED,
-    Episode,
-    EpisodeSummary,
-    Generation,
-    Outcome,
-    SessionSummary,
-    SpanClosed,
-    SpanEvent,
-    SpanId,
-    SpanNoted,
-    SpanOpened,
-    Subject,
-    ToolSession,
-    ToolUse,
-    verdict_of,
-)
 from grue.tracing.steps import StepBegan, StepTracker
 
 
@@ -62,12 +45,12 @@ class SpanScope:
     def __init__(self, turn: int, command: m.RunTurn | m.OpenSession) -> None:
         self.turn = turn
         self.command = command
-        self.root = self.session = SpanId(0)
+        self.root = self.session = spans.SpanId(0)
         self.last_at = 0.0
         self.envelopes: list[int] = []
-        self.open: dict[SpanId, SpanOpened] = {}
+        self.open: dict[spans.SpanId, spans.SpanOpened] = {}
         self.steps = StepTracker()
-        self.spans: dict[Hashable, SpanId] = {}
+        self.spans: dict[Hashable, spans.SpanId] = {}
         self.names: dict[m.CallId, str] = {}
         self.timeouts: dict[tuple[m.ServerName, int], float] = {}
         self.servers: dict[m.ServerName, m.SessionOpened] = {}
@@ -81,26 +64,26 @@ class SpanScope:
         self.crash: ActorFailed | None = None
 
     @property
-    def innermost(self) -> SpanId:
+    def innermost(self) -> spans.SpanId:
         """The parent span of generations and tool calls: the tool session or, without one, the turn."""
         return self.session or self.root
 
-    def calls_elsewhere(self) -> list[SpanId]:
+    def calls_elsewhere(self) -> list[spans.SpanId]:
         """Return the open calls of this scope whose parent span is a turn that has ended."""
         outside = (span for span in self.open.values() if span.parent not in self.open)
         return [span.span for span in outside if span.span != self.root]
 
-    def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
+    def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> spans.SessionSummary:
         """Return the totals of this tool session. `end`: how its turn ended; `None`: unknown, or parked."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
-        return SessionSummary(
+        return spans.SessionSummary(
             iterations_used=self.replies_with_calls if end is None else end.iterations,
             tools_called=self.sent,
             final_action=answer.get("action") if isinstance(answer, dict) else answer,
         )
 
 
-_NO_TURN = (0, SpanId(0))
+_NO_TURN = (0, spans.SpanId(0))
 
 
 class SpanFeed:
@@ -112,20 +95,20 @@ class SpanFeed:
         self._conversations = Conversations()
         self._own = OwnMessages()
         self._sent: AsSent | None = None
-        self._episode: SpanOpened | None = None
+        self._episode: spans.SpanOpened | None = None
         self._announced = False
         self._asked: m.RunTurn | None = None
         self._answered: m.TurnCompleted | None = None
-        self._last = CUT_OFF
+        self._last = spans.CUT_OFF
         self._ended_turn = _NO_TURN
         self._scopes: list[SpanScope] = []
         self._scope_of: dict[int, SpanScope] = {}
         self._spans = 0
         self._epoch: float | None = None
         self._now = 0.0
-        self._events: list[SpanEvent] = []
+        self._events: list[spans.SpanEvent] = []
 
-    def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
+    def feed(self, envelope: Envelope[Any]) -> list[spans.SpanEvent]:
         """Read the next envelope. Return the events that it causes, such as `SpanOpened`, in order."""
         self._events = []
         if self._epoch is None:
@@ -149,7 +132,7 @@ class SpanFeed:
                     self._take(scope, envelope)
         return self._events
 
-    def finish(self) -> list[SpanEvent]:
+    def finish(self) -> list[spans.SpanEvent]:
         """End all spans that are still open, and return the events that end them."""
         self._events = []
         self._end_episode(None)
@@ -168,26 +151,28 @@ class SpanFeed:
         self._begin_episode(fact if isinstance(fact, EpisodeStarted) else None)
         self._announced = True
 
-    def _begin_episode(self, started: EpisodeStarted | None) -> SpanId:
-        subject = Episode(episode_id=self._episode_id, started=started)
+    def _begin_episode(self, started: EpisodeStarted | None) -> spans.SpanId:
+        subject = spans.Episode(episode_id=self._episode_id, started=started)
         self._episode = self._open(None, subject, None)
         self._announced = False
         self._asked = self._answered = None
         self._ended_turn = _NO_TURN
-        self._last = CUT_OFF
+        self._last = spans.CUT_OFF
         return self._episode.span
 
     def _end_episode(self, ended: EpisodeEnded | None) -> None:
-        verdict = CUT_OFF if self._announced or self._scopes else self._last
+        verdict = spans.CUT_OFF if self._announced or self._scopes else self._last
         for scope in list(self._scopes):
             self._abandon(scope)
         if self._episode is not None:
-            outcome = EpisodeSummary(ended=ended, asked=self._asked, answered=self._answered)
-            self._closed(self._episode, self._now, outcome, verdict if ended is None else verdict_of(ended))
+            outcome = spans.EpisodeSummary(ended=ended, asked=self._asked, answered=self._answered)
+            self._closed(
+                self._episode, self._now, outcome, verdict if ended is None else spans.verdict_of(ended)
+            )
             self._episode = None
 
     def _begin(
-        self, envelope: Envelope[Any], command: m.RunTurn | m.OpenSession, subject: Subject
+        self, envelope: Envelope[Any], command: m.RunTurn | m.OpenSession, subject: spans.Subject
     ) -> SpanScope:
         parent = self._begin_episode(None) if self._episode is None else self._episode.span
         scope = SpanScope(envelope.turn, command)
@@ -209,19 +194,19 @@ class SpanFeed:
         self._asked = self._asked or command
 
     def _begin_session(self, envelope: Envelope[Any], command: m.OpenSession) -> None:
-        scope = self._begin(envelope, command, ToolSession(servers=(command.server,)))
+        scope = self._begin(envelope, command, spans.ToolSession(servers=(command.server,)))
         scope.session = scope.root
 
     def _abandon(self, scope: SpanScope) -> None:
         """End a turn whose end is not recorded, at the time of its last envelope."""
-        verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
+        verdict = spans.CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
     def _end_scope(
         self, scope: SpanScope, at: float, end: m.TurnCompleted | m.TurnFailed | None, verdict: Verdict
     ) -> None:
         for call in scope.calls_elsewhere():
-            self._close(scope, call, at, None, CUT_OFF)
+            self._close(scope, call, at, None, spans.CUT_OFF)
         if scope.session:
             self._close(scope, scope.session, at, scope.summary(end), verdict)
         self._close(scope, scope.root, at, end, verdict)
@@ -265,7 +250,7 @@ class SpanFeed:
             case m.IterationStarted(iteration=iteration, max_iterations=most):
                 scope.iteration = iteration
                 if not scope.session and isinstance(scope.command, m.RunTurn):
-                    session = ToolSession(servers=scope.command.servers, max_iterations=most)
+                    session = spans.ToolSession(servers=scope.command.servers, max_iterations=most)
                     scope.session = self._open(scope, session, scope.root).span
             case m.CompletionReceived(tool_calls=calls):
                 scope.names.update({call.call_id: call.name for call in map(named_call, calls)})
@@ -280,13 +265,13 @@ class SpanFeed:
             case m.ToolSupportChecked(model=model, endpoint=endpoint):
                 self._learn(scope, model, endpoint)
             case m.TurnCompleted():
-                self._end_scope(scope, self._now, body, verdict_of(body))
+                self._end_scope(scope, self._now, body, spans.verdict_of(body))
             case m.TurnParked():
                 self._end_scope(scope, self._now, None, Verdict("warning", "parked", "waits for an approval"))
             case m.TurnFailed(failure=failure):
                 if isinstance(failure, m.LlmFailure | m.ToolsUnsupported):
                     self._learn(scope, failure.model, failure.endpoint)
-                verdict = verdict_of(body) if scope.crash is None else crash_verdict(scope.crash)
+                verdict = spans.verdict_of(body) if scope.crash is None else crash_verdict(scope.crash)
                 self._end_scope(scope, self._now, body, verdict)
             case _ if not envelope.copied:
                 self._note(scope, envelope)
@@ -319,7 +304,7 @@ class SpanFeed:
         name = scope.names.get(getattr(envelope.body, "call_id", m.CallId("")))
         facts = note.facts if name is None else {**note.facts, "tool_name": name}
         self._events.append(
-            SpanNoted(span=span, at=self._now, name=note.name, verdict=note.verdict, facts=facts)
+            spans.SpanNoted(span=span, at=self._now, name=note.name, verdict=note.verdict, facts=facts)
         )
 
     def _take_steps(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
@@ -334,21 +319,21 @@ class SpanFeed:
             elif change.reported and not change.retried and step.key in scope.spans:
                 self._close_step(scope, scope.spans.pop(step.key), envelope.body)
 
-    def _close_step(self, scope: SpanScope, span: SpanId, end: Any) -> None:
+    def _close_step(self, scope: SpanScope, span: spans.SpanId, end: Any) -> None:
         if isinstance(end, m.ReplyDropped):
-            self._close(scope, span, self._now, None, DROPPED)
+            self._close(scope, span, self._now, None, spans.DROPPED)
             return
         opened = scope.open[span]
         match opened.subject:
-            case ToolUse() as use:
+            case spans.ToolUse() as use:
                 request_id, code = getattr(end, "request_id", ""), getattr(end, "error_code", None)
                 scope.open[span] = replace(
                     opened, subject=replace(use, request_id=request_id, error_code=code)
                 )
-            case Generation(asked_by="agent") if isinstance(end, m.CompletionReceived):
+            case spans.Generation(asked_by="agent") if isinstance(end, m.CompletionReceived):
                 scope.finish_reason = end.finish_reason
         outcome = _outcome(opened.subject, end)
-        self._close(scope, span, self._now, outcome, verdict_of(outcome))
+        self._close(scope, span, self._now, outcome, spans.verdict_of(outcome))
 
     def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
         """Record that the LLM actor has changed a setting of the request, such as `max_tokens`."""
@@ -362,13 +347,13 @@ class SpanFeed:
                 return
         span = scope.spans.get(("model", envelope.cause))
         opened = None if span is None else scope.open.get(span)
-        if opened is not None and isinstance(opened.subject, Generation):
+        if opened is not None and isinstance(opened.subject, spans.Generation):
             asks = _with_sampling(opened.subject.asks, changed)
             scope.open[opened.span] = replace(opened, subject=replace(opened.subject, asks=asks))
 
-    def _open_generation(self, scope: SpanScope, asked: Envelope[Any]) -> SpanId:
+    def _open_generation(self, scope: SpanScope, asked: Envelope[Any]) -> spans.SpanId:
         request: m.RequestCompletion = asked.body
-        subject = Generation(
+        subject = spans.Generation(
             request=request,
             asks=scope.asks,
             sent=self._sent or AsSent(said=request.new, fresh=len(request.new), message=asked.seq),
@@ -376,19 +361,19 @@ class SpanFeed:
         )
         return self._open(scope, subject, self._asked_by(scope, asked.sender)).span
 
-    def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
+    def _asked_by(self, scope: SpanScope, sender: str) -> spans.SpanId:
         """Return the parent span of a request to the model. For sampling, it is the server's tool call."""
         for span in scope.open.values():
-            if isinstance(span.subject, ToolUse) and span.subject.server == sender:
+            if isinstance(span.subject, spans.ToolUse) and span.subject.server == sender:
                 return span.span
         return scope.innermost
 
-    def _open_use(self, scope: SpanScope, began: Envelope[Any]) -> SpanId:
+    def _open_use(self, scope: SpanScope, began: Envelope[Any]) -> spans.SpanId:
         called: m.ToolCalled = began.body
         server, tool = called.server, called.tool
         opened = scope.servers.get(server)
         scope.sent += 1
-        use = ToolUse(
+        use = spans.ToolUse(
             call_id=called.call_id,
             name=scope.names.get(called.call_id, f"{server}.{tool}"),
             server=server,
@@ -403,7 +388,7 @@ class SpanFeed:
         )
         return self._open(scope, use, self._called_by(scope, began.turn)).span
 
-    def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
+    def _called_by(self, scope: SpanScope, turn: int) -> spans.SpanId:
         """Return the parent span of a tool call. `turn` is the turn number in the call's envelope."""
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
@@ -411,11 +396,13 @@ class SpanFeed:
 
     # --- Spans ---
 
-    def _open(self, scope: SpanScope | None, subject: Subject, parent: SpanId | None) -> SpanOpened:
+    def _open(
+        self, scope: SpanScope | None, subject: spans.Subject, parent: spans.SpanId | None
+    ) -> spans.SpanOpened:
         """Begin a span; `scope` is `None` for an episode."""
         self._spans += 1
-        opened = SpanOpened(
-            span=SpanId(self._spans),
+        opened = spans.SpanOpened(
+            span=spans.SpanId(self._spans),
             parent=parent,
             at=self._now,
             turn=0 if scope is None else scope.turn,
@@ -429,10 +416,10 @@ class SpanFeed:
         return opened
 
     def _close(
-        self, scope: SpanScope, span: SpanId, at: float, outcome: Outcome | None, verdict: Verdict
+        self, scope: SpanScope, span: spans.SpanId, at: float, outcome: spans.Outcome | None, verdict: Verdict
     ) -> None:
         for inner in [opened.span for opened in scope.open.values() if opened.parent == span]:
-            self._close(scope, inner, at, None, CUT_OFF)
+            self._close(scope, inner, at, None, spans.CUT_OFF)
         opened = scope.open.pop(span, None)
         if opened is not None:
             finish = scope.finish_reason if isinstance(opened.subject, m.RunTurn) else None
@@ -440,14 +427,14 @@ class SpanFeed:
 
     def _closed(
         self,
-        opened: SpanOpened,
+        opened: spans.SpanOpened,
         at: float,
-        outcome: Outcome | None,
+        outcome: spans.Outcome | None,
         verdict: Verdict,
         finish_reason: str | None = None,
     ) -> None:
         self._events.append(
-            SpanClosed(
+            spans.SpanClosed(
                 span=opened.span,
                 at=at,
                 subject=opened.subject,
@@ -464,8 +451,10 @@ def _with_sampling(asks: m.ModelAsked, changed: m.JsonObject) -> m.ModelAsked:
     return replace(asks, sampling=sampling)
 
 
-def _outcome(subject: Subject, end: Any) -> m.CompletionReceived | m.CompletionFailed | m.ToolCallRecord:
-    if isinstance(subject, ToolUse):
+def _outcome(
+    subject: spans.Subject, end: Any
+) -> m.CompletionReceived | m.CompletionFailed | m.ToolCallRecord:
+    if isinstance(subject, spans.ToolUse):
         call = m.ToolCall(call_id=end.call_id, name=subject.name, arguments="")
         return record_settlement(call, subject.iteration, end)
     reply: m.CompletionReceived | m.CompletionFailed = end
