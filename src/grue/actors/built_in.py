@@ -21,8 +21,7 @@ from grue.protocol.tools.calls import (
 from grue.runtime.actor import Actor, Mailbox, Note
 from grue.runtime.trace.recorder import Envelope
 
-AnswersCall: TypeAlias = Callable[[m.JsonObject], m.ToolCallResult]
-"""Answers a call of a built-in tool, from the arguments that a model wrote. Called in a thread."""
+AnswersCall: TypeAlias = Callable[[m.JsonObject], m.ToolCallResult]  # called in a thread
 
 
 class BuiltInTools(Actor[m.SessionCommand]):

@@ -89,9 +89,7 @@ def failure_text(failure: m.ServerFailure) -> str:
     return "\n".join(lines)
 
 
-DOWNLOAD_TIMEOUT_S = 60.0
-"""Start-up limit in seconds for commands that may have to download the server first."""
-
+DOWNLOAD_TIMEOUT_S = 60.0  # start-up limit for commands that may have to download the server
 _DOWNLOADS = frozenset({"npx", "bunx", "pnpx", "uvx", "docker", "podman"})
 _DOWNLOADS_WITH = {
     "npm": ("exec", "x"),

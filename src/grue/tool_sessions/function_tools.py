@@ -53,8 +53,7 @@ _DEEPEST = 20
 _REF = "#/$defs/{name}"
 
 
-_OMITTED = object()
-"""Stands for an argument that a call has left out, if pydantic reads the parameter."""
+_OMITTED = object()  # stands for an argument that a call has left out, if pydantic reads the parameter
 
 
 class Parameters:
@@ -233,8 +232,7 @@ def _default(value: object) -> object:
 
 
 _NOTICE_CHARS = 500
-_MAX_NOTICES = 500
-"""How many notices of one call are recorded: without a limit, a tight loop could fill the trace."""
+_MAX_NOTICES = 500  # recorded of one call: a tight loop could fill the trace
 
 
 class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations

@@ -10,8 +10,7 @@ from grue.field_checks import check_settings
 
 Grant = Literal["authorization_code", "client_credentials", "identity_assertion"]
 
-TokenPlace = Literal["file", "keyring"]
-"""Where tokens are kept: in a file that only its owner can read, or in the system's keyring."""
+TokenPlace = Literal["file", "keyring"]  # a file that only its owner can read, or the keyring
 
 SecretMethod = Literal["client_secret_basic", "client_secret_post"]
 

@@ -19,15 +19,9 @@ from grue.errors import MCPError
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import in_lines, whole_text, without_middle
 
-_BLOCK = 65_536
-"""Characters that are searched at once for a line number or a pattern."""
-
-_SMALL_BLOCK = 1_024
-"""The size down to which a block with a match is divided before its lines are tested one by one."""
-
-_LONGEST_LINE = 4_000
-"""A longer line is searched in overlapping pieces of this length."""
-
+_BLOCK = 65_536  # characters that are searched at once for a line number or a pattern
+_SMALL_BLOCK = 1_024  # down to this size, a block with a match is divided
+_LONGEST_LINE = 4_000  # a longer line is searched in overlapping pieces of this length
 _OVERLAP = 400
 _SHOWN_OF_LINE = 300
 _MOST_MATCHES = 100
@@ -36,8 +30,7 @@ _REGEX_BYTES = 65_536
 _SEARCH_S = 2.0
 _MOST_STEPS = 50
 _NAMED_KEYS = 20
-_HEADER = 200
-"""Characters that are reserved for the line that describes a part."""
+_HEADER = 200  # characters that are reserved for the line that describes a part
 
 _Test: TypeAlias = Callable[[str], bool]
 

@@ -151,9 +151,7 @@ class PooledConnection:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
 
-_STILL_THERE_S = 2.0
-"""How long an HTTP server may take to say whether it still knows a session that was idle."""
-
+_STILL_THERE_S = 2.0  # for an HTTP server to say whether it still knows an idle session
 _GENERATIONS = 3
 
 Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]

@@ -34,17 +34,14 @@ from grue.tool_sessions.redaction import Redactor
 
 _SHELL = "/bin/sh"
 _NUL_WITHIN = 8192
-_DAMAGED_SHARE = 0.1
-"""If more than this share of an output is not UTF-8, the model is told only that the output is binary."""
-
+_DAMAGED_SHARE = 0.1  # of an output; if more is not UTF-8, the output counts as binary
 _SHARE_TO_END = 0.1
 _TO_READ_S = 0.5
 """A command is ended before its call's time is over, so that its output can still be read. The time left for
 that is a tenth of the call's time, or `term_grace_s` + 0.5 s, whichever is shorter."""
 
 _CUT_END = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
-_CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")
-"""Match the part of a UTF-8 character that a cut has left."""
+_CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")  # match the part of a UTF-8 character that a cut has left
 
 AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""

@@ -16,9 +16,7 @@ from grue.tracing.message_words import kind_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, split_turns
 
-WIDTH = 80
-"""Default width of a plain diagram, in columns of the terminal."""
-
+WIDTH = 80  # default width of a plain diagram, in columns of the terminal
 _TEXT_CHARS = 80
 _ACTORS = ("host", "agent", "llm")
 _TRACE = "trace"
@@ -101,8 +99,7 @@ class _MermaidLines:
 
 
 _HARMLESS = frozenset(" ,./()=+-'!?*|~_→…✗")
-_MARKERS = frozenset("ﬂ°¶ß")
-"""Characters that Mermaid uses internally as marks for entities while it parses."""
+_MARKERS = frozenset("ﬂ°¶ß")  # characters that Mermaid uses internally as marks for entities while it parses
 
 
 def escaped(text: str) -> str:

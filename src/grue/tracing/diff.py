@@ -38,11 +38,7 @@ IGNORED = frozenset({
 be compared if a host recorded an `EpisodeStarted`, whose `conditions` usually name both."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
-
-_MOST_MATCHED = 400
-"""More messages than this with the same cause, sender, receiver and kind are paired in order, not by content:
-pairing by content has a quadratic cost."""
-
+_MOST_MATCHED = 400  # pairing by content has a quadratic cost: more siblings are paired in order
 _MOST_ANSWERS = 5
 
 
@@ -294,8 +290,7 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
     return [_counting(item, common) for item in value] if isinstance(value, tuple) else value
 
 
-KEPT_BYTES = 4 * 2**20
-"""The most bytes of messages that a trace's unfinished turns keep in memory; others stay in the file."""
+KEPT_BYTES = 4 * 2**20  # of messages of unfinished turns in memory; others stay in the file
 
 
 class LeftInFile(Struct, frozen=True):

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
-ABSENT = msgspec.UNSET
-"""The value of a field, key or item that only the other side has."""
+ABSENT = msgspec.UNSET  # stands for what only the other side has
 
 SameText: TypeAlias = Callable[[str, str], bool]
 

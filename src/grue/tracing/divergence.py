@@ -13,9 +13,7 @@ from grue.tracing.facts import counted
 from grue.tracing.message_words import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
-LAST_CAUSES = 12
-"""How many of a message's last causes are shown, in addition to its first cause."""
-
+LAST_CAUSES = 12  # of a message, which are shown besides its first cause
 _LINE_CHARS = 160
 _VALUE_CHARS = 100
 _BEFORE_CHARS = 30

@@ -17,9 +17,7 @@ from grue.runtime.files import os_errors_as, read_regular, write_whole
 from grue.runtime.trace.format import TRACE_FILE
 
 SCORES = "scores"
-HUMAN = "human"
-"""The scorer of the marks that people give in the viewer."""
-
+HUMAN = "human"  # the scorer of the marks that people give in the viewer
 MOST_REASON = 2000
 _MOST_BYTES = 2**20
 _MOST_MARKS = 100

@@ -26,10 +26,8 @@ from grue.tracing.turn_slices import turn_of
 PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end"]
 
 _HEADLINE_CHARS = 300
-_LEAST_SHOWN = 3
-"""A fact's text with fewer characters is not searched for in the prompt: it may occur there by chance."""
-_MOST_SHOWN = 20
-"""The most facts before a prompt that are remembered, each by its longest text."""
+_LEAST_SHOWN = 3  # characters: a shorter text of a fact may be in a prompt by chance
+_MOST_SHOWN = 20  # the most facts before a prompt that are remembered, each by its longest text
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
@@ -287,8 +285,7 @@ _REASON_CHARS = 300
 _SAID_CHARS = 160
 
 
-_NOT_PARTS = frozenset({"turn", "session", "host"})
-"""Kinds of spans that are not part of a turn's own time, or that contain other spans of the turn."""
+_NOT_PARTS = frozenset({"turn", "session", "host"})  # spans that contain others, or are no turn's own
 
 
 class MarkCount(Struct, kw_only=True):
@@ -376,14 +373,10 @@ class TurnWriter:
             page.phases[span.phase] = page.phases.get(span.phase, 0.0) + took_s
 
 
-MAX_MESSAGE_CHARS = 200_000
-"""The most characters of a message, as JSON, that the page holds in full; longer messages are cut."""
-
+MAX_MESSAGE_CHARS = 200_000  # of a message as JSON; the rest is cut off
 _SUMMARY_CHARS = 300
-_MOST_ROWS = 1000
-"""The most messages that one piece of a page holds."""
-_MOST_PIECE_CHARS = 1_000_000
-"""A piece is due as soon as its messages together have more characters than this."""
+_MOST_ROWS = 1000  # the most messages that one piece of a page holds
+_MOST_PIECE_CHARS = 1_000_000  # a piece with more than this is due
 _FIRST_ACTORS = ("host", "agent", "llm")
 
 

@@ -26,8 +26,7 @@ from grue.runtime.files import open_regular, os_errors_as, replacing
 
 _MARKED_WITHIN = 1000
 _DATA = re.compile("<!--data-([a-z-]+)-->")
-_PLACES = re.compile("<!--([a-z]+)-->")
-"""Placeholders of a page, filled in one pass, so that inserted text is never taken for a placeholder."""
+_PLACES = re.compile("<!--([a-z]+)-->")  # filled in one pass: inserted text is never a placeholder
 
 
 def page_parts(
@@ -101,13 +100,9 @@ def refuse_foreign(target: Path, name: str) -> None:
             raise TraceError(f"Cannot write the page {target}: a file that grue did not write has its name.")
 
 
-REFERENCE = "grue-image:"
-"""The prefix of a string that replaces an image; the image's id follows."""
-
-MAX_IMAGE_CHARS = 24_000_000
-"""The most base64 characters of one image. A larger image becomes a text with the image's size."""
-MAX_IMAGES_CHARS = 96_000_000
-"""The most base64 characters of a page's images together. An image that would exceed this becomes a text."""
+REFERENCE = "grue-image:"  # the prefix of a string that replaces an image; the image's id follows
+MAX_IMAGE_CHARS = 24_000_000  # base64; a larger image becomes a text with its size
+MAX_IMAGES_CHARS = 96_000_000  # base64, of a page's images together; likewise
 
 # With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(
@@ -163,5 +158,4 @@ class ImageTable:
         return mime, self._spool.read(length)
 
 
-_SHORTEST = 100
-"""A message of at most this many bytes is too short for an image."""
+_SHORTEST = 100  # a message of at most this many bytes is too short for an image

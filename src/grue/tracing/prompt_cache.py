@@ -23,9 +23,7 @@ from grue.tracing.message_words import kind_of
 
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
 
-_MOST_KEPT = 1_000
-"""The most conversations that are kept after their turn; the longest unused is forgotten first."""
-
+_MOST_KEPT = 1_000  # conversations after their turn; the longest unused is forgotten first
 _AROUND = 24
 _EXCERPT = 72
 

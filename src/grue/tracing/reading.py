@@ -25,8 +25,7 @@ from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_fac
 
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
-_MOST_KINDS = 1000
-"""The most generated classes that are kept in memory: a damaged or hostile file may need any number."""
+_MOST_KINDS = 1000  # generated classes in memory: a hostile file may need any number
 
 
 class _Tag(Struct):
@@ -102,8 +101,7 @@ EpisodeBody: TypeAlias = m.AnyMessage | Fact | ActorFailed
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]
 
-NOTES = "trace"
-"""The receiver in the envelopes of notes and facts, which are recorded but sent to no actor."""
+NOTES = "trace"  # the receiver of notes and facts, which are sent to no actor
 
 
 def known_kinds() -> dict[str, type[Struct]]:

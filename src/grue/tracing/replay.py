@@ -44,8 +44,7 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 
-_FOLLOWS = frozenset({"whole_chars"})
-"""Fields that are not compared: the length of a text differs if a secret in the text was replaced."""
+_FOLLOWS = frozenset({"whole_chars"})  # differs if a secret in the text was replaced
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):
@@ -248,8 +247,7 @@ def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
     return best or AgentReplay(turn, changes, turn.inbox)
 
 
-_MOST_ORDERS = 1000
-"""The most orders of a turn's events that are tried. A forged trace can have billions of possible orders."""
+_MOST_ORDERS = 1000  # a forged trace can have billions of possible orders
 
 
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:

@@ -26,9 +26,7 @@ from grue.tracing.message_words import COLOURS, DIM, YELLOW, kind_of, kind_of_li
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import turn_of
 
-UNCUT_LIMIT = 500
-"""Longest text of a message in the table, in characters. A terminal's width can cut the text further."""
-
+UNCUT_LIMIT = 500  # characters of a message's text in the table
 _LONGEST_ROUTE = 40
 _BOLD = "1"
 
@@ -51,8 +49,7 @@ _COLUMNS = (
     _Column("message", 18),
 )
 _GAP = 2
-_SUMMARY_SHARE = 0.42
-"""The least share of a terminal's width for the summary; other columns are left out to reach it."""
+_SUMMARY_SHARE = 0.42  # of a terminal's width; other columns are left out for it
 
 
 class _Layout(Struct, frozen=True):

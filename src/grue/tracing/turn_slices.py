@@ -33,8 +33,7 @@ class TurnSlice(Struct):
         return self.begun and not self.over and not self.overtaken
 
 
-_MOST_AT_ONCE = 1000
-"""The most slices in memory. A turn that is cancelled as it begins has no end, so its slice would stay."""
+_MOST_AT_ONCE = 1000  # slices in memory: a turn that is cancelled as it begins has no end
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:

@@ -22,9 +22,7 @@ from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
 from grue.tracing.page_file import ImageTable, embedded, page_parts
 from grue.tracing.reading import EpisodeReader, open_episode
 
-_MOST_IN_NOTEBOOK = 8_000_000
-"""Longest page in a notebook, in characters: the notebook stores the page in its own file."""
-
+_MOST_IN_NOTEBOOK = 8_000_000  # characters: a notebook stores the page in its own file
 STYLE = ("viewer", "story")
 SCRIPTS = (
     "dom", "trace", "virtual_list", "flow_list", "lanes", "timeline", "json_view", "tree", "matches",
@@ -167,11 +165,8 @@ _SCRIPTS = (
     "dom", "trace", "flow_list", "lanes", "timeline", "json_view", "tree", "matches", "detail", "filters",
     "passages", "head", "request", "pieces", "compare",
 )  # fmt: skip
-_MOST_DIVERGENCES = 5000
-"""The most differences that a page lists."""
-
-_MOST_IN_FULL = 500
-"""The most differences that a page describes in full; further ones have only a place and one line."""
+_MOST_DIVERGENCES = 5000  # the most differences that a page lists
+_MOST_IN_FULL = 500  # differences with a full description; others have one line
 
 
 class _Difference(Struct, array_like=True):

@@ -8,8 +8,7 @@ from grue import messages as m
 from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
-MOST_KEPT = 100
-"""The most conversations that are kept after their turn; the longest unused is forgotten first."""
+MOST_KEPT = 100  # conversations after their turn; the longest unused is forgotten first
 
 
 class AsSent(Struct, frozen=True):

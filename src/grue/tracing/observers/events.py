@@ -35,8 +35,7 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
 from grue.tracing.message_words import info, log_lines, problem
 
-MESSAGE_LIMIT = 2000
-"""Longest message of an event, in characters. The event's fields hold the whole text."""
+MESSAGE_LIMIT = 2000  # characters of an event's text; its fields hold the whole text
 
 
 class Event(Struct, frozen=True, kw_only=True):

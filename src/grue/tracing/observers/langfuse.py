@@ -45,8 +45,7 @@ INSTALL = "Langfuse is not installed: pip install 'langfuse>=5,<6'"
 _KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 _CLOUD = "https://cloud.langfuse.com"
 _EXPORT_TIMEOUT_S = 5.0
-_LONGEST_ATTRIBUTE = 200
-"""The most characters of a name or a session id; Langfuse drops longer ones."""
+_LONGEST_ATTRIBUTE = 200  # the most characters of a name or a session id; Langfuse drops longer ones
 
 
 def require_langfuse() -> None:

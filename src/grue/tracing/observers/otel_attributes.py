@@ -116,14 +116,11 @@ def _medium(medium: m.Attachment) -> m.JsonObject:
 Attributes: TypeAlias = dict[str, Any]
 """Attributes of a span by name; `present` leaves out those that are `None` or an empty text."""
 
-UNKNOWN_PROVIDER = "_OTHER"
-"""The provider's name if the trace names none, as for a host's own model actor: a name is required."""
-
+UNKNOWN_PROVIDER = "_OTHER"  # a name is required, also for a host's own model actor
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-_HTTP_VERSION = "1.1"
-"""The HTTP version of requests to MCP servers: their client is created without `http2`."""
+_HTTP_VERSION = "1.1"  # of requests to MCP servers: their client is without `http2`
 
 
 class AgentDescription(Struct, frozen=True):

@@ -27,14 +27,10 @@ if TYPE_CHECKING:
     from requests import Response, Session
 
 
-BOUND = 10_000
-"""How many envelopes the queue holds: enough for a few hundred turns in which the thread cannot run."""
+BOUND = 10_000  # envelopes in the queue: enough for a few hundred turns
+CLOSE_S = 5.0  # how long `close` waits by default, in seconds
 
-CLOSE_S = 5.0
-"""How long `close` waits by default, in seconds."""
-
-Warn: TypeAlias = Callable[[str], None]
-"""A function that shows one sentence to the user."""
+Warn: TypeAlias = Callable[[str], None]  # a function that shows one sentence to the user
 
 
 def warn_once(warn: Warn | None = None) -> Warn:

@@ -237,8 +237,7 @@ class JsonLog(_Log):
         return [msgspec.json.encode(entry).decode()]
 
 
-ARGUMENTS_LIMIT = 2000
-"""Longest JSON text of a call's arguments in a line, in characters; the trace has the whole text."""
+ARGUMENTS_LIMIT = 2000  # characters of a call's arguments in a line; the trace has all
 
 
 class EpisodeLog(_Log):

@@ -14,18 +14,14 @@ from grue.tracing.observers.conversations import AsSent
 from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.spans import SpanClosed, SpanId, SpanNoted, SpanOpened
 
-CONTENT_LIMIT = 20_000
-"""Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
-
-HISTORY_LIMIT = 200_000
-"""The most characters of earlier messages in a request's span; the oldest are left out, and counted."""
+CONTENT_LIMIT = 20_000  # characters of a prompt, an argument or an output
+HISTORY_LIMIT = 200_000  # characters of earlier messages in a request's span
 
 Capture: TypeAlias = bool | Literal["reference"]
 """Whether content is sent. With `reference`, a completion's span has only the new messages, and the number of
 the request in the trace."""
 
-DETAIL_LIMIT = 1_000
-"""Longest text of a failure's reason, in characters."""
+DETAIL_LIMIT = 1_000  # longest text of a failure's reason, in characters
 
 
 class SpanSink(ABC):

@@ -24,8 +24,7 @@ from grue.tracing.facts import EpisodeEnded, EpisodeStarted
 from grue.tracing.message_words import Verdict, failure_words
 from grue.tracing.observers.conversations import AsSent
 
-SpanId = NewType("SpanId", int)
-"""Number of a span in its feed, from 1."""
+SpanId = NewType("SpanId", int)  # number of a span in its feed, from 1
 
 
 class Episode(Struct, frozen=True, kw_only=True):
