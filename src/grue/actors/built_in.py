@@ -10,14 +10,8 @@ import anyio
 import anyio.to_thread
 
 from grue import messages as m
+from grue.protocol.tools import calls
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.calls import (
-    CallSettled,
-    MakeCall,
-    ReportSettlement,
-    batch_step,
-    begin_batch,
-)
 from grue.runtime.actor import Actor, Mailbox, Note
 from grue.runtime.trace.recorder import Envelope
 
@@ -43,23 +37,23 @@ class BuiltInTools(Actor[m.SessionCommand]):
         """Answer the calls of a batch, one after the other. A cancellation abandons the current call."""
         batch = envelope.body
         assert isinstance(batch, m.CallTools), "it has no session to open or close"
-        state, commands = begin_batch(batch)
+        state, commands = calls.begin_batch(batch)
         while commands:
-            settlement: CallSettled | None = None
+            settlement: calls.CallSettled | None = None
             for command in commands:
                 match command:
-                    case ReportSettlement(settled):
+                    case calls.ReportSettlement(settled):
                         await self._agent.send(settled, sender=self.name, cause=envelope.seq)
-                    case MakeCall(called):
+                    case calls.MakeCall(called):
                         self._note(called, sender=self.name, cause=envelope.seq)
                         settlement = await self._call(called, batch.timeout_s)
                     case _:
                         pass  # The tools of this server never change.
             if settlement is None:
                 return
-            state, commands = batch_step(state, settlement)
+            state, commands = calls.batch_step(state, settlement)
 
-    async def _call(self, call: m.ToolCalled, timeout_s: float) -> CallSettled:
+    async def _call(self, call: m.ToolCalled, timeout_s: float) -> calls.CallSettled:
         started, answer = anyio.current_time(), self._answers.get(call.tool)
         result: m.ToolCallResult | None = tool_results.call_failed("there is no such tool")
         if answer is not None:

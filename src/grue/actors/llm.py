@@ -33,18 +33,8 @@ from grue.protocol.turn.prices import most_usage, with_cost
 from grue.runtime.actor import Actor, Mailbox, Note, reply
 from grue.runtime.large_data import JOINED_AT_ONCE, LONG
 from grue.runtime.trace.recorder import Envelope
+from grue.transports.llm import exchange
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, RequestPostponed, current_room
-from grue.transports.llm.exchange import (
-    LONG_BYTES,
-    Answered,
-    Permit,
-    RequestOutcome,
-    Streamed,
-    WantedRequest,
-    not_sent,
-    permit_for,
-    request_outcome,
-)
 
 __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
 
@@ -177,10 +167,12 @@ class Asking:
         body = await self._body(settings, stream=stream)
         # Every request gets a `Streamed`: some gateways stream the reply even if no stream is asked for.
         show = self._show if shown else lambda _: None
-        streamed = Streamed(self._conversation.format.assembler(), show, asked=stream and profile.streams)
+        streamed = exchange.Streamed(
+            self._conversation.format.assembler(), show, asked=stream and profile.streams
+        )
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
-            fault = not_sent(permit)
+            fault = exchange.not_sent(permit)
             return attempts.RequestFailed(
                 fault=fault, failure=self._endpoint.describe(fault), profile=profile
             )
@@ -230,31 +222,35 @@ class Asking:
             )
             self.say(note)
 
-    async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
+    async def _permit(self, size: int, max_tokens: int | None) -> exchange.Permit | str | None:
         if self._room is not None:
             return None  # nothing is sent now: the request goes to the provider in a batch
         model = self._endpoint.settings.model
-        return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
+        return await exchange.permit_for(
+            exchange.WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens)
+        )
 
-    async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        outcome = RequestOutcome()
+    async def _posted(
+        self, body: bytes, streamed: exchange.Streamed | None, permit: exchange.Permit | None
+    ) -> Reply | Fault:
+        outcome = exchange.RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
             reply = await self._read(answer)
             if isinstance(reply, Reply):
-                reported = answer.cost_usd if isinstance(answer, Answered) else None
+                reported = answer.cost_usd if isinstance(answer, exchange.Answered) else None
                 # If the endpoint reports no tokens, estimate them: the limits of a budget need them.
                 counted = reply.usage
                 if counted == m.Usage(cost_usd=counted.cost_usd):
                     counted = replace(self._estimated(len(body), reply), cost_usd=counted.cost_usd)
                 usage = with_cost(counted, reported, self._price)
                 facts = reply.facts
-                if isinstance(answer, Answered) and answer.first_chunk_s is not None:
+                if isinstance(answer, exchange.Answered) and answer.first_chunk_s is not None:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
                 reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage, facts=facts)
-            elif isinstance(answer, Answered):
+            elif isinstance(answer, exchange.Answered):
                 reply = replace(reply, received=answer.received)
-            outcome = request_outcome(answer, reply)
+            outcome = exchange.request_outcome(answer, reply)
             if self._room is not None:
                 self._room.read(self._endpoint.settings.model, outcome)
             return reply
@@ -277,14 +273,14 @@ class Asking:
             prompt = sum(each.tokens for each in sizes_of(self._conversation.history.entries, per_token))
         return m.Usage(input_tokens=prompt, output_tokens=math.ceil(size / per_token))
 
-    async def _read(self, answer: Answered | Fault) -> Reply | Fault:
+    async def _read(self, answer: exchange.Answered | Fault) -> Reply | Fault:
         if isinstance(answer, Fault):
             return answer
-        if len(answer.body) <= LONG_BYTES:
+        if len(answer.body) <= exchange.LONG_BYTES:
             return self._understood(answer)
         return await anyio.to_thread.run_sync(self._understood, answer, abandon_on_cancel=True)
 
-    def _understood(self, answer: Answered) -> Reply | Fault:
+    def _understood(self, answer: exchange.Answered) -> Reply | Fault:
         if not 200 <= answer.status < 300:
             return answer.fault
         history = self._conversation.history

@@ -18,17 +18,8 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import AfterFailedConnect
+from grue.protocol.tools import calls
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.calls import (
-    CallSettled,
-    MakeCall,
-    ReadChangedTools,
-    ReportSettlement,
-    batch_step,
-    begin_batch,
-    is_as_decided,
-    not_as_decided,
-)
 from grue.protocol.turn import connection as conn
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note
 from grue.runtime.loops.host_code import calling
@@ -231,25 +222,25 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._serve_batch(connection, batch, cause)
 
     async def _serve_batch(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        state, commands = begin_batch(batch, connected=connection is not None)
+        state, commands = calls.begin_batch(batch, connected=connection is not None)
         while commands:
-            settlement: CallSettled | None = None
+            settlement: calls.CallSettled | None = None
             for command in commands:
                 match command:
-                    case ReportSettlement(settled):
+                    case calls.ReportSettlement(settled):
                         await self._report(settled, cause)
-                    case MakeCall(called, call) if not self._is_as_decided(call):
-                        settlement = not_as_decided(called)
-                    case MakeCall(called) if connection is not None:
+                    case calls.MakeCall(called, call) if not self._is_as_decided(call):
+                        settlement = calls.not_as_decided(called)
+                    case calls.MakeCall(called) if connection is not None:
                         settlement = await self._refused(connection, called)
                         if settlement is None:
                             noted = self._note(called, sender=self.name, cause=cause)
                             settlement = await self._call(connection, batch, called, noted.seq)
-                    case ReadChangedTools() if connection is not None:
+                    case calls.ReadChangedTools() if connection is not None:
                         await self._report_changed_tools(connection, batch, cause)
             if settlement is None:
                 return
-            state, commands = batch_step(state, settlement)
+            state, commands = calls.batch_step(state, settlement)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
@@ -260,7 +251,7 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
     def _is_as_decided(self, call: m.ServerCall) -> bool:
-        return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
+        return calls.is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 
     def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         return tuple(
@@ -277,7 +268,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     async def _call(
         self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled, message: int
-    ) -> CallSettled:
+    ) -> calls.CallSettled:
         started = current_time()
         earlier_id = connection.status.last_request_id
 

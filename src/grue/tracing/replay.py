@@ -21,14 +21,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import FailurePolicy
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
-from grue.protocol.tools.calls import (
-    CallSettled,
-    MakeCall,
-    ReadChangedTools,
-    ReportSettlement,
-    batch_step,
-    begin_batch,
-)
+from grue.protocol.tools import calls
 from grue.protocol.turn import connection as conn
 from grue.protocol.turn.states import Finished, Idle, TurnState
 from grue.runtime.actor import ActorFailed
@@ -166,8 +159,8 @@ class AgentReplay:
         if isinstance(body, m.RunTurn):
             return self._changes.run(body)
         if isinstance(body, m.CompletionReceived) and envelope.redacted:
-            calls = (replace(call, arguments=quote_placeholders(call.arguments)) for call in body.tool_calls)
-            return replace(body, tool_calls=tuple(calls))
+            quoted = (replace(call, arguments=quote_placeholders(call.arguments)) for call in body.tool_calls)
+            return replace(body, tool_calls=tuple(quoted))
         return body  # type: ignore[return-value]  # the state machine refuses other messages
 
     def _compare(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> Divergence | None:
@@ -332,7 +325,7 @@ def quote_placeholders(arguments: str) -> str:
 
 
 _Outcome = m.SessionOpened | m.McpDisabled | m.StartupFailed
-_SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | CallSettled
+_SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | calls.CallSettled
 
 
 class Connections:
@@ -502,23 +495,23 @@ class _Session:
                 raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
 
     def _call(self, batch: m.CallTools, cause: EpisodeEnvelope) -> None:
-        state, commands = begin_batch(batch, connected=self._connected)
+        state, commands = calls.begin_batch(batch, connected=self._connected)
         while commands:
-            settled: CallSettled | None = None
+            settled: calls.CallSettled | None = None
             for command in commands:
                 match command:
-                    case MakeCall(called):
+                    case calls.MakeCall(called):
                         settled = self._refused(called)
                         if settled is None:
                             self._expect(called, cause)
                             settled = self._settlement(called, cause)
-                    case ReportSettlement(settlement):
+                    case calls.ReportSettlement(settlement):
                         self._expect(settlement, cause)
-                    case ReadChangedTools():
+                    case calls.ReadChangedTools():
                         pass  # a replay asks no server for its tools
             if settled is None:
                 return  # the batch has ended, or the session was cancelled
-            state, commands = batch_step(state, settled)
+            state, commands = calls.batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
         """Return the recorded `ToolSkipped` if the session refused to send this call, otherwise `None`."""
@@ -527,13 +520,13 @@ class _Session:
             return replace(body, batch=called.batch)
         return None
 
-    def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> CallSettled | None:
+    def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> calls.CallSettled | None:
         """Return the recorded message that ended a call; `None`: the session was cancelled first."""
         if not self._sent:
             return None
         recorded = self._sent[0]
         settled = recorded.body
-        if not isinstance(settled, CallSettled) or settled.call_id != called.call_id:
+        if not isinstance(settled, calls.CallSettled) or settled.call_id != called.call_id:
             reason = f"the call {called.call_id} must be settled first"
             raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
         return replace(settled, batch=called.batch)
