@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -53,9 +53,12 @@ class Comparison:
         if isinstance(left, Struct) and type(left) is type(right):
             yield from self._of_fields(left, right, path)
         elif isinstance(left, dict) and isinstance(right, dict):
-            yield from self._of_members(left, right, path)
+            for key in dict.fromkeys((*left, *right)):
+                one, other = left.get(key, ABSENT), right.get(key, ABSENT)
+                yield from self.differences(one, other, f"{path}{_step(key)}")
         elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
-            yield from self._of_items(left, right, path)
+            for position, (one, other) in enumerate(zip_longest(left, right, fillvalue=ABSENT)):
+                yield from self.differences(one, other, f"{path}[{position}]")
         elif not self._same(left, right):
             yield Difference(path, left, right)
 
@@ -76,17 +79,6 @@ class Comparison:
                 yield from self.differences(one, other, f"{path}.{name}")
             elif not self._same_id(name, one, other):
                 yield Difference(f"{path}.{name}", one, other)
-
-    def _of_members(self, left: dict[Any, Any], right: dict[Any, Any], path: str) -> Iterator[Difference]:
-        for key in dict.fromkeys((*left, *right)):
-            one, other = left.get(key, ABSENT), right.get(key, ABSENT)
-            yield from self.differences(one, other, f"{path}{_step(key)}")
-
-    def _of_items(
-        self, left: "list[Any] | tuple[Any, ...]", right: "list[Any] | tuple[Any, ...]", path: str
-    ) -> Iterator[Difference]:
-        for position, (one, other) in enumerate(zip_longest(left, right, fillvalue=ABSENT)):
-            yield from self.differences(one, other, f"{path}[{position}]")
 
     def _same(self, left: object, right: object) -> bool:
         if isinstance(left, str) and isinstance(right, str):

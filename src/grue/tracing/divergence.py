@@ -1,6 +1,7 @@
 """A difference between two versions of a turn, and its description in printable, but untrusted text."""
 
 import itertools
+import os.path
 import re
 from collections.abc import Iterator
 
@@ -124,7 +125,8 @@ def _written(value: object) -> str:
 def _first_difference(one: str, other: str) -> tuple[int, int]:
     """Return where each text begins to differ. White space counts only if nothing else differs."""
     dense = "".join(one.split()), "".join(other.split())
-    same = _common(*(dense if dense[0] != dense[1] else (one, other)))
+    compared = dense if dense[0] != dense[1] else (one, other)
+    same = len(os.path.commonprefix(compared))  # noqa: RUF071 - any texts, no paths
     return (same, same) if dense[0] == dense[1] else (_place(one, same), _place(other, same))
 
 
@@ -132,8 +134,3 @@ def _place(text: str, number: int) -> int:
     """Return the index of the `number`-th character (from 0) that is no white space, or else the length."""
     found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
     return found.start() if found else len(text)
-
-
-def _common(one: str, other: str) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -23,7 +23,7 @@ from grue.protocol.tools.policy import UNMATCHED
 from grue.runtime.actor import ActorFailed
 from grue.runtime.safe_text import clipped
 from grue.runtime.trace.reader import RecordedLine
-from grue.tracing.facts import Fact, LogLine, Severity, counted, said_by, severity_told
+from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted, said_by, severity_told
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
@@ -221,7 +221,8 @@ def failure_words(failure: m.TurnFailure) -> FailureWords:
 
 
 def _run(body: m.RunTurn) -> str:
-    shown = f"{_tools_from(body.servers)}; {_quoted(body.user)}"
+    tools = f"tools from {', '.join(body.servers)}" if body.servers else "no tools"
+    shown = f"{tools}; {_quoted(body.user)}"
     if body.images:
         shown += f" with {counted(len(body.images), 'image')}"
     if body.history is not None:
@@ -259,10 +260,6 @@ def _tools_unseen(body: m.ToolsUnseen) -> str:
         f" {counted(body.tools, 'tool')} and called none: its chat template seems to leave them out;"
         " grue doctor tries it"
     )
-
-
-def _left_out(body: m.SettingsLeftOut) -> str:
-    return f"{body.model} ({body.endpoint}) does not take {' and '.join(body.settings)}: not sent"
 
 
 def _offer_changed(body: m.OfferChanged) -> str:
@@ -408,10 +405,6 @@ def _delta(body: m.TextDelta) -> str:
     return f"{'' if body.part == 'content' else f'{body.part} '}{_quoted(body.text, strip=False)}"
 
 
-def _crashed(body: ActorFailed) -> str:
-    return f"{body.error}; at {body.where[-1]}" if body.where else body.error
-
-
 def _any_fields(body: Struct) -> str:
     fields = msgspec.to_builtins(body)
     fields.pop("type", None)
@@ -448,9 +441,9 @@ def _fields_of(body: object, names: str) -> dict[str, Any]:
     return {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
 
 
-def _logs(event: str, words: _Words, fields: str) -> _Logged:
-    """Return a function that makes a warning for the logs, with `fields` of the message."""
-    return lambda body: problem(event, _said(words, body), **_fields_of(body, fields))
+def _logs(event: str, words: _Words, fields: str, level: LogLevel = "warning") -> _Logged:
+    """Return a function that makes a log line, with `fields` of the message."""
+    return lambda body: LogLine(level, event, _said(words, body), _fields_of(body, fields))
 
 
 def _notes(
@@ -484,12 +477,6 @@ def _log_failed(body: m.TurnFailed) -> tuple[LogLine, ...]:
     facts: m.JsonObject = {"failure": type(failure).__name__, "error": sentence}
     failed = LogLine("error", "turn_failed", f"Turn failed: {sentence}", facts)
     return (_unparsed(failure.reason, failure.raw), failed) if isinstance(failure, m.NoAnswer) else (failed,)
-
-
-def _log_crashed(body: ActorFailed) -> LogLine:
-    message = f"Actor '{body.actor}' crashed: {body.error}"
-    facts: m.JsonObject = {"actor": body.actor, "error": body.error, "where": list(body.where)}
-    return LogLine("error", "actor_failed", message, facts)
 
 
 def crash_verdict(crash: ActorFailed) -> Verdict:
@@ -636,8 +623,8 @@ _TABLE: dict[type, _Row] = {
     ),
     ActorFailed: _fail(
         "crashed",
-        _crashed,
-        logged=_log_crashed,
+        lambda body: f"{body.error}; at {body.where[-1]}" if body.where else body.error,
+        logged=_logs("actor_failed", "Actor '{0.actor}' crashed: {0.error}", "actor error where", "error"),
         noted=lambda body: SpanNote("actor_failed", crash_verdict(body), {"actor": body.actor}),
     ),
     # Sessions
@@ -798,12 +785,13 @@ _TABLE: dict[type, _Row] = {
     m.ToolsUnseen: _about_llm(
         "tools unseen", _tools_unseen, "llm_tools_unseen", "tools prompt_tokens request"
     ),
-    m.SettingsLeftOut: _about_llm("left out", _left_out, "llm_settings_left_out", "settings"),
+    m.SettingsLeftOut: _about_llm(
+        "left out",
+        lambda body: f"{body.model} ({body.endpoint}) does not take {' and '.join(body.settings)}: not sent",
+        "llm_settings_left_out",
+        "settings",
+    ),
 }
-
-
-def _tools_from(servers: tuple[str, ...]) -> str:
-    return f"tools from {', '.join(servers)}" if servers else "no tools"
 
 
 def _process(pid: int | None) -> str:

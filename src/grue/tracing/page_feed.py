@@ -130,9 +130,12 @@ class StoryTeller:
             state.requests[envelope.seq] = asked
             yield asked
             return
-        request = state.requests.pop(_request_of(envelope, state), None)
-        if request is None:
-            request = Passage(turn=turn, kind="reply", seq=envelope.seq)
+        # A reply without a known cause answers the latest request.
+        asked_as = (
+            envelope.cause if envelope.cause in state.requests else next(reversed(state.requests), None)
+        )
+        unknown = Passage(turn=turn, kind="reply", seq=envelope.seq)
+        request = unknown if asked_as is None else state.requests.pop(asked_as)
         yield replace(request, also=(envelope.seq,))
         if isinstance(body, m.CompletionReceived) and not request.depth:
             state.said = (body.content or "", envelope.seq)
@@ -164,13 +167,6 @@ class StoryTeller:
 
     def _turn(self, turn: int) -> _Turn:
         return self._turns.setdefault(turn, _Turn())
-
-
-def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
-    """Return the number of the open request that caused a reply, else of the latest request, or 0."""
-    if envelope.cause in state.requests:
-        return envelope.cause or 0
-    return next(reversed(state.requests), 0)
 
 
 _TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
@@ -225,10 +221,11 @@ class SpanFinder:
         yield from (self._span(end, None) for end in self._steps.finish() if isinstance(end, StepEnded))
 
     def _span(self, end: StepEnded, by: EpisodeEnvelope | None) -> Span:
-        step = end.step
+        step, began = end.step, end.step.began
+        server = getattr(began.body, "server", "")
         return Span(
             turn=self._turns.pop((step.key, step.first), step.turn),
-            lane=_lane(step),
+            lane=began.sender if step.kind == "host" else server or began.receiver,
             phase="model" if step.kind == "check" else step.kind,
             label=_label(step),
             start_s=step.start_s,
@@ -252,13 +249,6 @@ class SpanFinder:
 
 
 _GRADES: dict[Severity, Literal["fail", "warn"]] = {"fail": "fail", "warn": "warn"}
-
-
-def _lane(step: Step) -> str:
-    body = step.began.body
-    if step.kind == "host":
-        return step.began.sender
-    return getattr(body, "server", "") or step.began.receiver
 
 
 def _label(step: Step) -> str:

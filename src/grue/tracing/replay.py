@@ -68,12 +68,6 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         return any(isinstance(envelope.body, m.TurnInterrupted) for envelope in self.noted)
 
     @property
-    def ended_by_refusal(self) -> bool:
-        """Whether the agent crashed because its state machine refused an event."""
-        crash = self.crash.body if self.crash is not None else None
-        return isinstance(crash, ActorFailed) and crash.error.startswith(IllegalEvent.__name__)
-
-    @property
     def may_stop(self) -> bool:
         """Whether the agent may have ended before it recorded all commands that its state machine gave."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
@@ -214,13 +208,14 @@ class AgentReplay:
         )
 
     def _refused(self, event: EpisodeEnvelope, error: str) -> _Ending:
-        if self._turn.ended_by_refusal and self.compared == len(self._turn.said):
-            return "crashed", None
-        if self._turn.cut_off and self._turn.may_stop and self.compared == len(self._turn.said):
-            return "unfinished", None  # the event was still in the mailbox when the host was killed
-        return "unfinished", self._turn.unexpected(
-            event, f"the agent's state machine does not accept it: {error}"
-        )
+        turn = self._turn
+        if self.compared == len(turn.said):
+            crash = turn.crash.body if turn.crash is not None else None
+            if isinstance(crash, ActorFailed) and crash.error.startswith(IllegalEvent.__name__):
+                return "crashed", None
+            if turn.cut_off and turn.may_stop:
+                return "unfinished", None  # the event was still in the mailbox when the host was killed
+        return "unfinished", turn.unexpected(event, f"the agent's state machine does not accept it: {error}")
 
     def _early_end(self) -> ReplayEnd:
         if self._turn.crash is not None:
@@ -626,29 +621,19 @@ def _replay_turn(
         # Turns of `Runner.map` begin without the servers' earlier states: compare again without these states.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
-    found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]
+    found += _llm_divergences(turn, turn_slice)
+    excluded = ((each, changes.excludes(each, turn.begun)) for each in turn_slice.envelopes)
+    found += [turn.unexpected(each, reason) for each, reason in excluded if reason][:1]
     if agent.divergence is not None:
         found.append(agent.divergence)
     first = min(found, key=_place, default=None)
-    return TurnReplay(
-        turn=turn.run.turn,
-        compared=agent.compared + compared,
-        end=agent.end,
-        divergence=first,
-    )
+    return TurnReplay(turn=turn.run.turn, compared=agent.compared + compared, end=agent.end, divergence=first)
 
 
 def _place(divergence: Divergence) -> float:
     if divergence.left is not None:
         return divergence.left.seq
     return divergence.because[-1].seq + 0.5 if divergence.because else 0.0
-
-
-def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Iterator[Divergence]:
-    for envelope in turn_slice.envelopes:
-        if reason := changes.excludes(envelope, turn.begun):
-            yield turn.unexpected(envelope, reason)
-            return
 
 
 def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:

@@ -111,11 +111,11 @@ def _more(stats: EpisodeStats) -> Iterator[str]:
 def _phase_rows(stats: EpisodeStats) -> list[Row]:
     if not stats.wall_s:
         return []
-    rows: list[Row] = []
-    for phase, seconds in stats.phases.by_phase.items():
-        share = seconds / stats.wall_s
-        rows.append((_PHASES[phase], duration(seconds), f"{share:.1%}", "█" * round(share * _BAR)))
-    return rows
+    shares = [(phase, took, took / stats.wall_s) for phase, took in stats.phases.by_phase.items()]
+    return [
+        (_PHASES[phase], duration(took), f"{share:.1%}", "█" * round(share * _BAR))
+        for phase, took, share in shares
+    ]
 
 
 def _tool_rows(stats: EpisodeStats) -> list[Row]:

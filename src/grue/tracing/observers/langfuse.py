@@ -150,7 +150,10 @@ class _LangfuseSink(SpanSink):
 
     def open(self, event: spans.SpanOpened, inside: Any) -> Any:
         if isinstance(event.subject, spans.Episode):
-            self._begin_trace(event.subject)
+            seed, started = event.subject.episode_id, event.subject.started
+            self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
+            name = said_by(started, EpisodeStarted.title) if started else "grue"
+            self._for_the_whole_trace = _propagation(seed, name)
         return self._start(inside, event.at, self._beginning(event.subject))
 
     def note(self, event: spans.SpanNoted, span: Any) -> None:
@@ -170,12 +173,6 @@ class _LangfuseSink(SpanSink):
         if self._client is not None:
             self._client.flush()
 
-    def _begin_trace(self, episode: spans.Episode) -> None:
-        seed = episode.episode_id
-        self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
-        name = said_by(episode.started, EpisodeStarted.title) if episode.started else "grue"
-        self._for_the_whole_trace = _propagation(seed, name)
-
     def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:
         """Create an observation as a child of `inside`, or as a root of the trace if `inside` is `None`."""
         with self._for_the_whole_trace():
@@ -183,7 +180,11 @@ class _LangfuseSink(SpanSink):
                 observation = self._client.start_observation(trace_context=self._trace, **beginning)
             else:
                 observation = inside.start_observation(**beginning)
-        _set_start(observation, nanoseconds(at))
+        span = getattr(observation, "_otel_span", None)
+        # Langfuse 5 offers no other way. A span that is not sampled, or of a client that is disabled or
+        # faked, has no `_start_time`.
+        if isinstance(getattr(span, "_start_time", None), int):
+            span._start_time = nanoseconds(at)  # type: ignore[union-attr]  # noqa: SLF001
         return observation
 
     def _beginning(self, subject: spans.Subject) -> m.JsonObject:
@@ -230,7 +231,12 @@ class _LangfuseSink(SpanSink):
             "name": "Agent" if generation.asked_by == "agent" else "Sampling",
             "as_type": "generation",
             "model": asks.model or None,
-            "model_parameters": _parameters(asks) or None,
+            # Langfuse accepts only numbers and texts here.
+            "model_parameters": {
+                name: ", ".join(value) if isinstance(value, list) else value
+                for name, value in asks.sampling.items()
+            }
+            or None,
             **self._content("input", chat_messages(shown.said), metadata),
         }
 
@@ -305,12 +311,6 @@ def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractConte
     )
 
 
-def _parameters(asks: m.ModelAsked) -> m.JsonObject:
-    """Return the sampling settings in the form that Langfuse accepts: each is a number or a text."""
-    sampling = asks.sampling.items()
-    return {name: ", ".join(value) if isinstance(value, list) else value for name, value in sampling}
-
-
 def usage_details(usage: m.Usage) -> dict[str, int]:
     """Return tokens by Langfuse's usage types, such as `input_cached_tokens`; each token counts once."""
     details = {
@@ -332,10 +332,3 @@ def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
         "output_tokens": end.usage.output_tokens,
         "cost_usd": end.usage.cost_usd,
     }
-
-
-def _set_start(observation: Any, at_ns: int) -> None:
-    span = getattr(observation, "_otel_span", None)
-    # A span that is not sampled, or of a client that is disabled or faked, has no `_start_time`.
-    if isinstance(getattr(span, "_start_time", None), int):
-        span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

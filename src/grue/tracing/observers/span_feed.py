@@ -68,11 +68,6 @@ class SpanScope:
         """The parent span of generations and tool calls: the tool session or, without one, the turn."""
         return self.session or self.root
 
-    def calls_elsewhere(self) -> list[spans.SpanId]:
-        """Return the open calls of this scope whose parent span is a turn that has ended."""
-        outside = (span for span in self.open.values() if span.parent not in self.open)
-        return [span.span for span in outside if span.span != self.root]
-
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> spans.SessionSummary:
         """Return the totals of this tool session. `end`: how its turn ended; `None`: unknown, or parked."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
@@ -126,7 +121,8 @@ class SpanFeed:
             case _:
                 scope = self._find(envelope)
                 if scope is None and isinstance(body, m.OpenSession) and not envelope.copied:
-                    self._begin_session(envelope, body)
+                    scope = self._begin(envelope, body, spans.ToolSession(servers=(body.server,)))
+                    scope.session = scope.root
                 elif scope is not None:
                     self._assign(envelope, scope)
                     self._take(scope, envelope)
@@ -193,10 +189,6 @@ class SpanFeed:
         self._begin(envelope, command, command)
         self._asked = self._asked or command
 
-    def _begin_session(self, envelope: Envelope[Any], command: m.OpenSession) -> None:
-        scope = self._begin(envelope, command, spans.ToolSession(servers=(command.server,)))
-        scope.session = scope.root
-
     def _abandon(self, scope: SpanScope) -> None:
         """End a turn whose end is not recorded, at the time of its last envelope."""
         verdict = spans.CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
@@ -205,8 +197,9 @@ class SpanFeed:
     def _end_scope(
         self, scope: SpanScope, at: float, end: m.TurnCompleted | m.TurnFailed | None, verdict: Verdict
     ) -> None:
-        for call in scope.calls_elsewhere():
-            self._close(scope, call, at, None, spans.CUT_OFF)
+        for outer in [each.span for each in scope.open.values() if each.parent not in scope.open]:
+            if outer != scope.root:  # a call whose parent span is a turn that has ended
+                self._close(scope, outer, at, None, spans.CUT_OFF)
         if scope.session:
             self._close(scope, scope.session, at, scope.summary(end), verdict)
         self._close(scope, scope.root, at, end, verdict)
