@@ -70,8 +70,9 @@ class Parameters:
                 self._take_context(parameter)
                 continue
             fields.append(self._field(parameter))
-            text = _own_text(parameter.annotation) or descriptions.get(parameter.name, "")
-            if text:
+            annotated = getattr(parameter.annotation, "__metadata__", ())  # of `Annotated[T, "text"]`
+            own_text = next((part for part in annotated if isinstance(part, str)), "")
+            if text := own_text or descriptions.get(parameter.name, ""):
                 texts[parameter.name] = text
         self._struct = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
         self.schema = self._schema(texts)
@@ -202,12 +203,6 @@ def _is_context(annotation: Any) -> bool:
     if origin in (Union, UnionType):
         return all(_is_context(part) for part in parts if part is not NoneType)
     return isinstance(annotation, type) and issubclass(annotation, ToolContext)
-
-
-def _own_text(annotation: Any) -> str:
-    if typing.get_origin(annotation) is not Annotated:
-        return ""
-    return next((part for part in annotation.__metadata__ if isinstance(part, str)), "")
 
 
 def _fault(kind: Any) -> TypeError | None:
@@ -584,7 +579,9 @@ class FunctionTools(HostFunctions):
         *,
         catch_all: CatchAll | None = None,
     ) -> None:
-        _refuse_what_is_no_list(functions)
+        if callable(functions) or isinstance(functions, str) or not isinstance(functions, Iterable):
+            called = getattr(functions, "__name__", "function")
+            raise MCPConfigError(f"FunctionTools wants a list of functions: FunctionTools([{called}]).")
         self.functions = dict(functions) if isinstance(functions, Mapping) else _by_name(functions)
         for name, function in self.functions.items():
             if not isinstance(name, str) or not name:
@@ -788,12 +785,6 @@ def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[...,
     return named
 
 
-def _refuse_what_is_no_list(functions: object) -> None:
-    if callable(functions) or isinstance(functions, str) or not isinstance(functions, Iterable):
-        name = getattr(functions, "__name__", "function")
-        raise MCPConfigError(f"FunctionTools wants a list of functions: FunctionTools([{name}]).")
-
-
 def _refuse_what_cannot_be_called(name: str, function: object) -> None:
     if not callable(function):
         raise MCPConfigError(
@@ -810,16 +801,13 @@ def _refuse_what_cannot_be_called(name: str, function: object) -> None:
         )
 
 
-def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function behind a `functools.partial`, whose own docstring explains `functools.partial`."""
-    while isinstance(function, functools.partial) and function.__doc__ == functools.partial.__doc__:
-        function = function.func
-    return function
-
-
 def _function(name: str, function: Callable[..., Any]) -> _Function:
     settings = settings_of(function)
-    docs = read_docstring(inspect.getdoc(_documented(function)))
+    documented = function
+    # A partial's own docstring explains `functools.partial`.
+    while isinstance(documented, functools.partial) and documented.__doc__ == functools.partial.__doc__:
+        documented = documented.func
+    docs = read_docstring(inspect.getdoc(documented))
     description = docs.summary if settings is None else docs.description
     return _Function(
         tool=name,

@@ -142,20 +142,18 @@ class WholeResult:
 
     # --- Selecting by a JSON path ---
 
-    def _parsed(self) -> object:
+    def _select(self, path: str, skip: int, room: int) -> str:
+        steps = _steps_of(path)
         if isinstance(self._content, str):
             try:
                 self._content = _opened(msgspec.Raw(self._content.encode()))
             except (msgspec.DecodeError, RecursionError):
                 raise CannotReadError("the result is not JSON: read its lines, or search it") from None
-        return self._content
-
-    def _select(self, path: str, skip: int, room: int) -> str:
-        steps = _steps_of(path)
-        content = self._parsed()
+        content = self._content
         if not any(isinstance(step, _Every | slice) for step in steps):
             value = _only(content, steps)
-            text = _written(value)
+            opened = _opened(value)
+            text = opened if isinstance(opened, str) else in_lines(_compact(value))
             shown = text[skip : skip + room]
             left = len(text) - skip - len(shown)
             head = f"[{path} is {_kind(value)}"
@@ -390,14 +388,6 @@ def _kind(value: object) -> str:
             return "a literal"
         case _:
             return "a number"
-
-
-def _written(value: object) -> str:
-    """Return a text as it is, and any other value as indented JSON."""
-    opened = _opened(value)
-    if isinstance(opened, str):
-        return opened
-    return in_lines(_compact(value))
 
 
 def _compact(value: object) -> str:

@@ -89,21 +89,21 @@ class ToolIndex:
     ) -> float:
         norm = _K1 * (1 - _B + _B * length / self._mean)
         total = 0.0
+
+        def rarity(among: int) -> float:
+            return math.log(1 + (len(self._tools) - among + 0.5) / (among + 0.5))
+
         for found in wanted.values():
             # Several words of the index may stand for one word of the query. Only the highest score counts.
             total += max(
                 (
-                    weight * self._rarity(each) * counts[each] * (_K1 + 1) / (counts[each] + norm)
+                    weight * rarity(self._among[each]) * counts[each] * (_K1 + 1) / (counts[each] + norm)
                     for each, weight in found
                     if each in counts
                 ),
                 default=0.0,
             )
         return total
-
-    def _rarity(self, word: str) -> float:
-        among = self._among[word]
-        return math.log(1 + (len(self._tools) - among + 0.5) / (among + 0.5))
 
 
 class ToolSearcher:
@@ -125,7 +125,11 @@ class ToolSearcher:
         found = index.find(query, self._most)
         if not found:
             return tool_results.success({"tools": [], "hint": f"No tool fits. {self._names()}"})
-        return tool_results.success({"tools": [_told(tool) for tool in found]})
+        told = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+            for tool in found
+        ]
+        return tool_results.success({"tools": told})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
         """Answer a `call_tool` that names no known tool, or has the tool's arguments beside `name`."""
@@ -148,26 +152,19 @@ class ToolSearcher:
         return f"There are: {', '.join(names[:_MOST_NAMED])}{more}."
 
 
-def _told(tool: m.ToolDefinition) -> m.JsonObject:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-
-
 def _words_of(tool: m.ToolDefinition) -> dict[str, float]:
     counts: dict[str, float] = {}
+    properties = tool.input_schema.get("properties")
+    arguments = " ".join(map(str, properties)) if isinstance(properties, dict) else ""
     for text, weight in (
         (tool.tool, _NAME),
         (str(tool.server), _SERVER),
         (tool.description[:_MOST_TEXT], _TEXT),
-        (_arguments_of(tool), _ARGUMENT),
+        (arguments[:_MOST_TEXT], _ARGUMENT),
     ):
         for word in _words(text):
             counts[word] = counts.get(word, 0.0) + weight
     return counts
-
-
-def _arguments_of(tool: m.ToolDefinition) -> str:
-    properties = tool.input_schema.get("properties")
-    return " ".join(map(str, properties))[:_MOST_TEXT] if isinstance(properties, dict) else ""
 
 
 def _words(text: str) -> list[str]:
