@@ -579,8 +579,9 @@ class FunctionTools(HostFunctions):
         *,
         catch_all: CatchAll | None = None,
     ) -> None:
-        if callable(functions) or isinstance(functions, str) or not isinstance(functions, Iterable):
-            called = getattr(functions, "__name__", "function")
+        given: object = functions
+        if callable(given) or isinstance(given, str) or not isinstance(given, Iterable):
+            called = getattr(given, "__name__", "function")
             raise MCPConfigError(f"FunctionTools wants a list of functions: FunctionTools([{called}]).")
         self.functions = dict(functions) if isinstance(functions, Mapping) else _by_name(functions)
         for name, function in self.functions.items():
