@@ -30,11 +30,9 @@ _CLOSING_S = 5.0
 
 
 class AgentActor(Actor[m.TurnEvent]):
-    """Runs one turn: receives a `RunTurn`, and replies when the turn has ended, is parked or awaits a batch.
+    """Runs one turn: receives a `RunTurn`, and replies when the turn ends, is parked or awaits a batch."""
 
-    `deadline`: when the turn's work must end, on the event loop's clock; closing the sessions may take
-    longer.
-    """
+    # At `deadline`, on the event loop's clock, the turn's work must end; closing the sessions may take longer.
 
     def __init__(
         self,
@@ -114,10 +112,8 @@ class AgentActor(Actor[m.TurnEvent]):
         return next((record.result for record in records if record.call_id == call_id), None)
 
     def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
-        """Pass a recorded turn's events, from `RunTurn` on, to the state machine. Perform no commands.
-
-        The turn's end is sent to the reply channel of `asked`, the recorded `RunTurn`.
-        """
+        """Pass a recorded turn's events, from `RunTurn` on, to the state machine. Perform no commands."""
+        # The turn's end is sent to the reply channel of `asked`, the recorded `RunTurn`.
         self._asked = asked
         for event in events:
             self._before, (self._state, commands) = self._state, step(self._state, event)

@@ -42,12 +42,11 @@ REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
 
 class Asking:
-    """Gets one completion: sends HTTP requests until `attempt_step` returns `Finish`.
+    """Gets one completion: sends HTTP requests until `attempt_step` returns `Finish`."""
 
-    The endpoint is open already, and the conversation contains `command.new`. `on_sent` is called when an
-    HTTP request has been written, and when its exchange has ended. `lost` is the cost so far at other
-    endpoints.
-    """
+    # The endpoint is open already, and the conversation contains `command.new`. `on_sent` is called when an
+    # HTTP request has been written, and when its exchange has ended. `lost` is the cost so far at other
+    # endpoints.
 
     def __init__(
         self,
@@ -422,11 +421,10 @@ class _Asked(Struct):
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions one at a time, from an endpoint or, if that has failed, from a fallback.
+    """Requests completions one at a time, from an endpoint or, if that has failed, from a fallback."""
 
-    `endpoint.chain` has the fallbacks, too; the one to ask first is `begins`, or else the first that may be
-    asked. Without `lent`, the turn's conversation ends with the turn.
-    """
+    # `endpoint.chain` has the fallbacks, too; the one to ask first is `begins`, or else the first that may be
+    # asked. Without `lent`, the turn's conversation ends with the turn.
 
     def __init__(
         self,
@@ -543,12 +541,10 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _complete_unless_dropped(
         self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]
     ) -> None:
-        """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
-
-        That wait ends with the agent's next message, or when the agent closes the mailbox: cancelling it
-        could lose a message. A `DropCompletion` cancels only the exchange, not the changes to the
-        conversation around it.
-        """
+        """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`."""
+        # That wait ends with the agent's next message, or when the agent closes the mailbox: cancelling it
+        # could lose a message. A `DropCompletion` cancels only the exchange, not the changes to the
+        # conversation around it.
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
 

@@ -38,11 +38,10 @@ _CLOSE_REPORT_S = 1.0
 
 
 class SessionActor(Actor[m.SessionCommand]):
-    """Opens, uses and closes one tool server's sessions, one after the other.
+    """Opens, uses and closes one tool server's sessions, one after the other."""
 
-    The mailbox has the server's name. `connection` is the state from earlier turns. At `deadline`, on the
-    event loop's clock, everything except closing must end. `around_call` is as in `Recorder`.
-    """
+    # The mailbox has the server's name. `connection` is the state from earlier turns. At `deadline`, on the
+    # event loop's clock, everything except closing must end. `around_call` is as in `Recorder`.
 
     def __init__(
         self,

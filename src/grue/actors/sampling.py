@@ -34,11 +34,9 @@ class CurrentSampler:
         self.sampler: Sampler | None = None  # of a running turn that allows sampling
 
     def on_behalf_of(self, server: m.ServerName, *, beside: Sampler | None = None) -> Sample:
-        """Return the function that answers the sampling requests of one server.
-
-        `beside`: the running turn's sampler, if the session is for the next turn. Until the running turn has
-        ended, requests are declined, so that they do not count against its limits.
-        """
+        """Return the function that answers the sampling requests of one server."""
+        # `beside`: the running turn's sampler, if the session is for the next turn. Until the running turn
+        # has ended, requests are declined, so that they do not count against its limits.
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
             if self.sampler is None or self.sampler is beside:
@@ -49,11 +47,10 @@ class CurrentSampler:
 
 
 class Sampler:
-    """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost.
+    """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost."""
 
-    `spent` returns what the turn and its servers have spent, `sampled` how many servers' requests are in it.
-    Of the budget, one request is held back for the turn's answer.
-    """
+    # `spent` returns what the turn and its servers have spent, `sampled` how many servers' requests are in
+    # it. Of the budget, one request is held back for the turn's answer.
 
     def __init__(
         self,
@@ -115,10 +112,8 @@ class Sampler:
         llm: Actor[m.LlmCommand],
         reply: m.CompletionReceived | m.CompletionFailed | None,
     ) -> None:
-        """Tell the agent what a request has cost, even while this task is being cancelled.
-
-        The server gets its reply after that: its result could otherwise reach the agent before this cost.
-        """
+        """Tell the agent what a request has cost, even while this task is being cancelled."""
+        # The server gets its reply after that: its result could otherwise reach the agent before this cost.
         usage = m.Usage() if reply is None else reply.usage
         if reply is None and isinstance(llm, LlmActor):
             usage = llm.unreported

@@ -61,10 +61,9 @@ class ToolTimedOutError(MCPError, TimeoutError):
 
 
 class ToolRefusedError(MCPError):
-    """The server answered a call with a JSON-RPC error, or grue did not send it or cannot use its answer.
+    """The server answered a call with a JSON-RPC error, or grue did not send it or cannot use its answer."""
 
-    `code` is the server's JSON-RPC code, or else grue's; `details` is the error's `data`, untrusted.
-    """
+    # `code` is the server's JSON-RPC code, or else grue's; `details` is the error's `data`, untrusted.
 
     def __init__(self, message: str, *, code: int, details: object = None) -> None:
         super().__init__(message)
@@ -121,11 +120,9 @@ def remedy_for(
     slow_place: str | None = None,
     wrote: bool = False,
 ) -> str:
-    """Return the advice for a failure, in one or two sentences.
-
-    `missing`: the command was not found. `slow_place` names the setting of the start-up limit, if the server
-    exceeded it. `wrote`: the error also shows lines from the server's stderr.
-    """
+    """Return the advice for a failure, in one or two sentences."""
+    # `missing`: the command was not found. `slow_place` names the setting of the start-up limit, if the
+    # server exceeded it. `wrote`: the error also shows lines from the server's stderr.
     program = PurePath(command).name or command
     if phase in ("call", "close"):
         if wrote:

@@ -55,11 +55,9 @@ class Redactor:
 
 
 def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
-    """Return what may be secret in a command's arguments, by the name of its placeholder.
-
-    A secret is named by its option or variable, or `password` or `token`; a whole argument with a URL by its
-    number, such as `argument 2`.
-    """
+    """Return what may be secret in a command's arguments, by the name of its placeholder."""
+    # A secret is named by its option or variable, or `password` or `token`; a whole argument with a URL by
+    # its number, such as `argument 2`.
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
     for before, arg in _with_the_one_before(args):
         for name, start, end in _spans(before, arg):

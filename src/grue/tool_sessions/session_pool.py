@@ -159,10 +159,9 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 
 
 class SessionPool:
-    """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
+    """Holds the open sessions of an episode. For its event loop only, and for one turn at a time."""
 
-    Cancelling `group` closes all connections. `opened`: servers with which a turn has had an open session.
-    """
+    # Cancelling `group` closes all connections. `opened`: servers with which a turn has had an open session.
 
     def __init__(
         self,
@@ -213,10 +212,8 @@ class SessionPool:
     def lend(
         self, server: m.ServerName, connect: Connect, turn: int, deadline: float = float("inf")
     ) -> "LeasedConnection":
-        """Return a connection for one turn: the prewarmed or kept one, or else a new one.
-
-        All its use, except closing it, ends at `deadline` on the event loop's clock.
-        """
+        """Return a connection for one turn: the prewarmed or kept one, or else a new one."""
+        # All its use, except closing it, ends at `deadline` on the event loop's clock.
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
             waiting = None
@@ -237,10 +234,8 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session, open, for a call outside turns; raises `ServerFailed`.
-
-        A turn may use the session too, so hold its lock `alone` while you use it.
-        """
+        """Return a server's kept session, open, for a call outside turns; raises `ServerFailed`."""
+        # A turn may use the session too, so hold its lock `alone` while you use it.
         while True:
             owned = self._current(server)
             if owned is None:
@@ -285,10 +280,8 @@ class SessionPool:
             self._forget_gone()
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
-        """Wait for the end of the processes of turns that are three or more before the turn of `starting`.
-
-        Cancelled turns do not wait for older processes, so a series of them could leave ever more alive.
-        """
+        """Wait for the end of the processes of turns that are three or more before the turn of `starting`."""
+        # Cancelled turns do not wait for older processes, so a series of them could leave ever more alive.
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
 
@@ -379,10 +372,8 @@ class LeasedConnection(_SessionUser):
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Wait until the connection is open. If a prewarmed or kept connection is lost, open a new one.
-
-        `timeout_s` limits a new one; the time limit of a prewarmed connection began with its start.
-        """
+        """Wait until the connection is open. If a prewarmed or kept connection is lost, open a new one."""
+        # `timeout_s` limits a new one; the time limit of a prewarmed connection began with its start.
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
             return listing
@@ -419,10 +410,8 @@ class LeasedConnection(_SessionUser):
             raise
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
-
-        So in the trace, the end of the old processes comes before a batch's first tool call.
-        """
+        """Wait until no process of an earlier turn is alive, then return the tools if they have changed."""
+        # So in the trace, the end of the old processes comes before a batch's first tool call.
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))
 

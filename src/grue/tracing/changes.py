@@ -21,11 +21,10 @@ NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplin
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """The settings in which a replay differs from the recorded episode.
+    """The settings in which a replay differs from the recorded episode."""
 
-    A field that does not exist or that a replay cannot change, or a value of the wrong type, raises
-    `ValueError`; a value out of its range raises `MCPConfigError`.
-    """
+    # A field that does not exist or that a replay cannot change, or a value of the wrong type, raises
+    # `ValueError`; a value out of its range raises `MCPConfigError`.
 
     policy: Mapping[str, object] = field(default_factory=dict)  # of `FailurePolicy`, by field
     limits: Mapping[str, object] = field(default_factory=dict)  # of `TurnLimits`; `budget` is a mapping too
@@ -52,10 +51,8 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replayed `command` with the limits and policies of `recorded`, if both are of one kind.
-
-        Otherwise each message that repeats a changed limit or policy would be reported as a difference.
-        """
+        """Return the replayed `command` with limits and policies of `recorded`, if both are of one kind."""
+        # Otherwise each message that repeats a changed limit or policy would be reported as a difference.
         if not self or type(command) is not type(recorded):
             return command
         match command:
@@ -78,11 +75,9 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Split changed settings into fields of `FailurePolicy` and of `TurnLimits`, such as `budget.requests`.
-
-    Raises `ValueError` for a field that neither class has, for a part of a field whose value is no mapping,
-    and for a whole field after its parts. The part of a name after a dot is not checked.
-    """
+    """Split changed settings into fields of `FailurePolicy` and of `TurnLimits` (`budget.requests`)."""
+    # Raises `ValueError` for a field that neither class has, for a part of a field whose value is no mapping,
+    # and for a whole field after its parts. The part of a name after a dot is not checked.
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
     for name, value in changed.items():

@@ -103,11 +103,9 @@ _MARKERS = frozenset("ﬂ°¶ß")  # characters that Mermaid uses internally as 
 
 
 def escaped(text: str) -> str:
-    """Return printable text in which entities replace all characters that Mermaid could interpret.
-
-    In a text with `style` or `classDef`, Mermaid removes the last semicolon after a colon, and this semicolon
-    may end an entity. So in such a text colons are replaced too.
-    """
+    """Return printable text in which entities replace all characters that Mermaid could interpret."""
+    # In a text with `style` or `classDef`, Mermaid removes the last semicolon after a colon, and this
+    # semicolon may end an entity. So in such a text colons are replaced too.
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(
         char if (char in harmless or char.isalnum()) and char not in _MARKERS else f"#{ord(char)};"

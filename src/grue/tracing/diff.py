@@ -43,10 +43,8 @@ _MOST_ANSWERS = 5
 
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
-    """Yield the differences between two traces, in the order of the left trace; raises `TraceError` late.
-
-    A few megabytes of each file are in memory at a time.
-    """
+    """Yield the differences between two traces, in the order of the left trace; raises `TraceError` late."""
+    # A few megabytes of each file are in memory at a time.
     forked = _forked_turns(left) | _forked_turns(right)
     lengths: set[int] = set()
     lefts = _noting(lengths, lean_turns(left))
@@ -302,10 +300,8 @@ class LeftInFile(Struct, frozen=True):
 
 
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
-    """Split a trace into its turns, without messages that are not compared.
-
-    If `envelopes` is an `EpisodeReader`, messages beyond `KEPT_BYTES` stay in the file; `whole` reads them.
-    """
+    """Split a trace into its turns, without messages that are not compared."""
+    # If `envelopes` is an `EpisodeReader`, messages beyond `KEPT_BYTES` stay in the file; `whole` reads them.
     splitter = TurnSplitter()
     kept: dict[int, int] = {}  # `id()` of a slice -> bytes of its messages in memory
     for envelope, stub, size in _with_stubs(envelopes):
@@ -347,11 +343,9 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether two messages are both `SessionClosed`, with endings that count as equal.
-
-    Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
-    others. `none` equals them all: a fork that takes its tool results from a trace has no process.
-    """
+    """Return whether two messages are both `SessionClosed`, with endings that count as equal."""
+    # Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
+    # others. `none` equals them all: a fork that takes its tool results from a trace has no process.
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False
     endings = (left.ending, right.ending)

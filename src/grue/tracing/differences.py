@@ -25,12 +25,11 @@ class Difference(Struct, frozen=True):
 
 
 class Comparison:
-    """Compare messages, pair after pair.
+    """Compare messages, pair after pair."""
 
-    The fields are named `field`, or `Class.field` for a field of one class only. The fields `ignored` are not
-    compared. Ids in the fields `ids` may differ if each left id always has the same right id. `same_text`
-    returns whether two different texts count as equal.
-    """
+    # The fields are named `field`, or `Class.field` for a field of one class only. The fields `ignored` are
+    # not compared. Ids in the fields `ids` may differ if each left id always has the same right id.
+    # `same_text` returns whether two different texts count as equal.
 
     def __init__(
         self,

@@ -100,10 +100,8 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
-    """Return the text of the fact's version of a method or property of the base class, `Fact.summary` say.
-
-    If the host's version raises or gives no text, return that of the base class (`words`) instead.
-    """
+    """Return the text of the fact's version of a method or property of the base class, `Fact.summary` say."""
+    # If the host's version raises or gives no text, return that of the base class (`words`) instead.
     base: Any = words.fget if isinstance(words, property) else words
     try:
         said = getattr(fact, base.__name__)
@@ -135,10 +133,9 @@ def _json(value: object) -> str:
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):
-    """A part of the configuration, such as the model, that has changed when an episode is resumed.
+    """A part of the configuration, such as the model, that has changed when an episode is resumed."""
 
-    `before` and `now` are its values in words, without secrets.
-    """
+    # `before` and `now` are its values in words, without secrets.
 
     what: str
     before: str
@@ -151,10 +148,8 @@ class ConditionChanged(Struct, frozen=True, kw_only=True):
 
 
 def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
-    """Return the conditions that differ, in the order of `now`.
-
-    A condition that `before` lacks counts as unchanged: traces of older versions have fewer conditions.
-    """
+    """Return the conditions that differ, in the order of `now`."""
+    # A condition that `before` lacks counts as unchanged: traces of older versions have fewer conditions.
     return tuple(
         ConditionChanged(what=what, before=before[what], now=value)
         for what, value in now.items()

@@ -38,10 +38,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         facts: Iterable[str] = (),
         failures: bool = False,
     ) -> "Filter":
-        """Make a filter from the texts that people write as options. A part of a kind's name is enough.
-
-        `facts` names further kinds: facts whose hosts are not installed. Raises `MCPConfigError`.
-        """
+        """Make a filter from the texts that people write as options. A part of a kind's name is enough."""
+        # `facts` names further kinds: facts whose hosts are not installed. Raises `MCPConfigError`.
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
             turns=tuple(_range(each, "turn") for each in turns),

@@ -80,11 +80,9 @@ class LiveFeed:
         return EpisodePage(title=title, header=header, file=printable(self.reader.path.name), live=True)
 
     def answer(self, first: int) -> bytes:
-        """Return JSON with the `pieces` from number `first` on, and the number of the `next` to ask for.
-
-        `over`: whether the episode has ended with these pieces. `error`: why no more come. Raises
-        `ValueError` if there is no piece `first`.
-        """
+        """Return JSON with the `pieces` from number `first` on, and the number of the `next` to ask for."""
+        # `over`: whether the episode has ended with these pieces. `error`: why no more come. Raises
+        # `ValueError` if there is no piece `first`.
         with self._lock:
             ends = self._ends
             if not 0 <= first <= len(ends):

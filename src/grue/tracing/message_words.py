@@ -135,10 +135,8 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield what to print about a message in a program without `LoggerObserver`: `(key, untrusted line)`.
-
-    Lines with the same key report the same problem: print only the first.
-    """
+    """Yield what to print about a message in a program without `LoggerObserver`: `(key, untrusted line)`."""
+    # Lines with the same key report the same problem: print only the first.
     match body:
         case m.ServerDied(server=server, failure=failure):
             yield f"{server} died: {failure.cause}", f"server {_died(body)}"

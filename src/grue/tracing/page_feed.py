@@ -31,13 +31,12 @@ _MOST_SHOWN = 20  # the most facts before a prompt that are remembered, each by 
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
-    """A passage of the story; `viewer_page/trace.js` takes the fields in this order.
+    """A passage of the story; `viewer_page/trace.js` takes the fields in this order."""
 
-    A `fact` is a host's, a `prompt` the host's text for the agent, a `reply` a request and its reply, a
-    `call` a tool call and its result, a `note` a problem or a change of the turn. Its `text` is: for a fact
-    its headline; for a prompt `resumed`, or `shown` if it contains the text of a fact that the page shows
-    above it; for an `end` `same` if the answer is the last reply's text.
-    """
+    # A `fact` is a host's, a `prompt` the host's text for the agent, a `reply` a request and its reply, a
+    # `call` a tool call and its result, a `note` a problem or a change of the turn. Its `text` is: for a fact
+    # its headline; for a prompt `resumed`, or `shown` if it contains the text of a fact that the page shows
+    # above it; for an `end` `same` if the answer is the last reply's text.
 
     turn: int
     kind: PassageKind
@@ -417,10 +416,9 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class PageFeed:
-    """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`.
+    """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`."""
 
-    Call `take` when the piece is `due`, and once after `finish`. `images` collects the messages' images.
-    """
+    # Call `take` when the piece is `due`, and once after `finish`. `images` collects the messages' images.
 
     def __init__(self, images: ImageTable) -> None:
         self.overview = Overview()

@@ -32,10 +32,8 @@ _PLACES = re.compile("<!--([a-z]+)-->")  # filled in one pass: inserted text is 
 def page_parts(
     name: str, title: str, *, style: Sequence[str], scripts: Sequence[str], served: bool = False
 ) -> list[bytes]:
-    """Return a page's text, cut into parts at the places where its data will be inserted.
-
-    `name`, `style` and `scripts` name files in `viewer_page/`. A `served` page may request from its server.
-    """
+    """Return a page's text, cut into parts at the places where its data will be inserted."""
+    # `name`, `style` and `scripts` name files in `viewer_page/`. A `served` page may request from its server.
     css = "\n".join(_part(f"{each}.css") for each in style)
     script = "\n".join(_part(f"{each}.js") for each in scripts)
     policy = "; ".join(

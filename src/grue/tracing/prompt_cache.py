@@ -375,10 +375,9 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt that shares the longest beginning with `sent`.
-
-        For a conversation's first prompt: the latest first prompt of another conversation to the same model.
-        """
+        """Return the earlier prompt that shares the longest beginning with `sent`."""
+        # For a conversation's first prompt: the latest first prompt of another conversation to the same
+        # model.
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (_in_common(each, sent), each.seq))
@@ -563,11 +562,9 @@ def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
-    """Return the trace message that made the prompt differ in `tool`, and why.
-
-    It is the turn's `RunTurn` if that names other tools or servers than the turn before; otherwise the latest
-    message in which the tool's server listed its tools.
-    """
+    """Return the trace message that made the prompt differ in `tool`, and why."""
+    # It is the turn's `RunTurn` if that names other tools or servers than the turn before; otherwise the
+    # latest message in which the tool's server listed its tools.
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:
         wanted = before.tools != now.tools

@@ -239,11 +239,10 @@ _MOST_ORDERS = 1000  # a forged trace can have billions of possible orders
 
 
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
-    """Yield the orders in which the agent can have handled its events, the most likely first.
-
-    Messages in the mailbox keep their order. The agent handles an event from the clock or the supervisor at
-    once, before messages in the mailbox, but after each message whose effects were recorded before the event.
-    """
+    """Yield the orders in which the agent can have handled its events, the most likely first."""
+    # Messages in the mailbox keep their order. The agent handles an event from the clock or the supervisor at
+    # once, before messages in the mailbox, but after each message whose effects were recorded before the
+    # event.
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
     for note in turn.noted:
@@ -282,11 +281,9 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts are equal, where one was computed with secrets and one with placeholders.
-
-    Ignored are quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
-    replaced together with the secret), and whatever follows the place where a text was cut to a length.
-    """
+    """Return whether two texts are equal, where one was computed with secrets and one with placeholders."""
+    # Ignored are quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
+    # replaced together with the secret), and whatever follows the place where a text was cut to a length.
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
         return True
@@ -382,10 +379,8 @@ def replay_sessions(
     connections: Connections,
     commands: Mapping[int, m.TurnCommand | m.TurnNote],
 ) -> tuple[int, list[Divergence]]:
-    """Replay a turn's sessions. Return how many messages agreed, and each session's first difference, if any.
-
-    `commands` has the replayed agent's messages, by the number of the recorded message that each replaces.
-    """
+    """Replay a turn's sessions. Return how many messages agreed, and each session's first difference."""
+    # `commands` has the replayed agent's messages, by the number of the recorded message that each replaces.
     compared = 0
     found: list[Divergence] = []
     for server in turn.run.servers:

@@ -33,12 +33,10 @@ class _Run(Struct, frozen=True, kw_only=True):
 
 
 def write_index(folder: Path, runs: Iterable[Path]) -> Path:
-    """Write `index.html` into a folder of episodes, with a row for each of `runs`.
-
-    Also write a page beside each trace, unless the page that grue wrote there is as new as the trace. A file
-    of that name that grue did not write is kept, and the row says so. Raises `TraceError` if the index cannot
-    be written, or there is an `index.html` that grue has not written.
-    """
+    """Write `index.html` into a folder of episodes, with a row for each of `runs`."""
+    # Also write a page beside each trace, unless the page that grue wrote there is as new as the trace. A
+    # file of that name that grue did not write is kept, and the row says so. Raises `TraceError` if the index
+    # cannot be written, or there is an `index.html` that grue has not written.
     target = folder / INDEX_FILE
     refuse_foreign(target, "runs")
     rows = tuple(_row(folder, path) for path in runs)

@@ -10,10 +10,8 @@ from grue.tracing.reading import known_kinds, union_of
 
 
 def trace_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a line of a trace file, with the loaded hosts' facts.
-
-    Later versions may add fields to a message, so readers must ignore unknown fields.
-    """
+    """Return the JSON Schema (2020-12) of a line of a trace file, with the loaded hosts' facts."""
+    # Later versions may add fields to a message, so readers must ignore unknown fields.
     types = (TraceHeader, TraceLine, PayloadReference, union_of(known_kinds().values()))
     (header, line, reference, body), definitions = msgspec.json.schema_components(
         types, schema_hook=_any_json, ref_template="#/$defs/{name}"

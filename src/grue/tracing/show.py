@@ -107,10 +107,8 @@ def render(
     colour: bool = False,
     watch: Callable[[EpisodeEnvelope], object] | None = None,
 ) -> Iterator[str]:
-    """Yield the lines of the table, each cut to `width` columns of the terminal; `None`: not cut.
-
-    `watch` is called with each message that is shown. Raises `TraceError` if the file cannot be read.
-    """
+    """Yield the lines of the table, each cut to `width` columns of the terminal; `None`: not cut."""
+    # `watch` is called with each message that is shown. Raises `TraceError` if the file cannot be read.
     measured = _Measured()
     found = bytearray()
     for line in episode.lines():

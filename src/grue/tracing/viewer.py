@@ -33,12 +33,10 @@ SCRIPTS = (
 
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
-    """Write a trace as a page that only its owner can read, and return the episode's overview.
-
-    The same trace always gives the same bytes. The page gets the trace's modification time, so that a page
-    that lacks what was recorded meanwhile is older than the trace. Raises `TraceError`, and leaves no partial
-    page, if the trace cannot be read or the page cannot be written.
-    """
+    """Write a trace as a page that only its owner can read, and return the episode's overview."""
+    # The same trace always gives the same bytes. The page gets the trace's modification time, so that a page
+    # that lacks what was recorded meanwhile is older than the trace. Raises `TraceError`, and leaves no
+    # partial page, if the trace cannot be read or the page cannot be written.
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
@@ -107,11 +105,9 @@ def write_pieces(
     side: int = 0,
     turns: dict[int, int] | None = None,
 ) -> EpisodePage:
-    """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
-
-    `side` is the trace's number in the page. Each value of `turns`, which has numbers of messages as keys, is
-    set to the turn under which the page shows the message.
-    """
+    """Write a trace's messages in pieces, each in a `<script>`; return the rest of the page's data."""
+    # `side` is the trace's number in the page. Each value of `turns`, which has numbers of messages as keys,
+    # is set to the turn under which the page shows the message.
     feed = PageFeed(images)
     for envelope in reader:
         turn = feed.see(envelope)
@@ -188,11 +184,9 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 
 
 def write_comparison(left: Path, right: Path, target: Path) -> int:
-    """Write a page that compares two traces. Return the number of the first turn that differs, or 0.
-
-    A difference outside of turns counts as one in turn 1. Raises `TraceError`, and leaves no partial page, if
-    a trace cannot be read or the page cannot be written.
-    """
+    """Write a page that compares two traces. Return the number of the first turn that differs, or 0."""
+    # A difference outside of turns counts as one in turn 1. Raises `TraceError`, and leaves no partial page,
+    # if a trace cannot be read or the page cannot be written.
     readers = open_episode(left), open_episode(right)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, *(reader.path for reader in readers))

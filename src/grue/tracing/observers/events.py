@@ -71,10 +71,9 @@ class _Call(Struct, frozen=True):
 
 
 class _TurnLines:
-    """Makes those log lines of one turn that depend on more than one of its messages.
+    """Makes those log lines of one turn that depend on more than one of its messages."""
 
-    `attempts`, which all turns share, has the latest failed attempt to connect, by server.
-    """
+    # `attempts`, which all turns share, has the latest failed attempt to connect, by server.
 
     def __init__(
         self, servers: tuple[m.ServerName, ...], attempts: dict[m.ServerName, m.ConnectFailed]

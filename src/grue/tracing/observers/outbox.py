@@ -68,10 +68,9 @@ class OutboxStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Outbox:
-    """An observer that passes each envelope to `consumer`, in a thread of its own. For one recorder only.
+    """An observer that passes each envelope to `consumer`, in a thread of its own. For one recorder only."""
 
-    Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
-    """
+    # Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
 
     def __init__(
         self, consumer: Consumer, *, name: str, bound: int = BOUND, warn: Warn | None = None
@@ -198,22 +197,18 @@ _exporting = threading.local()
 
 
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
-    """Return an exporter that sends spans through `exporter`, and calls `warn` instead of logging failures.
-
-    OpenTelemetry itself would log two retries and a failure for each group of spans.
-    """
+    """Return an exporter that sends spans through `exporter`, and that warns instead of logging failures."""
+    # OpenTelemetry itself would log two retries and a failure for each group of spans.
     logging.getLogger(_LOGGER).addFilter(_hold_back)
     # A cast, because a subclass of `SpanExporter` would have to import the SDK.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 
 def session_of_exporter(provided: "Session | None" = None) -> "Session":
-    """Return a session for an OTLP exporter. The session raises on redirects and reads no response bodies.
-
-    The exporter takes a redirect for a success, so all spans would be lost without a warning. A body that
-    never ends would delay the end of the program. But the session of a credential provider may need the
-    bodies.
-    """
+    """Return a session for an OTLP exporter. The session raises on redirects and reads no response bodies."""
+    # The exporter takes a redirect for a success, so all spans would be lost without a warning. A body that
+    # never ends would delay the end of the program. But the session of a credential provider may need the
+    # bodies.
     import requests
 
     session = provided or requests.Session()

@@ -113,11 +113,9 @@ class ShownHistory(NamedTuple):
 
 
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
-    """Return the part of a conversation that the span of a generation shows.
-
-    That is its new messages and, if `whole`, all system texts and the latest earlier messages that fit into
-    `HISTORY_LIMIT` characters.
-    """
+    """Return the part of a conversation that the span of a generation shows."""
+    # That is its new messages and, if `whole`, all system texts and the latest earlier messages that fit into
+    # `HISTORY_LIMIT` characters.
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:
         return ShownHistory(new, len(earlier))
