@@ -32,7 +32,7 @@ _CLOSING_S = 5.0
 class AgentActor(Actor[m.TurnEvent]):
     """Runs one turn: receives a `RunTurn`, and replies when the turn ends, is parked or awaits a batch."""
 
-    # At `deadline`, on the event loop's clock, the turn's work must end; closing the sessions may take longer.
+    # At `deadline`, on the event loop's clock, the turn's work must end. Closing sessions may take longer.
 
     def __init__(
         self,
