@@ -1,8 +1,7 @@
 """MCP sampling: answers the requests of servers for a completion of the host's model.
 
-Each request has a conversation and an LLM actor of its own, so a server's slow completion delays neither the
-turn nor other servers. The requests of one server are answered one at a time. If a server cancels its request
-or ends, the request to the model ends, too. Sampling is off if `TurnLimits.max_samplings` is 0.
+Each request has a conversation and an LLM actor of its own, so a slow completion delays neither the turn nor
+other servers. The requests of one server are answered one at a time, and end with the request or its server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A tool server made of Python functions, which a turn uses like any other tool server.
 
-The functions' annotations determine the schemas that the model sees, and how arguments are checked. msgspec
-reads most types. pydantic reads its own types, and those that msgspec cannot read, such as a union of two
-dataclasses. Descriptions come from docstrings in the forms of Google, NumPy and Sphinx.
+Annotations determine the schemas that the model sees, and how arguments are checked: by msgspec, or by
+pydantic for its own types and those that msgspec cannot read, such as a union of two dataclasses.
 
 A plain function runs in a daemon thread, so that a slow one does not block the event loop. Python cannot stop
 a thread: at its time limit the call fails and the thread is abandoned.

@@ -1,8 +1,7 @@
-"""Read parts of a tool's whole result, for the built-in tool `read_result`.
+"""Read parts of a tool's whole result, for the built-in tool `read_result`. Use a worker thread.
 
-A result may be megabytes of hostile text, and a model writes the arguments. So the length of an answer and
-the time of a search are bounded. A search pattern may have no look-around and no back references, because it
-is matched in linear time. Read results in a worker thread: 10 MB take some tens of milliseconds.
+A result may be megabytes of hostile text, and a model writes the arguments. So an answer's length and a
+search's time are bounded, and a pattern has no look-around or back references: it is matched in linear time.
 """
 
 import functools

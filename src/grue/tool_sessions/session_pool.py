@@ -1,17 +1,12 @@
 """The session pool of an episode: sessions that are prewarmed, ended after their turn, or kept open.
 
 A connection must be entered and left by the same task. Here this is a task of the episode, not of a turn, so
-that a session can open or close while no turn runs:
-
-- `ahead`: A session is opened between two turns, while the host does its own work.
-- `beside`: A session for the next turn is opened while a turn waits for its model.
-- `kept`: A session serves turn after turn, for servers that keep a memory, and calls outside turns
-  (`SharedSession`).
+that a session can open or close while no turn runs: between two turns (`ahead`), while a turn waits for its
+model (`beside`), or for turn after turn and calls outside turns (`kept`).
 
 A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
-So the processes of at most three turns are alive: some close, some are in use, some start. If a turn's
-session dies, a new one replaces it, and not the session that was started beside it for the next turn: that
-server may have read files that the turn's calls have changed since.
+So the processes of at most three turns are alive. If a turn's session dies, a new one replaces it, and not
+the one that was started beside it: that server may have read files that the turn's calls have changed since.
 """
 
 import contextlib

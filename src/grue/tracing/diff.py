@@ -1,11 +1,9 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The turns of the two traces are paired in order. A turn that only one trace has run a second time has no
-partner. If a trace has forks, only turns with a fork's number are compared.
-
-The messages of a turn form a tree, in which each message is below the message that caused it. Below each pair
-of messages, those with the same sender, receiver and kind are paired: in order if both sides have equally
-many, otherwise (up to 400) by content. So actors that ran in another order make no difference.
+The turns are paired in order. A turn that only one trace has run a second time has no partner. If a trace has
+forks, only turns with a fork's number are compared. The messages of a turn form a tree by their causes. Below
+each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides have
+equally many, otherwise by content. So actors that ran in another order make no difference.
 
 Numbers, times, `IGNORED` fields and messages whose class has `compared = False` are not compared. The ids in
 the fields `IDS` may differ if each id on the left always pairs with the same id on the right.

@@ -4,21 +4,8 @@ A host is a program that runs turns, such as a game or a mail desk. Its facts ap
 statistics, and it reads them itself to resume an episode. It records a fact through its runner's recorder:
 `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
 
-Every host can record the three facts of this module, and declare further ones:
-
-```python
-class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
-    mail: str
-    to: str
-
-    def summary(self) -> str:
-        return f"{self.mail} to {self.to}"
-
-register_facts("maildesk", Assigned)
-```
-
-A program that has not imported the host can read its facts too: it shows the names and values of their
-fields.
+Besides the three facts of this module, a host declares its own with `register_facts` (docs/guides/hosts.md).
+A program that has not imported the host shows the names and values of their fields.
 """
 
 from __future__ import annotations
@@ -133,7 +120,7 @@ def _json(value: object) -> str:
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):
-    """A part of the configuration, such as the model, that has changed when an episode is resumed."""
+    """A part of the configuration, such as the model, that has changed; its values in words, no secrets."""
 
     # `before` and `now` are its values in words, without secrets.
 
@@ -317,17 +304,14 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     """Declare a host's facts, so that traces are read into these classes from now on.
 
     Args:
-        prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
-            `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
-            If several classes do so, a fact is read into the first one that declares any of the fields that
-            the host added to the fact.
-        kinds: The classes of the facts. A class replaces an earlier one of the same module and name, as when
-            a module is reloaded or a notebook cell is run again.
-        unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.
+        prefix: The host's name. Tags begin with the prefix and a dot. Only a subclass of `EpisodeStarted`,
+            `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead. A fact is read into
+            the first such class that declares any of the fields that the host added to the fact.
+        kinds: A class replaces an earlier one of the same module and name, as after a reload.
+        unprefixed: Classes whose tags may lack the prefix, to read old traces.
 
     Raises:
-        ValueError: A tag lacks the prefix, another class is registered for the tag, or the types of a class's
-            fields cannot be read from a trace.
+        ValueError: A tag lacks the prefix or is taken, or a class's fields cannot be read from a trace.
     """
     old = tuple(unprefixed)
     for kind in (*kinds, *old):

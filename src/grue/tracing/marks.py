@@ -1,8 +1,7 @@
 """Marks: the scores that scorers and people give a finished episode, in `RUN/scores/NAME@VERSION.json`.
 
-Each mark is a file of its own, so scoring a run changes none of its other files. `RUN` is the run folder; in
-a fleet, the episode's folder, which holds the run folders `attempt-N`; for a trace without a folder of its
-own, such as `bot.jsonl`, the folder `bot.marks` beside it.
+`RUN` is the run folder; in a fleet, the folder that holds the run folders `attempt-N`; for a trace without a
+folder of its own, such as `bot.jsonl`, the folder `bot.marks` beside it.
 """
 
 import os

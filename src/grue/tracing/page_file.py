@@ -3,10 +3,8 @@
 Text from models, tools and games cannot run as code in a page. Each of three measures would suffice: the text
 is data in a script element that browsers do not execute, and cannot end that element; the script shows it
 only as text; and the content security policy allows no other style and script than the page's own, and no
-requests (only a page from `grue trace serve` may send them, to its own server).
-
-Images are taken out of the messages, so that each is in the page only once. A page draws no SVG, because a
-tool may have written it.
+requests except of a page from `grue trace serve` to its server. A page draws no SVG: a tool may have written
+it.
 """
 
 import base64

@@ -2,10 +2,8 @@
 
 The pure parts are the turn's state machine (`protocol/tool_loop.py`), the connection policy
 (`protocol/turn/connection.py`) and what a session does after a call is settled. Of the LLM actor, only the
-order of its messages is checked: delays and the number of retries depend on the clock and the network.
-
-The trace does not hold what would follow the first difference in a turn (for example after `Changes` of the
-settings), so the replay goes on with the next recorded turn.
+order of its messages is checked. What would follow the first difference in a turn is not in the trace, so the
+replay goes on with the next recorded turn.
 """
 
 import math

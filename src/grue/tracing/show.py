@@ -1,8 +1,6 @@
 """Print a trace as a table for people, or as JSON Lines for programs: `grue trace show FILE`.
 
-Untrusted text is made printable, so that it cannot move the terminal's cursor. Only one message is in memory
-at a time. A finished file is read twice, first for the column widths. A file that is still being written gets
-columns of fixed width.
+Only one message is in memory at a time. A finished file is read twice, first for the column widths.
 """
 
 import functools

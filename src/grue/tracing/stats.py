@@ -1,16 +1,12 @@
 """The classes for an episode's statistics. Percentiles use the nearest rank: each is a measured value.
 
-`PhaseClock` assigns the time between two envelopes to the phase that was active after the first of them. The
-**model** phase is active during a request to the model with its retries, during a server's request
-(sampling), and while the model's tool support is checked. **Tools** is active while a call is made,
-**start-up** while a session opens, **teardown** while a session closes. If several phases are active, the
-first in this order counts. The remaining time of a turn is **other**: the agent itself, the check of the
-answer, and waiting for a person. The remaining time outside turns belongs to the **host**, as do start-up and
-teardown there, because no turn waits for them. With overlapping turns (`Runner.map`), a phase is active if it
-is active in any turn.
-
-The wall time is the sum of all phases, without time in which no host ran: before an `EpisodeResumed`, and
-before an envelope that has a lower time than the envelope before it.
+`PhaseClock` assigns the time between two envelopes to the phase that was active after the first of them:
+**model** during a request to the model with its retries, a server's request (sampling) and the check of the
+model's tool support; **tools** during a call; **start-up** and **teardown** while a session opens and closes.
+If several are active, also in overlapping turns (`Runner.map`), the first in this order counts. The rest of a
+turn is **other** (the agent, the check of the answer, waiting for a person), and the rest of the time belongs
+to the **host**, as do start-up and teardown outside turns. The wall time leaves out time in which no host
+ran: before an `EpisodeResumed`, and before an envelope with a lower time than the one before it.
 """
 
 import functools

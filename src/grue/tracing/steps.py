@@ -1,7 +1,5 @@
 """Pair the messages of a trace: which message begins a step, and which one ends it.
 
-A step is something that takes time.
-
 | step     | begins with                         | ends with                                            |
 |----------|-------------------------------------|------------------------------------------------------|
 | turn     | `RunTurn`                           | `TurnCompleted`, `TurnFailed`, `TurnParked`          |
@@ -13,11 +11,8 @@ A step is something that takes time.
 | teardown | `CloseSession`                      | `SessionClosed`                                      |
 | host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
 
-A reply ends the request that caused it. A reply without a cause, as from a host's own LLM actor, ends the
-request that has the number in the reply's field `request`. `ReplyDropped` ends a request by this number too.
-When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins.
-
-No message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
+When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins. No
+message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
 between turns, with a `RunTurn` of the same number or, if it crashed, with any `RunTurn`. When a turn ends,
 all its steps that are still under way are abandoned, except `host` steps. `EpisodeResumed` abandons all.
 """

@@ -1,13 +1,4 @@
-"""Report an episode to Langfuse 5: turns, tool-calling sessions, completions and tool calls.
-
-| in the trace             | observation                                                            |
-|--------------------------|------------------------------------------------------------------------|
-| episode                  | span `episode`; its id is the Langfuse session                         |
-| turn                     | span `turn N`                                                          |
-| tool-calling session     | span `agent-tool-calling-session`                                      |
-| completion               | generation `Agent`; `Sampling` where a server asks the model           |
-| call sent to a server    | tool `mcp-tool-{tool_name}`                                            |
-| any other event          | span without duration, such as `tool_skipped`, `completion_retried`    |
+"""Report an episode to Langfuse 5: turns, tool sessions, completions and tool calls (docs/guides/spans.md).
 
 Source: R7.4-5
 """

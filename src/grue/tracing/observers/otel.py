@@ -1,14 +1,4 @@
-"""OpenTelemetry: an episode as spans with the names of the GenAI and MCP semantic conventions.
-
-| in the trace          | span                                            | kind     |
-|-----------------------|-------------------------------------------------|----------|
-| episode               | `invoke_workflow {title}`                       | internal |
-| turn                  | `invoke_agent {agent}`                          | internal |
-| tool-calling session  | `agent-tool-calling-session`                    | internal |
-| completion            | `chat {model}`                                  | client   |
-| call of an MCP tool   | `execute_tool {tool}` with `mcp.method.name`    | client   |
-| call of a function    | `execute_tool {tool}`                           | internal |
-| any other event       | an event of the span in which it happens        |          |
+"""OpenTelemetry: an episode as spans with the names of the GenAI and MCP conventions (docs/guides/spans.md).
 
 A call of an MCP tool tells the server the ids of the OpenTelemetry trace and of the call's span
 (`traceparent` and `tracestate` in `_meta`, written by the MCP SDK), so that the server's own spans are in the

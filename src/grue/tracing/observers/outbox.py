@@ -1,9 +1,6 @@
 """A bounded queue and a thread that pass envelopes to an observer that uses the network.
 
-The recorder never waits, and an exception in the observer's thread never reaches a turn. If the queue is
-full, the envelope is dropped and counted.
-
-The thread starts with the first envelope. It ends with `close` or with the program. A child process
+The recorder never waits, and an exception in the observer's thread never reaches a turn. A child process
 (`os.fork`) sends nothing, because the episode continues in the parent.
 """
 

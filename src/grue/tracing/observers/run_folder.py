@@ -1,14 +1,7 @@
 """The run folder of an episode: its trace, its two logs and, at the end, its result.
 
-`events.jsonl` is for programs, one JSON object a line. `episode.log` is for people:
-
-```
-[INFO] Turn 47 Iteration 1: Agent calling tool thoughtbox.think [DEBUG] Turn 47 Iteration 1: Tool arguments:
-{"thought": "I should explore..."} [INFO] Turn 47 Iteration 1: Tool result received (0.3s)
-```
-
-Events outside turns have turn 0; the episode's end has the number of turns. Lines that the requirements
-specify are written word for word.
+`events.jsonl` is for programs, one JSON object a line; `episode.log` is for people. Events outside turns have
+turn 0; the episode's end has the number of turns.
 """
 
 import json

@@ -3,20 +3,16 @@
 An envelope belongs to the turn of the envelope that caused it; without a cause (a deadline, a crash), to the
 latest open turn that has its turn number. A session that was opened outside a turn is a child of the episode,
 and the calls that the host makes in it are children of the session, or of the turn that has just ended if the
-host records them with its number.
-
-These rules hold for any sequence of envelopes:
-- Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
-  everything inside it, except for a host's calls in a turn that has ended.
+host records them with its number. For any sequence of envelopes:
+- Each span that is opened is closed exactly once, after everything inside it, except for a host's calls in a
+  turn that has ended.
 - A call that was sent has a span (`ToolUse`). A call that was not sent has only a `SpanNoted`.
 - A turn has one `ToolSession`, from its first request that offers tools, if there is one, to its end.
 - A completion or call that is open when its turn ends is closed without an outcome. So is a turn without a
   recorded end, because its agent crashed or the episode ended first: at the time of its last envelope.
 - A host's `EpisodeEnded` decides how the episode ended. If a host recorded only the beginning, the episode
   was cut off. Without a host's facts, it ended as its last turn did, or was cut off if a turn is still open.
-- The messages that a fork copies from a recorded turn have no spans, and do not count in the fork's span.
-- Times never run backwards: each is the wall clock's time of the first envelope, plus the monotonic time
-  since then.
+- Times never run backwards: each is the first envelope's wall clock plus the monotonic time since then.
 
 Source: P31-32
 """

@@ -1,16 +1,13 @@
 """The spans that Langfuse and OpenTelemetry get, and the events in them (`SpanNoted`).
 
 ```
-Episode
-└─ RunTurn
+Episode └─ RunTurn
    ├─ ToolSession, from the first request that offers tools to the turn's end
    │  ├─ Generation, for each completion that was asked for
    │  └─ ToolUse, for each call that was sent to its server
    ├─ Generation, in a turn without tools
-   └─ ToolUse, for each call that the host itself makes and records in the turn, after the turn has ended
+   └─ ToolUse, for each call that the host itself makes and records after the turn has ended
 ```
-
-The subject of a turn's span is its `RunTurn`; the outcome is its `TurnCompleted` or `TurnFailed`.
 
 Source: P31
 """
