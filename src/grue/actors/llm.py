@@ -313,9 +313,7 @@ _Outcome: TypeAlias = (
 
 
 def offer_changed(
-    command: m.RequestCompletion,
-    before: tuple[m.ToolDefinition, ...],
-    now: tuple[m.ToolDefinition, ...],
+    command: m.RequestCompletion, before: tuple[m.ToolDefinition, ...], now: tuple[m.ToolDefinition, ...]
 ) -> m.OfferChanged | None:
     """Return how the tools `now` differ from `before`; `None`: no difference, or `before` is empty."""
     if before is now or not before:

@@ -66,7 +66,12 @@ class Parameters:
         texts: dict[str, str] = {}
         for parameter in _signature(tool, function).parameters.values():
             if _is_context(parameter.annotation):
-                self._take_context(parameter)
+                if self.context is not None:
+                    raise MCPConfigError(
+                        f"The function behind the tool '{tool}' has two ToolContext parameters."
+                    )
+                self._require_name(parameter)
+                self.context = parameter.name
                 continue
             fields.append(self._field(parameter))
             annotated = getattr(parameter.annotation, "__metadata__", ())  # of `Annotated[T, "text"]`
@@ -91,14 +96,6 @@ class Parameters:
         except Exception as error:  # raised by a validator or a default factory of the host
             raise InvalidArgumentsError(_in_words(error)) from error
         return given
-
-    def _take_context(self, parameter: inspect.Parameter) -> None:
-        if self.context is not None:
-            raise MCPConfigError(
-                f"The function behind the tool '{self._tool}' has two ToolContext parameters."
-            )
-        self._require_name(parameter)
-        self.context = parameter.name
 
     def _require_name(self, parameter: inspect.Parameter) -> None:
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

@@ -45,7 +45,6 @@ OWN_KEYS = frozenset((
 other endpoints, and for observers."""
 
 _SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
-_SAFE_PREFIX = "LC_"
 _SHELL_FUNCTION = "()"
 
 
@@ -64,7 +63,12 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
                 if name not in keys and value.strip() not in values
             }
         case "safe":
-            return {name: value for name, value in environ.items() if _is_safe(name, value)}
+            # An exported shell function is left out: a shell that the server starts would run its code.
+            return {
+                name: value
+                for name, value in environ.items()
+                if (name in _SAFE or name.startswith("LC_")) and not value.startswith(_SHELL_FUNCTION)
+            }
         case "none":
             return {}
         case _:
@@ -91,11 +95,6 @@ def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str
 def _own_values(environ: Mapping[str, str]) -> set[str]:
     found = {environ[name].strip() for name in OWN_KEYS if name in environ}
     return {value for value in found if len(value) >= MIN_CHARS}
-
-
-def _is_safe(name: str, value: str) -> bool:
-    # Leave out exported shell functions, because a shell that the server starts would run their code.
-    return (name in _SAFE or name.startswith(_SAFE_PREFIX)) and not value.startswith(_SHELL_FUNCTION)
 
 
 class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):

@@ -192,9 +192,6 @@ class _Program(Struct, frozen=True):
     cwd: str
     variables: Mapping[str, str]
     sandbox: Sandbox | None
-    own_words: int
-    """How many words of the command line the user chose. The model chose the others: the box gives no access
-    to the files that they name."""
 
     def environment(self) -> dict[str, str]:
         return dict(self.variables)
@@ -208,7 +205,12 @@ class _Commands:
 
     def tool(self) -> Any:
         spec = self._spec
-        marks = tool(name="run", description=self._description(), annotations=_ANNOTATIONS)
+        what = "Run a command line in /bin/sh" if spec.shell else "Run a program without a shell"
+        description = (
+            f"{what}, in {os.fspath(spec.folder)}, for at most {spec.timeout_s:g} s; return its output and"
+            f" exit status. Allowed: {self._allowed_text()}."
+        )
+        marks = tool(name="run", description=description, annotations=_ANNOTATIONS)
 
         async def run(
             argv: Annotated[list[str], Meta(min_length=1, description="The program and its arguments.")],
@@ -222,8 +224,7 @@ class _Commands:
                     f"{shlex.join(argv)} is not allowed. Allowed: {self._allowed_text()}"
                 )
             program, own_words = found
-            words = tuple(argv[1:])
-            return await self._run(_Program(program, words, *self._place(), own_words), stdin, context)
+            return await self._run(program, tuple(argv[1:]), own_words, stdin, context)
 
         async def run_line(
             command: Annotated[str, Meta(description="A command line for /bin/sh.")],
@@ -231,20 +232,9 @@ class _Commands:
             *,
             context: ToolContext,
         ) -> m.ToolCallResult:
-            return await self._run(_Program(_SHELL, ("-c", command), *self._place(), 1), stdin, context)
+            return await self._run(_SHELL, ("-c", command), 1, stdin, context)
 
         return marks(run_line if spec.shell else run)
-
-    def _place(self) -> tuple[str, Mapping[str, str], Sandbox | None]:
-        return os.fspath(self._spec.folder), self._spec.environment(), self._spec.sandbox
-
-    def _description(self) -> str:
-        spec = self._spec
-        what = "Run a command line in /bin/sh" if spec.shell else "Run a program without a shell"
-        return (
-            f"{what}, in {os.fspath(spec.folder)}, for at most {spec.timeout_s:g} s; return its output and"
-            f" exit status. Allowed: {self._allowed_text()}."
-        )
 
     def _allowed_text(self) -> str:
         if self._allowed is None:
@@ -260,16 +250,19 @@ class _Commands:
         found = (each for each in self._allowed if tuple(argv[: len(each.words)]) == each.words)
         return next(((each.program, len(each.words)) for each in found), None)
 
-    async def _run(self, program: _Program, stdin: str, context: ToolContext) -> m.ToolCallResult:
+    async def _run(
+        self, program: str, args: tuple[str, ...], own_words: int, stdin: str, context: ToolContext
+    ) -> m.ToolCallResult:
+        # The user chose `own_words` of the command line. The box gives no access to files that others name.
         spec = self._spec
         left_s = context.remaining_s
         left_s -= min(_SHARE_TO_END * left_s, spec.limits.term_grace_s + _TO_READ_S)
         limit_s = min(spec.timeout_s, round(left_s, 2))
         command = Command(
-            program,
+            _Program(program, args, os.fspath(spec.folder), spec.environment(), spec.sandbox),
             self._registry,
             spec.limits,
-            own_words=program.own_words,
+            own_words=own_words,
             max_output_bytes=spec.max_output_bytes,
             max_written_bytes=spec.max_written_bytes,
         )

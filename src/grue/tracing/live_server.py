@@ -244,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
             marked = msgspec.json.decode(self.rfile.read(length), type=_Marked)
             if not math.isfinite(marked.score):
                 raise ValueError("not finite")
-            folder, attempt = self._place()
+            folder, attempt = place_of_marks(self.server.feed.reader.path)
             reason = marked.reason[:MOST_REASON].encode("utf-8", "replace").decode()
             write_mark(folder, Mark(scorer=HUMAN, score=marked.score, reason=reason, attempt=attempt))
         except (ValueError, msgspec.MsgspecError, RecursionError, OSError):
@@ -254,11 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(200, "application/json", self._mark())
 
-    def _place(self) -> tuple[Path, int]:
-        return place_of_marks(self.server.feed.reader.path)
-
     def _mark(self) -> bytes:
-        folder, attempt = self._place()
+        folder, attempt = place_of_marks(self.server.feed.reader.path)
         given = (each for each in read_marks(folder) if each.scorer == HUMAN and each.attempt == attempt)
         mark = next(given, None)
         return msgspec.json.encode(None if mark is None else _Marked(mark.score, mark.reason))

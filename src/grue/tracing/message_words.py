@@ -610,9 +610,7 @@ _TABLE: dict[type, _Row] = {
     ),
     m.TurnFailed: _fail("failed", lambda body: failure_words(body.failure).short, logged=_log_failed),
     m.DeadlinePassed: _fail(
-        "deadline",
-        "limit {0.limit_s:g} s",
-        noted=_notes("deadline_passed", "limit_s", error_type="timeout"),
+        "deadline", "limit {0.limit_s:g} s", noted=_notes("deadline_passed", "limit_s", error_type="timeout")
     ),
     m.TurnInterrupted: _fail(
         "interrupted",

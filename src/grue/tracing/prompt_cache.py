@@ -487,11 +487,9 @@ def _broken(pair: _Compared, talk: _Prompted, asked: _Asked, tokens: int) -> Pre
 def _part(pair: _Compared) -> PromptPart:
     if pair.earlier.model != pair.sent.model:
         return "model"
-    most = max(pair.earlier.parts[0], pair.sent.parts[0])
-    offered = bool(pair.earlier.parts[0]), bool(pair.sent.parts[0])
-    if pair.same < most and (pair.earlier.tools != pair.sent.tools or offered[0] != offered[1]):
-        return "tools"
-    if pair.same < min(pair.earlier.parts[0], pair.sent.parts[0]):
+    fewest, most = sorted((pair.earlier.parts[0], pair.sent.parts[0]))
+    are_others = pair.earlier.tools != pair.sent.tools or bool(fewest) != bool(most)
+    if pair.same < (most if are_others else fewest):
         return "tools"
     return "system" if pair.same < min(pair.earlier.head, pair.sent.head) else "messages"
 
@@ -598,17 +596,11 @@ def _message_at(pair: _Compared) -> str:
     for number, message in enumerate(messages, 1):
         end += len(bytes(message)) + 1
         if pair.same < end:
-            role = _role(bytes(message))
+            fields = msgspec.json.decode(message)
+            role = fields.get("role", fields.get("type", "")) if isinstance(fields, dict) else ""
+            role = printable(str(role), 30)
             return f"message {number}{role and f' ({role})'}"
     return f"message {len(messages) + 1}, which is not there any more"
-
-
-def _role(message: bytes) -> str:
-    try:
-        fields = msgspec.json.decode(message, type=dict[str, object])
-    except msgspec.DecodeError:
-        return ""
-    return printable(str(fields.get("role", fields.get("type", ""))), 30)
 
 
 def _excerpt(whole: bytes, at: int) -> str:

@@ -160,11 +160,7 @@ class AgentReplay:
         recorded = said[self.compared] if self.compared < len(said) else None
         because = self._turn.up_to(event)
         expected = derived(
-            command,
-            sender=AGENT,
-            receiver=self._receiver(command),
-            turn=self._turn.run.turn,
-            cause=event.seq,
+            command, sender=AGENT, receiver=self._receiver(command), turn=self._turn.run.turn, cause=event.seq
         )
         # The cause of the message that ends the turn is always the host's `RunTurn`.
         ends = isinstance(command, m.TurnEnd | m.TurnWaits)

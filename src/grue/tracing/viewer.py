@@ -41,11 +41,15 @@ def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
         written_ns = reader.path.stat().st_mtime_ns
-        with replacing(target) as page:
-            overview = _write_page(page, reader, title or f"Trace of {reader.header.episode}")
+        title = title or f"Trace of {reader.header.episode}"
+        parts = page_parts("page", title, style=STYLE, scripts=SCRIPTS)
+        with replacing(target) as page, tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
+            images = ImageTable(spool)
+            episode = write_pieces(pieces, reader, title, images)
+            fill_page(page, parts, (embedded(episode), pieces, images))
         with suppress(OSError):  # not every file system lets a program set the time
             os.utime(target, ns=(written_ns, written_ns))
-    return overview
+    return episode.overview
 
 
 class TracePage:
@@ -86,15 +90,6 @@ def refuse_target(target: Path, *traces: Path) -> None:
     if not target.is_file():
         what = "a folder" if target.is_dir() else "a pipe, a socket or a device"
         raise TraceError(f"Cannot write the page {target}: that is {what}.")
-
-
-def _write_page(page: BinaryIO, reader: EpisodeReader, title: str) -> Overview:
-    parts = page_parts("page", title, style=STYLE, scripts=SCRIPTS)
-    with tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
-        images = ImageTable(spool)
-        episode = write_pieces(pieces, reader, title, images)
-        fill_page(page, parts, (embedded(episode), pieces, images))
-    return episode.overview
 
 
 def write_pieces(
@@ -143,18 +138,14 @@ def fill_page(page: BinaryIO, parts: Sequence[bytes], data: Sequence[bytes | Bin
         if isinstance(between, bytes):
             page.write(between)
         elif isinstance(between, ImageTable):
-            _write_images(page, between)
+            for number, (name, mime, image) in enumerate(between):
+                page.write(b",\n" if number else b"\n")
+                # Base64 and media types contain no characters that need escaping.
+                page.write(b'["%s","%s","%s"]' % (name.encode(), mime.encode(), image))
         else:
             between.seek(0)
             shutil.copyfileobj(between, page)
         page.write(part)
-
-
-def _write_images(page: BinaryIO, images: ImageTable) -> None:
-    for number, (name, mime, data) in enumerate(images):
-        page.write(b",\n" if number else b"\n")
-        # Base64 and media types contain no characters that need escaping.
-        page.write(b'["%s","%s","%s"]' % (name.encode(), mime.encode(), data))
 
 
 _SCRIPTS = (
@@ -175,14 +166,6 @@ class _Difference(Struct, array_like=True):
     turn: int = 0
 
 
-class _Comparison(Struct, frozen=True, kw_only=True):
-    """The differences of two traces, and the first turn that differs; `more`: further ones are not listed."""
-
-    turn: int
-    differences: tuple[_Difference, ...]
-    more: bool
-
-
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs, or 0."""
     # A difference outside of turns counts as one in turn 1. Raises `TraceError`, and leaves no partial page,
@@ -190,36 +173,29 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
     readers = open_episode(left), open_episode(right)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, *(reader.path for reader in readers))
-        comparison = _compare(*readers)
-        _write(target, readers, comparison)
-    return comparison.turn
+        found = [
+            _Difference(
+                left=each.left.seq if each.left else 0,
+                right=each.right.seq if each.right else 0,
+                text=each.line("A", "B"),
+                details=tuple(each.lines("A", "B")) if number < _MOST_IN_FULL else (),
+                turn=each.turn or 1,
+            )
+            for number, each in enumerate(islice(diff(*readers), _MOST_DIVERGENCES + 1))
+        ]
+        first = found[0].turn if found else 0
+        _write(target, readers, found, first)
+    return first
 
 
-def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
-    found = [
-        _Difference(
-            left=each.left.seq if each.left else 0,
-            right=each.right.seq if each.right else 0,
-            text=each.line("A", "B"),
-            details=tuple(each.lines("A", "B")) if number < _MOST_IN_FULL else (),
-            turn=each.turn or 1,
-        )
-        for number, each in enumerate(islice(diff(left, right), _MOST_DIVERGENCES + 1))
-    ]
-    return _Comparison(
-        turn=found[0].turn if found else 0,
-        differences=tuple(found[:_MOST_DIVERGENCES]),
-        more=len(found) > _MOST_DIVERGENCES,
-    )
-
-
-def _write(target: Path, readers: tuple[EpisodeReader, EpisodeReader], comparison: _Comparison) -> None:
+def _write(
+    target: Path, readers: tuple[EpisodeReader, EpisodeReader], found: list[_Difference], first: int
+) -> None:
     names = [reader.header.episode for reader in readers]
-    title = f"{names[0]} and {names[1]}"
-    parts = page_parts("compare", title, style=STYLE, scripts=_SCRIPTS)
+    parts = page_parts("compare", f"{names[0]} and {names[1]}", style=STYLE, scripts=_SCRIPTS)
     with replacing(target) as page, tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
         images = ImageTable(spool)
-        rows = comparison.differences
+        rows = found[:_MOST_DIVERGENCES]
         turns = {row.left: 0 for row in rows if row.left}, {row.right: 0 for row in rows if row.right}
         episodes = [
             embedded(write_pieces(pieces, reader, names[side], images, side, turns[side]))
@@ -227,4 +203,5 @@ def _write(target: Path, readers: tuple[EpisodeReader, EpisodeReader], compariso
         ]
         for row in rows:
             row.turn = turns[0][row.left] if row.left else turns[1][row.right]
+        comparison = {"turn": first, "differences": rows, "more": len(found) > len(rows)}
         fill_page(page, parts, (*episodes, embedded(comparison), pieces, images))

@@ -141,7 +141,20 @@ class Conventions:
 
     def beginning(self, event: spans.SpanOpened) -> tuple[str, Attributes]:
         """Return a span's name, and the attributes that are known when it begins."""
-        name, attributes = self._begun(event)
+        match event.subject:
+            case spans.Episode() as episode:
+                name, attributes = _episode(episode)
+            case m.RunTurn() as run:
+                name, attributes = f"invoke_agent {self._described.name}", self._agent(run, event.asks)
+            case spans.ToolSession(servers=servers, max_iterations=most):
+                name = "agent-tool-calling-session"
+                attributes = {"grue.servers": list(servers), "grue.max_iterations": most}
+            case spans.Generation() as generation:
+                name, attributes = f"chat {generation.asks.model}".strip(), self._generation(generation)
+            case spans.ToolUse() as use:
+                name, attributes = f"execute_tool {use.name}", self._tool_use(use)
+            case never:
+                assert_never(never)
         return name, {"gen_ai.conversation.id": event.conversation or None, **attributes}
 
     def note(self, event: spans.SpanNoted) -> Attributes:
@@ -157,22 +170,6 @@ class Conventions:
         """Return the description for the error status of a failed span."""
         detail = clipped_text(verdict.detail, DETAIL_LIMIT) if self._capture else ""
         return detail or verdict.error_type
-
-    def _begun(self, event: spans.SpanOpened) -> tuple[str, Attributes]:
-        match event.subject:
-            case spans.Episode() as episode:
-                return _episode(episode)
-            case m.RunTurn() as run:
-                return f"invoke_agent {self._described.name}", self._agent(run, event.asks)
-            case spans.ToolSession(servers=servers, max_iterations=most):
-                session: Attributes = {"grue.servers": list(servers), "grue.max_iterations": most}
-                return "agent-tool-calling-session", session
-            case spans.Generation() as generation:
-                return f"chat {generation.asks.model}".strip(), self._generation(generation)
-            case spans.ToolUse() as use:
-                return f"execute_tool {use.name}", self._tool_use(use)
-            case never:
-                assert_never(never)
 
     def _agent(self, run: m.RunTurn, asks: m.ModelAsked | None) -> Attributes:
         asked = (m.SystemText(run.system), m.UserText(run.user, attachments=run.images))

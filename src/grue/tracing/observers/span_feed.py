@@ -158,9 +158,9 @@ class SpanFeed:
             self._abandon(scope)
         if self._episode is not None:
             outcome = spans.EpisodeSummary(ended=ended, asked=self._asked, answered=self._answered)
-            self._closed(
-                self._episode, self._now, outcome, verdict if ended is None else spans.verdict_of(ended)
-            )
+            verdict = verdict if ended is None else spans.verdict_of(ended)
+            opened = self._episode
+            self._events.append(spans.SpanClosed(opened.span, self._now, opened.subject, outcome, verdict))
             self._episode = None
 
     def _begin(
@@ -412,26 +412,7 @@ class SpanFeed:
         opened = scope.open.pop(span, None)
         if opened is not None:
             finish = scope.finish_reason if isinstance(opened.subject, m.RunTurn) else None
-            self._closed(opened, at, outcome, verdict, finish)
-
-    def _closed(
-        self,
-        opened: spans.SpanOpened,
-        at: float,
-        outcome: spans.Outcome | None,
-        verdict: Verdict,
-        finish_reason: str | None = None,
-    ) -> None:
-        self._events.append(
-            spans.SpanClosed(
-                span=opened.span,
-                at=at,
-                subject=opened.subject,
-                outcome=outcome,
-                verdict=verdict,
-                finish_reason=finish_reason,
-            )
-        )
+            self._events.append(spans.SpanClosed(span, at, opened.subject, outcome, verdict, finish))
 
 
 def _with_sampling(asks: m.ModelAsked, changed: m.JsonObject) -> m.ModelAsked:

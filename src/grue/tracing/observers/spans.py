@@ -115,7 +115,7 @@ class SpanNoted(Struct, frozen=True, kw_only=True):
     facts: m.JsonObject
 
 
-class SpanClosed(Struct, frozen=True, kw_only=True):
+class SpanClosed(Struct, frozen=True):
     """A span ends."""
 
     span: SpanId
