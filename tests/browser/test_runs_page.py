@@ -9,7 +9,7 @@ from story_traces import full_story
 from viewer_traces import EpisodeTape, begin, small_episode
 
 from grue.cli.runs import traces_in
-from grue.tracing.runs_page import write_index
+from grue.tracing.viewer import write_index
 
 pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]
 

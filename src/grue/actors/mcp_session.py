@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import assert_never
+from typing import Any, assert_never
 
 import anyio
 from anyio import current_time
@@ -271,15 +271,14 @@ class SessionActor(Actor[m.SessionCommand]):
         started = current_time()
         earlier_id = connection.status.last_request_id
 
-        def lasted() -> float:
-            return current_time() - started
-
-        def request_id() -> str:
-            # If this call was not sent, `last_request_id` is still the id of the call before it.
+        def settled(kind: Callable[..., calls.CallSettled], **fields: Any) -> calls.CallSettled:
             last = connection.status.last_request_id
-            return "" if last == earlier_id else last
+            if last == earlier_id:  # this call was not sent, so an error code did not come from the server
+                last, fields = "", {name: each for name, each in fields.items() if name != "error_code"}
+            took_s = current_time() - started
+            return kind(batch=batch.batch, call_id=call.call_id, duration_s=took_s, request_id=last, **fields)
 
-        number, call_id, error_code = batch.batch, call.call_id, None
+        error_code = None
         try:
             with self._around_call(message):
                 limit_s = self._within(batch.timeout_s)
@@ -288,35 +287,13 @@ class SessionActor(Actor[m.SessionCommand]):
                 else:
                     result = await finish_task(connection, call.tool, call.task, limit_s)
         except ToolTimedOutError as error:
-            return m.ToolTimedOut(
-                batch=number,
-                call_id=call_id,
-                # The time limit that the server's configuration sets may be smaller than the batch's.
-                timeout_s=min(batch.timeout_s, error.timeout_s),
-                duration_s=lasted(),
-                request_id=request_id(),
-            )
+            # The time limit that the server's configuration sets may be smaller than the batch's.
+            return settled(m.ToolTimedOut, timeout_s=min(batch.timeout_s, error.timeout_s))
         except ToolRefusedError as refusal:
             result, error_code = tool_results.call_failed(str(refusal)), refusal.code
         except ServerFailed as failed:
-            return m.ServerDied(
-                server=self._server,
-                batch=number,
-                call_id=call_id,
-                failure=failed.failure,
-                duration_s=lasted(),
-                request_id=request_id(),
-            )
-        sent_id = request_id()
-        return m.ToolReturned(
-            batch=number,
-            call_id=call_id,
-            result=result,
-            duration_s=lasted(),
-            request_id=sent_id,
-            # If `sent_id` is empty, the call was not sent, so the error code did not come from the server.
-            error_code=error_code if sent_id else None,
-        )
+            return settled(m.ServerDied, server=self._server, failure=failed.failure)
+        return settled(m.ToolReturned, result=result, error_code=error_code)
 
     async def _report(self, event: m.TurnEvent, cause: int | None) -> None:
         await self._agent.send(event, sender=self.name, cause=cause)

@@ -50,7 +50,7 @@ def list_runs(folder: Path) -> None:
 def write_runs(folder: Path, open_browser: bool) -> None:
     """Write an HTML index of the episodes in a folder and its subfolder `runs`, and a page for each."""
     found = _episodes(folder, folder / RUNS)
-    from grue.tracing.runs_page import write_index
+    from grue.tracing.viewer import write_index
 
     page = write_index(folder, found)
     say_page(page, open_browser, f": {counted(len(found), 'episode')}")

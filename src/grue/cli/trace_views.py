@@ -18,8 +18,7 @@ from grue.tracing.diff import changed_answers, render
 from grue.tracing.diff import diff as diff_traces
 from grue.tracing.live_server import LiveFeed, serving
 from grue.tracing.page_file import refuse_foreign
-from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.tracing.schema import trace_schema
+from grue.tracing.reading import EpisodeEnvelope, open_episode, trace_schema
 from grue.tracing.turn_slices import split_turns
 from grue.tracing.viewer import write_comparison, write_html
 

@@ -9,7 +9,7 @@ from grue import messages as m
 from grue.engine.answers import as_json
 from grue.engine.turn import TurnOutcome
 from grue.policies import SettlementKind
-from grue.tracing.differences import Comparison
+from grue.tracing.divergence import Comparison
 
 
 class Called(Struct, frozen=True):

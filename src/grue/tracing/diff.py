@@ -22,8 +22,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.runtime.trace.reader import LinePlace
-from grue.tracing.differences import Comparison, Difference, is_one_of
-from grue.tracing.divergence import LAST_CAUSES, Divergence, excerpts
+from grue.tracing.divergence import LAST_CAUSES, Comparison, Difference, Divergence, excerpts, is_one_of
 from grue.tracing.message_words import kind_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice, TurnSplitter

@@ -24,8 +24,7 @@ from grue.protocol.turn import connection as conn
 from grue.protocol.turn.states import Finished, Idle, TurnState
 from grue.runtime.actor import ActorFailed
 from grue.tracing.changes import Changes
-from grue.tracing.differences import Comparison
-from grue.tracing.divergence import Divergence, derived
+from grue.tracing.divergence import Comparison, Divergence, derived
 from grue.tracing.facts import counted
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns

@@ -33,7 +33,7 @@ from grue.messages import (
 from grue.runtime.actor import ActorFailed
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import IDS, IGNORED, diff, render
-from grue.tracing.differences import ABSENT, Comparison, Difference
+from grue.tracing.divergence import ABSENT, Comparison, Difference
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, read_episode
 

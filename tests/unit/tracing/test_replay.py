@@ -39,8 +39,7 @@ from grue.messages import (
 from grue.protocol.turn.connection import Disabled, Proven, Untried
 from grue.runtime.actor import ActorFailed
 from grue.testing import replay as assert_replays
-from grue.tracing.differences import Difference
-from grue.tracing.divergence import Divergence, derived
+from grue.tracing.divergence import Difference, Divergence, derived
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.replay import (

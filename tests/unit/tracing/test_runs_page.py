@@ -15,7 +15,7 @@ from viewer_traces import small_episode
 from grue.cli.runs import traces_in, write_runs
 from grue.errors import MCPConfigError, TraceError
 from grue.tracing import viewer
-from grue.tracing.runs_page import write_index
+from grue.tracing.viewer import write_index
 
 pytestmark = pytest.mark.made_up_trace
 

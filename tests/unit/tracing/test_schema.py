@@ -10,8 +10,7 @@ from recorded_turns import Called, Play, Tape
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.messages import RunTurn
 from grue.runtime.trace.file import TraceOptions, TraceWriter
-from grue.tracing.reading import known_kinds
-from grue.tracing.schema import trace_schema
+from grue.tracing.reading import known_kinds, trace_schema
 
 pytestmark = pytest.mark.made_up_trace
 
