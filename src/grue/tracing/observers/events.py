@@ -300,10 +300,13 @@ class LoggerObserver:
         del line
         for event in self._feed.feed(envelope):
             try:
-                labels = event.labels().items()
-                extra = {f"{name}_" if name in _RESERVED else name: value for name, value in labels}
-                self._log[event.level](event.message, extra=extra)
+                self._log[event.level](event.message, extra=_extra(event))
             except Exception as error:
                 name = getattr(self.logger, "name", type(self.logger).__qualname__)
                 blame(error, f"a handler or filter of the logger {name}")
                 raise
+
+
+def _extra(event: Event) -> dict[str, object]:
+    """Return the event's labels; a name that `logging` reserves gets a trailing underscore."""
+    return {f"{name}_" if name in _RESERVED else name: value for name, value in event.labels().items()}
