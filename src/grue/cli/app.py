@@ -108,8 +108,8 @@ _START = typer.Option(
     "begins.\n\n"
     "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
     "what the previous turn's tool calls change.\n\n"
-    "For the first turn, these last two are replaced by the value of start under tool.grue.mcp in "
-    "pyproject.toml, else by beside_if_locked.",
+    "after_turn and beside_turn cannot apply to the first turn. It uses start under tool.grue.mcp in "
+    "pyproject.toml, else beside_if_locked.",
     show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
 )
 
@@ -359,11 +359,8 @@ def add(
     If a tool changes later, grue reports it. The approved tools are listed in
     mcp_tools.lock.
 
-    In two cases the command approves no tools, and prints what to do instead:
-    - An environment variable that the server needs is not set. Then the server is
-      not started either.
-    - mcp_config.json has other servers, but there is no mcp_tools.lock. A new
-      lock would leave the tools of these servers unapproved.
+    If an environment variable that the server needs is not set, the command only
+    writes the entry. If the tools cannot be approved, it prints what to do.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. If this machine can enforce
@@ -566,8 +563,8 @@ _OTHER_TOOLS = typer.Option(
     None,
     metavar="FILE",
     help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
-    "--lock` writes beside mcp_tools.lock, or an edited copy of it. Or the word "
-    "lock: the mcp_tools.listing.json of the servers that `grue chat` would use in this folder.",
+    "--lock` writes beside mcp_tools.lock, or an edited copy of it. The word lock stands for the "
+    "mcp_tools.listing.json of the servers that `grue chat` would use in this folder.",
     show_default="the recorded ones",
 )
 

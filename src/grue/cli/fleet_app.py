@@ -80,8 +80,8 @@ _Batch = Annotated[
     typer.Option(
         "--batch",
         help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
-        "may take a day; the command waits. Each time answers arrive, it calls the function anew. The "
-        "function must make the same requests again, and gets at once the answers that have arrived.",
+        "may take a day; the command waits for them. Whenever answers have arrived, it calls the function "
+        "anew. So the function must make the same requests each time.",
     ),
 ]
 
@@ -103,14 +103,16 @@ def run(
 ) -> bool:
     """Run the episodes of a sweep that have no result yet. After a stop, the same command continues.
 
-    An episode is one call of the sweep's function. An error that the function
-    raises is a result too. If a worker process is killed, or a server or the
-    model cannot be reached, the episode is tried again. It has three attempts in
+    An episode is one call of the sweep's function. Its result is what the
+    function returns, or the error that it raises.
+
+    An episode has no result if its worker process was killed, or if a server or
+    the model could not be reached. It is then tried again, up to three times in
     all. After that, only `grue fleet retry` runs it. The exit status is 1 if an
     episode is left without a result.
 
-    After Ctrl-C the running episodes are still run to their end; a second
-    Ctrl-C cancels them.
+    At Ctrl-C no further episodes are started, and the command ends when the
+    running ones have ended. A second Ctrl-C cancels them.
     """
     from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
 
@@ -135,11 +137,10 @@ def retry(
 ) -> bool:
     """Run those episodes of a sweep that have no result, even if `grue fleet run` has given them up.
 
-    `grue fleet run` gives an episode up if its result is damaged, or if three
-    attempts failed because a worker was killed, or because a server or the model
-    could not be reached. If the sweep's own function raised an error, that is a
-    result: the episode is not run again. The exit status is 1 if an episode is
-    left without a result.
+    `grue fleet run` gives an episode up after three attempts in which its worker
+    was killed, or a server or the model could not be reached. An error that the
+    sweep's function raised is a result: such an episode is not run again. The
+    exit status is 1 if an episode is left without a result.
     """
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
@@ -153,26 +154,24 @@ def retry(
 _WHERE = typer.Option(
     "",
     metavar="CONDITION",
-    help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". It '
-    "consists of tests NAME OPERATOR VALUE, joined by `and`. VALUE may have spaces. The operators "
-    "are = and !=; > and <, only for numbers; and ~, which is true if the regular expression VALUE is "
-    "found. The names are:\n\n"
-    "tool: the name of a tool that the turn called, such as shop.list; error: the text of an error of "
-    "such a call.\n\n"
-    "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
-    "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
-    "answer.\n\n"
-    "turn: the turn's number; trace: the path of the trace.\n\n"
-    "outcome: how the turn ended. Its values are:\n\n"
+    help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". A '
+    "condition is one or more tests NAME OPERATOR VALUE, joined by `and`. The operators are =, !=, > "
+    "and <, and ~ for a regular expression. The names are:\n\n"
+    "tool: a tool that the turn called, such as shop.list. One such call is enough.\n\n"
+    "error: the text of an error of a tool call.\n\n"
+    "calls: how many tool calls the turn made.\n\n"
+    "requests: how many requests to the model it made.\n\n"
+    "model, system, user, answer: the model's name, the system prompt, the user's text, and the "
+    "model's answer.\n\n"
+    "turn: the turn's number.\n\n"
+    "trace: the path of the trace.\n\n"
+    "outcome: how the turn ended, which is one of these:\n\n"
     "answered: the model answered.\n\n"
     "forced: the model answered because grue told it to answer at once.\n\n"
     "degraded: the model answered without the tools of a server that could not be used.\n\n"
     "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
     "failed: the turn ended with an error.\n\n"
-    "parked: the turn waits for an approval.\n\n"
-    "To choose turns whose end is not in the trace, write `outcome =` with nothing after it.\n\n"
-    "`tool = X` is true if any call of the turn is to X, and `tool != X` if no call is to X. The same "
-    "holds for error. In `tool = X and error ~ Y`, X and Y may come from two different calls.",
+    "parked: the turn waits for an approval.",
     show_default="all turns",
 )
 
@@ -261,8 +260,8 @@ def _by(what: str, most: str) -> Any:
         None,
         metavar="SETTING,...",
         help=f"{what} for each combination of values of these settings, such as model,prompt.",
-        show_default="the settings that differ between episodes, except the setting seed; only some of them "
-        f"if all would make more than {most}",
+        show_default="the settings that differ between episodes, except seed; fewer of them if they would "
+        f"make more than {most}",
     )
 
 
@@ -305,8 +304,7 @@ _FailedAs = Annotated[
         callback=finite,
         metavar="SCORE",
         help="The score to use for an episode in which the sweep's function has failed.",
-        show_default="0; with --lower-is-better there is no default, and the command fails if an episode has "
-        "failed",
+        show_default="0; with --lower-is-better, you have to give one if an episode has failed",
     ),
 ]
 _LowerIsBetter = Annotated[bool, typer.Option("--lower-is-better", help="Smaller scores are better.")]
@@ -337,10 +335,11 @@ def compare(
         None,
         callback=finite,
         metavar="LOSS",
-        help="For CI jobs. LOSS is a number such as 0.05. Exit status 1: B's mean score is worse than "
-        "A's by LOSS or more, and the interval does not contain 0. Exit status 0: the interval rules out "
-        "such a loss. Exit status 2: neither is certain, there is no interval, or an error occurred. "
-        "Needs numpy and scipy.",
+        help="For CI jobs: let the exit status say whether B's mean score is worse than A's by LOSS, "
+        "such as 0.05, or more. Needs numpy and scipy. The exit status is:\n\n"
+        "0: no, the interval rules out such a loss.\n\n"
+        "1: yes, and the interval does not contain 0.\n\n"
+        "2: not certain; or there is no interval, or an error occurred.",
     ),
     passing: float | None = _pass("the chances to pass are not compared"),
     failed_as: _FailedAs = None,
@@ -348,7 +347,7 @@ def compare(
         None,
         metavar="SETTING,...",
         help="Treat cases with the same values of these settings as dependent on each other, such as "
-        "questions about one document. This widens the interval.",
+        "questions about one document: --cluster document. The interval then needs 15 such groups.",
         show_default="all cases are independent",
     ),
     lower_is_better: _LowerIsBetter = False,
@@ -359,18 +358,18 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A and B are compared case by case. The compared settings are those that
-    differ between A and B, such as model: all episodes of A have one value, and
-    all of B another. Episodes with the same other settings, such as question and
-    seed, are one case; base_url is ignored. A case that only A or only B has is
-    left out. The mean difference B - A of the cases is printed with its 95 %
-    confidence interval. The interval needs the packages numpy and scipy, and at
-    least 15 cases (if you give --cluster, 15 groups of cases). Without an
-    interval, a sign test decides whether B is better.
+    A and B differ in a setting, such as model. Episodes that agree in the other
+    settings, such as question and seed, are one case. For each case, the score of
+    A is subtracted from that of B. Cases that only A or only B has are left out.
+
+    The command prints the mean of these differences with its 95 % confidence
+    interval. The interval needs numpy and scipy, and at least 15 cases.
+    Without an interval, a sign test decides whether B is better.
 
     If each case was run N times (repetitions in SWEEP.toml), its scores are
-    averaged, and two chances are compared too: that at least one of the N runs
-    passes (pass@N), and that all pass (pass^N). --pass says which scores pass.
+    averaged. Two more figures are compared: pass@N, the chance that at least one
+    of N runs passes, and pass^N, the chance that all N pass. --pass says which
+    scores pass.
     """
     from grue.cli.fleet_view import print_comparison
     from grue.errors import FleetError, MCPConfigError
@@ -455,11 +454,10 @@ def failures(
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
     An episode has failed if its score does not pass, or if it has begun and has
-    no score. It has no score if the sweep's function raised an error or took too
-    long; if a server or the model could not be reached; if the sweep's budget was
-    used up; if the episode's files cannot be read; or if the episode was
-    interrupted or is still running. Only episodes of the latest sweep count: the
-    sweep that was run last in this folder.
+    no score. For example, an episode has no score if the sweep's function raised
+    an error, if a server could not be reached, or while it is still running.
+    Only episodes of the latest sweep count: the sweep that was run last in this
+    folder.
     """
     from grue.cli.fleet_failures import print_failures
 

@@ -161,7 +161,7 @@ Changes = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "
-        "such as max_tool_iterations=5; repeatable. To see the keys, give one that does not "
-        "exist: --set llm.x=0 lists those of the model, --set x=0 the limits and policies.",
+        "such as max_tool_iterations=5; repeatable. --set llm.x=0 prints the names of all settings of the "
+        "model, and --set x=0 those of all limits and policies.",
     ),
 ]

@@ -89,12 +89,13 @@ def sandbox_learn(
     """Watch a server during tool calls, and print a sandbox that suffices for them.
 
     The server is started, and runs without a sandbox. To watch it, grue needs
-    Linux 5.9 or later. If the server reads six or more files of one folder, the
-    sandbox permits reading all of it, unless it is /, /tmp, /home or your home
-    folder. The printed JSON is {"sandbox": ...}: copy what is between the outer
-    braces into the server's entry in mcp_config.json. Without --trace, the calls
-    are read from standard input, one per line:
+    Linux 5.9 or later. Without --trace, the calls are read from standard input,
+    one per line:
     read_file {"path": "notes.txt"}
+
+    The command prints {"sandbox": ...}. Copy what is between the outer braces
+    into the server's entry in mcp_config.json. Read it first: if the server has
+    read six or more files of one folder, the sandbox permits reading all of it.
 
     The exit status is 1 if a call fails.
     """

@@ -134,14 +134,16 @@ def trace_stats(file: TraceFile = None, as_json: Json = False, width: _Width = N
 def trace_cache(file: TraceFile = None, as_json: Json = False, width: _Width = None) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
-    For each request, the command finds the earlier prompt with the longest
-    identical beginning, and names the first difference and the message that
-    caused it. In the printed table, `repeats` is the percentage of a prompt that
-    is the same as the beginning of an earlier prompt. `cached` is the percentage
-    that the provider has read from its cache, according to its reply. `again`
-    estimates the tokens from the first difference to the end of the shorter
-    prompt. No cache could serve these, though much of their text is often the
-    same.
+    A provider's prompt cache can serve the beginning of a prompt, as far as it is
+    the same as that of an earlier prompt. For each request, the command names the
+    first difference from the most similar earlier prompt, and the message that
+    caused it. The columns of the printed table are:
+
+    repeats: how much of the prompt a cache could serve.
+
+    cached: how much of it the provider has served from its cache, as it says.
+
+    again: about how many tokens have to be paid again because of the difference.
     """
     from grue.cli.trace_cache import cache
 
