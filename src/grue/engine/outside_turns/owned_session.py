@@ -40,11 +40,9 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
 
 
 class CancellableConnection(WrappedConnection):
-    """A connection whose call another task can cancel. The connection stays usable.
+    """A connection whose call another task can cancel (`calling`). The connection stays usable.
 
-    Attributes:
-        calling: The cancel scope of the current or last call; `None`: there was no call yet.
-        blocks: The content blocks of the last call's result, as the server sent them; may be empty.
+    `blocks` are the content blocks of the last call's result, as the server sent them.
     """
 
     def __init__(self, connection: ToolConnection) -> None:
@@ -73,11 +71,7 @@ class CancellableConnection(WrappedConnection):
 class OwnedSession:
     """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
 
-    Attributes:
-        fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
-        serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
-        closed: How the session was closed; `None`: it was not closed yet.
-        died: Why the server died, if it died during a call; else `None`.
+    `fault` is the unexpected exception that ended the session, if any; it may be a `BaseException`.
     """
 
     def __init__(
@@ -121,10 +115,9 @@ class OwnedSession:
         return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> m.ConnectOutcome | None:
-        """Wait until the server is connected or connecting has failed, and return this outcome.
+        """Wait until the server is connected or connecting has failed. Cancelling this wait ends the session.
 
-        `None`: the task that owns the session ended before there was an outcome. Cancelling this wait ends
-        the session.
+        `None`: the task that owns the session ended before there was an outcome.
         """
         try:
             await asyncio.wait({self._opened})
@@ -149,14 +142,10 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, after the session's current call. Cancellation cancels only this call.
 
-        `definition` is the tool definition on which the decision to call was based; `None`: the definition in
-        `tools`. `turn`: the turn that the call is recorded in, or 0.
-
-        Raises:
-            TimeoutError: No answer within `timeout_s`, which starts when the call is sent.
-            NotAsDecided: The server no longer lists the tool, or lists it with another definition. `tools`
-                has the server's present list.
-            MCPError: The session has ended, or its server has died.
+        The decision to call was based on `definition`, by default the present one. `turn`: the turn that the
+        call is recorded in, or 0. Raises `TimeoutError` if there is no answer within `timeout_s` of the
+        sending, `NotAsDecided` if the server lists the tool with another definition or not at all, and
+        `MCPError` if the session has ended.
         """
         async with self._one_call_at_a_time:
             if self.died is not None:
@@ -186,13 +175,9 @@ class OwnedSession:
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call, after the current call, and return the raw result.
 
-        Cancellation cancels the request; the session stays open.
-
-        Raises:
-            ToolTimedOutError: No answer within `timeout_s`.
-            ToolRefusedError: The server answered with an error.
-            ServerFailed: The server died or the connection broke.
-            MCPError: The session has ended, or the server is not an MCP server.
+        Cancellation cancels the request; the session stays open. Raises `ToolTimedOutError`,
+        `ToolRefusedError` for an error of the server, `ServerFailed`, or `MCPError` if the session has ended
+        or the server is no MCP server.
         """
         async with self._one_call_at_a_time:
             if not self.usable or self._client is None:

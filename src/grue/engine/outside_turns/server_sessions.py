@@ -67,14 +67,8 @@ _MAX_JUDGEMENTS = 3
 class SessionSources(Struct, frozen=True, kw_only=True):
     """How sessions are opened, and what limits their use.
 
-    Attributes:
-        limits: Only the limits for the start of a server are used.
-        max_reconnects: How often a server that has died is connected again, before the next call or request
-            to it; `None`: without limit.
-        tool_policy: A call that the policy would ask about is made without asking, because the host itself
-            makes it.
-        lasting: Whether the sessions stay open after a request. If not, requests for a subscription are
-            refused.
+    `max_reconnects`: how often a server that has died is connected again, before it is used again; `None`:
+    without limit. Unless the sessions are `lasting`, requests for a subscription are refused.
     """
 
     connect: Mapping[m.ServerName, Connect]
@@ -88,9 +82,8 @@ class SessionSources(Struct, frozen=True, kw_only=True):
 class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio event loop.
 
-    Calls to one server run one at a time, and calls to different servers run in parallel. A method that uses
-    a session raises `MCPServerStartupError` if the server cannot be started, and `MCPError` if the server is
-    not configured or its session has crashed.
+    Calls to one server run one at a time, and calls to different servers in parallel. A server that cannot be
+    started raises `MCPServerStartupError`.
     """
 
     def __init__(self, sources: SessionSources) -> None:
@@ -160,8 +153,8 @@ class ServerSessions:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
         The policy judges the call by the tool's present definition. With a `definition`, the call is made
-        only if the tool still has this definition. `turn`: the turn that the call is recorded in, or 0.
-        Raises `MCPToolCallError`, often a subclass of it, if the call failed.
+        only if the tool still has this definition. Raises `MCPToolCallError`, often a subclass of it, if the
+        call failed.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):
@@ -227,7 +220,7 @@ class ServerSessions:
         """Send a listing request, such as `resources/list`, page by page; return the items of the pages.
 
         At most 100 pages are read, and none after the server has repeated a cursor. If it repeats the last
-        page too, that page counts once. Raises `ValueError` if the method's results have no pages.
+        page too, that page counts once.
         """
         member = _PAGED.get(method)
         if member is None:
@@ -387,9 +380,7 @@ def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[Tur
 
     With `keep="sessions"`, `work` uses the kept sessions; if a turn runs meanwhile, a call waits until the
     turn's current batch of tool calls is done. Otherwise new sessions are opened. A prewarmed session is
-    never used, because it belongs to the next turn, whose calls must be the first that reach its server.
-
-    Raises `MCPError` if the caller is inside a turn of the same runner.
+    never used: it belongs to the next turn, whose calls must be the first that reach its server.
     """
     refuse_inside_turn(settings.wiring)
 
