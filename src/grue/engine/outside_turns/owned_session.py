@@ -185,10 +185,9 @@ class OwnedSession:
             return await self._client.request(method, params, timeout_s)
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close the session in any state, and wait until its process has ended.
+        """Close the session in any state and wait until its process has ended, even if cancelled.
 
-        If this call is cancelled, the owner still closes the session. If `hurried`, the server gets as little
-        time to exit as after a cancellation.
+        If `hurried`, the server gets as little time to exit as after a cancellation.
         """
         if not self.alive:
             return

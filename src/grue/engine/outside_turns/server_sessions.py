@@ -242,10 +242,7 @@ class ServerSessions:
         return tuple(items)
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close all sessions in parallel, and wait until their processes have ended.
-
-        If `hurried`, the servers get as little time to exit as after a cancellation.
-        """
+        """Close all sessions in parallel, and wait until their processes have ended."""
         sessions = [state.session for state in self._states.values() if state.session is not None]
         async with anyio.create_task_group() as group:
             for session in sessions:
