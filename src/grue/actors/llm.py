@@ -504,15 +504,7 @@ class LlmActor(Actor[m.LlmCommand]):
         asking, conversation, command = asked.asking, asked.conversation, asked.command
         asking.take_back()
         self._endpoint = following
-        asking.say(
-            m.ModelPassedOver(
-                request=command.request,
-                model=failure.model,
-                address=failure.endpoint,
-                reason=failure.message,
-                asks=following.asked(),
-            )
-        )
+        asking.say(_passed_over(command, failure.model, failure.endpoint, failure.message, following))
         adopt = functools.partial(conversation.adopt, following.profile, following.settings.model)
         if conversation.size >= LONG:
             await anyio.to_thread.run_sync(adopt)
@@ -599,19 +591,10 @@ class LlmActor(Actor[m.LlmCommand]):
         self, command: m.RequestCompletion, now_s: float, say: Callable[[m.LlmNote], object]
     ) -> None:
         """Go on to a fallback that takes tools, if there is one: the current model takes none."""
-        left, following = self._endpoint, self._chain.first(now_s, tools=True)
-        if following is left or not following.takes_tools:
-            return
-        self._endpoint, asked = following, left.asked()
-        say(
-            m.ModelPassedOver(
-                request=command.request,
-                model=asked.model,
-                address=asked.address,
-                reason="it takes no tools",
-                asks=following.asked(),
-            )
-        )
+        following, left = self._chain.first(now_s, tools=True), self._endpoint.asked()
+        if following is not self._endpoint and following.takes_tools:
+            self._endpoint = following
+            say(_passed_over(command, left.model, left.address, "it takes no tools", following))
 
     async def _answer(
         self, asked: _Asked, reply: Reply | m.LlmFailure
@@ -680,6 +663,13 @@ class LlmActor(Actor[m.LlmCommand]):
                 )
             )
         lent.reported = replies
+
+
+def _passed_over(
+    command: m.RequestCompletion, model: str, address: str, reason: str, following: LlmEndpoint
+) -> m.ModelPassedOver:
+    asks = following.asked()
+    return m.ModelPassedOver(request=command.request, model=model, address=address, reason=reason, asks=asks)
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:

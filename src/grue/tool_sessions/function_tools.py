@@ -20,7 +20,7 @@ import re
 import threading
 import time
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, Union, overload
 
@@ -40,7 +40,7 @@ from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, single
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.host_tools import HostFunctions, InvalidArgumentsError, is_mutable
+from grue.tool_sessions.host_tools import BeforeCalls, HostFunctions, InvalidArgumentsError, is_mutable
 from grue.tool_sessions.server_requests import Notify
 
 if TYPE_CHECKING:
@@ -590,10 +590,7 @@ class FunctionTools(HostFunctions):
         self._served = {name: _function(name, function) for name, function in self.functions.items()}
 
     def connect(
-        self,
-        server: m.ServerName,
-        before_calls: Callable[[], Awaitable[object]] | None = None,
-        note: Note | None = None,
+        self, server: m.ServerName, before_calls: BeforeCalls = None, note: Note | None = None
     ) -> FunctionConnection:
         """Make the connection for one session.
 
@@ -612,7 +609,7 @@ class FunctionConnection:
         server: m.ServerName,
         functions: Mapping[str, _Function],
         catch_all: CatchAll | None = None,
-        before_calls: Callable[[], Awaitable[object]] | None = None,
+        before_calls: BeforeCalls = None,
         note: Note | None = None,
     ) -> None:
         self._server = server

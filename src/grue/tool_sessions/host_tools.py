@@ -21,16 +21,16 @@ class HostConnection(ToolConnection, Protocol):
         ...
 
 
+BeforeCalls: TypeAlias = Callable[[], Awaitable[object]] | None
+
+
 class HostFunctions:
     """Base of `FunctionTools`: tools that are functions of the program."""
 
     __slots__ = ()
 
     def connect(
-        self,
-        server: m.ServerName,
-        before_calls: Callable[[], Awaitable[object]] | None = None,
-        note: Note | None = None,
+        self, server: m.ServerName, before_calls: BeforeCalls = None, note: Note | None = None
     ) -> HostConnection:
         """Make the connection for one session."""
         raise NotImplementedError
@@ -42,10 +42,7 @@ class HostCommands:
     __slots__ = ()
 
     def connect(
-        self,
-        server: m.ServerName,
-        registry: ProcessRegistry,
-        before_calls: Callable[[], Awaitable[object]] | None = None,
+        self, server: m.ServerName, registry: ProcessRegistry, before_calls: BeforeCalls = None
     ) -> HostConnection:
         """Make the connection for one session."""
         raise NotImplementedError

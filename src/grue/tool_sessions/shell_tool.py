@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -29,7 +29,7 @@ from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools, ToolContext, tool
-from grue.tool_sessions.host_tools import HostCommands
+from grue.tool_sessions.host_tools import BeforeCalls, HostCommands
 from grue.tool_sessions.redaction import Redactor
 
 _SHELL = "/bin/sh"
@@ -146,10 +146,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         return tuple(self._allowed(entry) for entry in entries)
 
     def connect(
-        self,
-        server: m.ServerName,
-        registry: ProcessRegistry,
-        before_calls: Callable[[], Awaitable[object]] | None = None,
+        self, server: m.ServerName, registry: ProcessRegistry, before_calls: BeforeCalls = None
     ) -> FunctionConnection:
         """Make the connection for one session.
 

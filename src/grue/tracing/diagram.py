@@ -14,7 +14,7 @@ from grue.tracing.columns import cells, cut, pad
 from grue.tracing.facts import Severity
 from grue.tracing.message_words import kind_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.turn_slices import TurnSlice, split_turns
+from grue.tracing.turn_slices import split_turns
 
 WIDTH = 80  # default width of a plain diagram, in columns of the terminal
 _TEXT_CHARS = 80
@@ -57,45 +57,28 @@ def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | Non
 
 def mermaid(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
     """Yield the lines of a Mermaid `sequenceDiagram`; none if there are no envelopes."""
-    lines = _MermaidLines()
-    for number, turn_slice in enumerate(split_turns(envelopes)):
-        if number == 0:
-            yield from lines.opening()
-        yield from lines.turn(turn_slice)
+    ids: dict[str, str] = {}
 
-
-class _MermaidLines:
-    def __init__(self) -> None:
-        self._ids: dict[str, str] = {}
-
-    def opening(self) -> Iterator[str]:
-        yield "sequenceDiagram"
-        for actor in _ACTORS:
-            yield from self._declare(actor)
-
-    def turn(self, turn_slice: TurnSlice) -> Iterator[str]:
-        if turn_slice.turn:
-            yield f"    Note over {self._ids['host']},{self._ids['llm']}: Turn {turn_slice.turn}"
-        for envelope in turn_slice.envelopes:
-            arrow = drawn(envelope)
-            if arrow is not None:
-                yield from self._declare(arrow.sender, arrow.receiver)
-                yield f"    {self._line(arrow)}: {escaped(arrow.text)}"
-
-    def _line(self, arrow: Drawn) -> str:
-        sender = self._ids[arrow.sender]
-        if arrow.receiver is None:
-            return f"Note over {sender}"
-        line = "-" if arrow.asks else "--"
-        head = "x" if arrow.failed else ">>"
-        return f"{sender}{line}{head}{self._ids[arrow.receiver]}"
-
-    def _declare(self, *names: str | None) -> Iterator[str]:
+    def declared(*names: str | None) -> Iterator[str]:
         for name in names:
-            if name is not None and name not in self._ids:
-                self._ids[name] = f"p{len(self._ids)}"
+            if name is not None and name not in ids:
+                ids[name] = f"p{len(ids)}"
                 # The colon is replaced, because Mermaid would remove `wrap:` from the beginning of a name.
-                yield f"    participant {self._ids[name]} as {escaped(name).replace(':', '#58;')}"
+                yield f"    participant {ids[name]} as {escaped(name).replace(':', '#58;')}"
+
+    for turn_slice in split_turns(envelopes):
+        if not ids:
+            yield "sequenceDiagram"
+            yield from declared(*_ACTORS)
+        if turn_slice.turn:
+            yield f"    Note over {ids['host']},{ids['llm']}: Turn {turn_slice.turn}"
+        for arrow in filter(None, map(drawn, turn_slice.envelopes)):
+            yield from declared(arrow.sender, arrow.receiver)
+            way = f"Note over {ids[arrow.sender]}"
+            if arrow.receiver is not None:
+                line, head = "-" if arrow.asks else "--", "x" if arrow.failed else ">>"
+                way = f"{ids[arrow.sender]}{line}{head}{ids[arrow.receiver]}"
+            yield f"    {way}: {escaped(arrow.text)}"
 
 
 _HARMLESS = frozenset(" ,./()=+-'!?*|~_→…✗")

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -167,11 +167,8 @@ class _Tree:
         return count
 
 
-class _Pair(NamedTuple):
-    """The numbers of two messages that differ. `None` stands for a message that a trace lacks."""
-
-    left: int | None
-    right: int | None
+_Pair = tuple[int | None, int | None]
+"""The numbers of two messages that differ. `None` stands for a message that a trace lacks."""
 
 
 class _TurnDiff:
@@ -196,10 +193,11 @@ class _TurnDiff:
         rights = sorted(self._lefts)
 
         def place(pair: _Pair) -> float:
-            if pair.left is not None:
-                return pair.left
-            assert pair.right is not None, "a pair has at least one side"
-            before = bisect_left(rights, pair.right)
+            one, other = pair
+            if one is not None:
+                return one
+            assert other is not None, "a pair has at least one side"
+            before = bisect_left(rights, other)
             return self._lefts[rights[before - 1]] + 0.5 if before else 0.0
 
         # `_found` holds only numbers, to save memory, so `_divergence` reads the messages again.
@@ -211,11 +209,11 @@ class _TurnDiff:
         for key in dict.fromkeys((*left, *right)):
             for mine, yours in self._paired(left.get(key, []), right.get(key, [])):
                 if mine is None or yours is None:
-                    self._found.append(_Pair(mine.seq if mine else None, yours.seq if yours else None))
+                    self._found.append((mine.seq if mine else None, yours.seq if yours else None))
                     continue
                 self._lefts[yours.seq] = mine.seq
                 if any(self._differences(whole(mine), whole(yours))):
-                    self._found.append(_Pair(mine.seq, yours.seq))
+                    self._found.append((mine.seq, yours.seq))
                 pairs.append((mine.seq, yours.seq))
         return sorted(pairs)
 
@@ -251,8 +249,8 @@ class _TurnDiff:
         return other
 
     def _divergence(self, pair: _Pair) -> Divergence:
-        left = None if pair.left is None else whole(self._left.by_seq[pair.left])
-        right = None if pair.right is None else whole(self._right.by_seq[pair.right])
+        left = None if pair[0] is None else whole(self._left.by_seq[pair[0]])
+        right = None if pair[1] is None else whole(self._right.by_seq[pair[1]])
         tree, envelope = (self._left, left) if left is not None else (self._right, right)
         assert envelope is not None, "a pair has at least one side"
         because, left_out = tree.causes(envelope)

@@ -75,7 +75,11 @@ class StoryTeller:
         body, seq = envelope.body, envelope.seq
         match body:
             case Fact():
-                self._remember_texts(body)
+                values = (getattr(body, name) for name in body.__struct_fields__)
+                texts = (value.strip() for value in values if isinstance(value, str))
+                longest = max(texts, key=len, default="")
+                if len(longest) >= _LEAST_SHOWN and len(self._shown) < _MOST_SHOWN:
+                    self._shown.append(longest)
                 headline = printable(said_by(body, Fact.headline), _HEADLINE_CHARS)
                 yield Passage(turn=turn, kind="fact", seq=seq, text=headline)
             case m.RunTurn():
@@ -109,12 +113,6 @@ class StoryTeller:
             self._turns[turn] = _Turn()
         text = "resumed" if run.resumed is not None else "shown" if shown else ""
         return Passage(turn=turn, kind="prompt", seq=seq, text=text)
-
-    def _remember_texts(self, fact: Fact) -> None:
-        values = (getattr(fact, name) for name in fact.__struct_fields__)
-        longest = max((value.strip() for value in values if isinstance(value, str)), key=len, default="")
-        if len(longest) >= _LEAST_SHOWN and len(self._shown) < _MOST_SHOWN:
-            self._shown.append(longest)
 
     def _completion(
         self,
@@ -427,7 +425,7 @@ class PageFeed:
         self._story = StoryTeller()
         self._prompts = CachedPrompts()
         self._actors = dict.fromkeys(_FIRST_ACTORS, False)
-        self._kinds: set[str] = set()
+        self.kinds: set[str] = set()
         self._turns: dict[int, TurnWriter] = {}  # in the order in which the turns began
         self._latest = 0
         self._changed: set[int] = set()
@@ -452,7 +450,7 @@ class PageFeed:
         row = self._row(envelope, turn)
         self._rows.append(row)
         self._chars += len(row.body)
-        self._kinds.add(row.kind)
+        self.kinds.add(row.kind)
         if row.mark:
             writer.add_mark(row)
         return turn
@@ -475,19 +473,9 @@ class PageFeed:
         return piece
 
     @property
-    def images(self) -> int:
-        """How many different images the messages show."""
-        return len(self._images)
-
-    @property
     def actors(self) -> tuple[str, ...]:
         """The actors that have sent or received a message, in the order of their lanes."""
         return tuple(actor for actor, seen in self._actors.items() if seen and actor != NOTES)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of the messages, sorted."""
-        return tuple(sorted(self._kinds))
 
     def turns(self) -> Iterator[PageTurn]:
         """Yield the turns that have changed since the last call, in the order in which they began."""

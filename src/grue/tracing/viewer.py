@@ -119,9 +119,9 @@ def write_pieces(
         header=reader.header,
         file=printable(reader.path.name),
         cut_short=reader.cut_short,
-        images=feed.images,
+        images=len(images),
         actors=feed.actors,
-        kinds=feed.kinds,
+        kinds=tuple(sorted(feed.kinds)),
         turns=tuple(feed.turns()),
         overview=feed.overview,
     )

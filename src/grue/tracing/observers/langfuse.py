@@ -208,12 +208,12 @@ class _LangfuseSink(SpanSink):
 
     def _generation(self, generation: spans.Generation) -> m.JsonObject:
         asks, sent = generation.asks, generation.sent
-        shown = shown_history(sent, whole=self._whole)
+        shown, left_out = shown_history(sent, whole=self._whole)
         metadata = {
             "request": generation.request.request,
             "tools_offered": isinstance(generation.request.mode, m.OfferTools),
             "message": sent.message,
-            "left_out": shown.left_out + sent.missing,
+            "left_out": left_out + sent.missing,
             "requested_model": asks.model,
             "provider": asks.provider,
             "endpoint": asks.address,
@@ -228,7 +228,7 @@ class _LangfuseSink(SpanSink):
                 for name, value in asks.sampling.items()
             }
             or None,
-            **self._content("input", chat_messages(shown.said), metadata),
+            **self._content("input", chat_messages(shown), metadata),
         }
 
     def _ending(self, outcome: spans.Outcome | None) -> m.JsonObject:

@@ -186,19 +186,19 @@ class Conventions:
 
     def _generation(self, generation: spans.Generation) -> Attributes:
         asks, sent, request = generation.asks, generation.sent, generation.request
-        shown = shown_history(sent, whole=self._whole)
+        shown, left_out = shown_history(sent, whole=self._whole)
         return {
             "gen_ai.operation.name": "chat",
             "gen_ai.output.type": None if sent.answer is None else "json",
             "gen_ai.request.stream": True if request.stream and asks.streams else None,
             "grue.request": request.request,
             "grue.message": sent.message,
-            "grue.history.left_out": shown.left_out + sent.missing or None,
+            "grue.history.left_out": left_out + sent.missing or None,
             **_request(asks),
             **_sampling_of_model(asks),
             **_address(asks.address),
             "openai.api.type": asks.wire if _is_openai(asks) and asks.wire in _OPENAI_APIS else None,
-            **said(shown.said, capture=self._capture),
+            **said(shown, capture=self._capture),
             "gen_ai.tool.definitions": tool_definitions(sent.tools) if self._capture else None,
         }
 

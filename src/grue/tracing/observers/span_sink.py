@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, TypeAlias, assert_never
+from typing import Any, Literal, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -105,25 +105,20 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class ShownHistory(NamedTuple):
-    """The part of a conversation that a span shows, and how many messages before it are left out."""
-
-    said: tuple[m.ConversationItem | m.AssistantReply, ...]
-    left_out: int
-
-
-def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
-    """Return the part of a conversation that the span of a generation shows."""
+def shown_history(
+    sent: AsSent, *, whole: bool
+) -> tuple[tuple[m.ConversationItem | m.AssistantReply, ...], int]:
+    """Return the part of a conversation that a generation's span shows, and how many messages it lacks."""
     # That is its new messages and, if `whole`, all system texts and the latest earlier messages that fit into
     # `HISTORY_LIMIT` characters.
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:
-        return ShownHistory(new, len(earlier))
+        return new, len(earlier)
     left, first = HISTORY_LIMIT, len(earlier)
     while first and (left := left - _size(earlier[first - 1])) >= 0:
         first -= 1
     heads = tuple(item for item in earlier[:first] if isinstance(item, m.SystemText))
-    return ShownHistory((*heads, *earlier[first:], *new), first - len(heads))
+    return (*heads, *earlier[first:], *new), first - len(heads)
 
 
 def _size(item: m.ConversationItem | m.AssistantReply) -> int:
