@@ -13,9 +13,9 @@ from grue.fleet.broker import Amount
 from grue.protocol.turn.prices import Price, price_of, with_cost
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
-from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import summarize
 from grue.tracing.reading import open_episode
+from grue.tracing.turn_slices import OwnMessages
 
 _MOST_BYTES = 512 * 2**20
 _MOST_TEXT = 500

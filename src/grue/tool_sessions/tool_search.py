@@ -30,27 +30,13 @@ _SAYS_NOTHING = (
 )
 _EMPTY = frozenset(re.findall(r"\w+", _SAYS_NOTHING))
 _VERBS = (
-    "create make new add generate",
-    "delete remove drop erase",
-    "list show enumerate",
-    "search find query lookup grep",
-    "read fetch load open view see retrieve",
-    "update edit change modify set replace",
-    "write save store",
-    "send post submit",
-    "run execute start launch",
-    "stop kill terminate end close quit",
-    "move rename",
-    "copy duplicate",
-    "directory folder",
-    "picture image screenshot photo",
-    "chart graph plot diagram",
-    "page website web site url",
-    "compare diff difference",
-    "say echo repeat",
-    "remember memory store",
-    "press key keyboard",
-    "cause mistake problem error issue",
+    "create make new add generate; delete remove drop erase; list show enumerate;"
+    "search find query lookup grep; read fetch load open view see retrieve;"
+    "update edit change modify set replace; write save store; send post submit;"
+    "run execute start launch; stop kill terminate end close quit; move rename; copy duplicate;"
+    "directory folder; picture image screenshot photo; chart graph plot diagram;"
+    "page website web site url; compare diff difference; say echo repeat;"
+    "remember memory store; press key keyboard; cause mistake problem error issue"
 )
 
 
@@ -181,7 +167,7 @@ def _stem(word: str) -> str:
     return word[:-1] if word.endswith("e") and len(word) > 3 else word
 
 
-_GROUPS = [[_stem(word) for word in group.split()] for group in _VERBS]
+_GROUPS = [[_stem(word) for word in group.split()] for group in _VERBS.split(";")]
 
 
 def _alike(word: str) -> list[str]:

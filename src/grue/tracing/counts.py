@@ -20,10 +20,10 @@ from grue.runtime.trace.format import PAYLOADS
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing import stats
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
-from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, moves_steps
+from grue.tracing.turn_slices import OwnMessages
 
 SLOWEST_TURNS = 5
 

@@ -211,7 +211,9 @@ class SpanFinder:
                 span = self._span(end, envelope)
                 yield span
                 if end.retried and isinstance(envelope.body, m.CompletionRetried):
-                    yield self._pause(span, envelope.body.delay_s)
+                    waited = replace(span, phase="wait", label="wait", start_s=self._at_s, grade="warn")
+                    until_s = self._at_s + envelope.body.delay_s
+                    yield replace(waited, end_s=until_s, first=self._seq, last=self._seq)
 
     def finish(self) -> Iterator[Span]:
         """Yield the spans whose end is not recorded, as if they ended with the trace's last message."""
@@ -230,18 +232,6 @@ class SpanFinder:
             first=step.first,
             last=self._seq,
             grade="" if by is None else _GRADES.get(severity_of(by.body), ""),
-        )
-
-    def _pause(self, span: Span, pause_s: float) -> Span:
-        return replace(
-            span,
-            phase="wait",
-            label="wait",
-            start_s=self._at_s,
-            end_s=self._at_s + pause_s,
-            first=self._seq,
-            last=self._seq,
-            grade="warn",
         )
 
 

@@ -14,9 +14,9 @@ from msgspec import Struct
 from grue import messages as m
 from grue.errors import TraceError
 from grue.protocol.turn.prices import Spent
-from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import summarize
 from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.tracing.turn_slices import OwnMessages
 
 
 class TurnRow(Struct, kw_only=True):
@@ -123,13 +123,8 @@ class _Rows:
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():
-                turn = TurnRow(
-                    episode=self._episode,
-                    turn=body.turn,
-                    began_at=envelope.at,
-                    system=body.system,
-                    user=body.user,
-                )
+                turn = TurnRow(episode=self._episode, turn=body.turn, began_at=envelope.at)
+                turn.system, turn.user = body.system, body.user
                 self._turns[envelope.seq] = (envelope.t, turn)
                 if body.resumed is None:
                     self._parked.pop(body.turn, None)

@@ -28,11 +28,11 @@ from grue.protocol.tools.calls import record_settlement
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
-from grue.tracing.forks import OwnMessages
 from grue.tracing.message_words import Verdict, crash_verdict, note_of
 from grue.tracing.observers import spans
 from grue.tracing.observers.conversations import AsSent, Conversations
 from grue.tracing.steps import StepBegan, StepTracker
+from grue.tracing.turn_slices import OwnMessages
 
 
 class SpanScope:
