@@ -13,8 +13,7 @@ from grue.messages import CompletionReceived, TurnCompleted
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.counts import count_episode
 from grue.tracing.observers.events import EventFeed
-from grue.tracing.observers.span_feed import SpanFeed
-from grue.tracing.observers.spans import SpanClosed, ToolUse
+from grue.tracing.observers.spans import SpanClosed, SpanFeed, ToolUse
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import TurnWriter
 from grue.tracing.prompt_cache import cached_prompts

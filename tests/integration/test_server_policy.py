@@ -24,8 +24,7 @@ from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.message_words import summarize
 from grue.tracing.observers.events import EventFeed
-from grue.tracing.observers.span_feed import SpanFeed
-from grue.tracing.observers.spans import SpanOpened, ToolUse
+from grue.tracing.observers.spans import SpanFeed, SpanOpened, ToolUse
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import replay
 

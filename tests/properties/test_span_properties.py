@@ -24,11 +24,11 @@ from grue.messages import (
     ToolTimedOut,
     TurnInterrupted,
 )
-from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.spans import (
     Episode,
     Generation,
     SpanClosed,
+    SpanFeed,
     SpanNoted,
     SpanOpened,
     ToolSession,

@@ -71,12 +71,15 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         return round(self.input_tokens * self.share)
 
 
+_Place: TypeAlias = tuple[int, str]  # number and kind of a message in the trace
+
+
 class _Form(Struct, frozen=True):
-    """The wire profile and the model; `cause`: number and kind of the trace message that reported them."""
+    """The wire profile and the model, and the message that reported them."""
 
     profile: WireProfile
     model: str
-    cause: tuple[int, str] = (0, "")
+    cause: _Place = (0, "")
 
 
 class _Sent(Struct, frozen=True, kw_only=True):
@@ -93,17 +96,17 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """A request under way. `listed`: by server, number and kind of the message with its latest tools."""
+    """A request under way. `listed`: by server, the message with its latest tools."""
 
     seq: int
     at: float
     turn: int
     command: m.RequestCompletion
-    listed: dict[str, tuple[int, str]]
+    listed: dict[str, _Place]
 
 
 class _Prompted(Struct, kw_only=True):
-    """The state of a conversation. A `_Place` is the number and the kind of a message in the trace."""
+    """The state of a conversation."""
 
     name: m.ConversationId
     encoded: EncodedConversation
@@ -112,10 +115,10 @@ class _Prompted(Struct, kw_only=True):
     redacted: bool = False  # whether a secret was removed from these, so that their digest differs
     sent: dict[bool, _Sent] = {}  # the last prompt with tools (`True`) and the last without
     last: _Sent | None = None
-    blame: list[tuple[int, int, str]] = []
+    blame: list[tuple[int, int, str]] = []  # changes: unchanged bytes before, and what reports them
     asks: m.ModelAsked | None = None  # the model that its turn asks now
-    moved: tuple[int, str] = (0, "")  # the message that chose this model
-    adapted: tuple[int, str] | None = None  # the message that changed the encoding after the last prompt
+    moved: _Place = (0, "")  # the message that chose this model
+    adapted: _Place | None = None  # the message that changed the encoding after the last prompt
     notes: list[tuple[int, str, str]] = []  # why the next request may offer no tools
 
 
@@ -123,11 +126,11 @@ class CachedPrompts:
     """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order."""
 
     def __init__(self) -> None:
-        self.left_out = 0
+        self.left_out = 0  # entries of a history that its latest rewrite has replaced by one
         self._talks: dict[m.ConversationId, _Prompted] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._asked: dict[int, _Asked] = {}
-        self._listed: dict[str, tuple[int, str]] = {}
+        self._listed: dict[str, _Place] = {}
         self._form = _Form(_unmarked(GENERIC), "")
         self._heads: dict[str, _Sent] = {}
         self._dropping: dict[int, m.ConversationId] = {}
@@ -180,7 +183,7 @@ class CachedPrompts:
                 self._end(self._turns.pop(cause), body)
         return None
 
-    def _begin(self, run: m.RunTurn, place: tuple[int, str]) -> None:
+    def _begin(self, run: m.RunTurn, place: _Place) -> None:
         past = run.history
         name = run.conversation
         if run.asks is not None:
@@ -199,7 +202,7 @@ class CachedPrompts:
             talk.asks, talk.moved = run.asks, place
         talk.notes.append((*place, "the turn offers no tools"))
 
-    def _form_for(self, asks: m.ModelAsked, place: tuple[int, str]) -> _Form:
+    def _form_for(self, asks: m.ModelAsked, place: _Place) -> _Form:
         wire = asks.wire if asks.wire in FORMATS else None
         profile = with_fields(profile_for(asks.address, asks.model, wire), asks.form)
         return _Form(_unmarked(profile), asks.model, place)
@@ -230,7 +233,7 @@ class CachedPrompts:
         encoded = EncodedConversation(self._form.profile, model=self._form.model, history=History(Ledger()))
         return _Prompted(name=name, encoded=encoded)
 
-    def _note(self, turn: int, place: tuple[int, str], why: str) -> None:
+    def _note(self, turn: int, place: _Place, why: str) -> None:
         for talk in self._running(turn):
             talk.notes.append((*place, why))
 
@@ -270,7 +273,7 @@ class CachedPrompts:
         encoded.adopt(form.profile, form.model)
         _blame(talk, form.cause)
 
-    def _rewrite(self, body: m.HistoryRewritten | m.RewriteHistory, place: tuple[int, str]) -> None:
+    def _rewrite(self, body: m.HistoryRewritten | m.RewriteHistory, place: _Place) -> None:
         self.left_out = 0
         talk = self._talks.get(body.conversation)
         if talk is None:
@@ -288,7 +291,7 @@ class CachedPrompts:
             talk.whole = False  # the trace lacks the messages that were changed
         _blame(talk, place)
 
-    def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
+    def _learn(self, changed: m.JsonObject, place: _Place) -> None:
         """Apply a change of the wire profile, which the LLM actor has reported in the message at `place`."""
         profile = with_fields(self._form.profile, changed)
         self._form = _Form(_unmarked(profile), self._form.model, place)
@@ -405,7 +408,7 @@ class _Compared(Struct, frozen=True):
     same: int
 
 
-def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
+def _blame(talk: _Prompted, place: _Place) -> None:
     """If the conversation now differs from its last prompt, add the message that changed it to `blame`."""
     last = talk.last
     if last is not None:

@@ -17,7 +17,6 @@ from grue.tracing.facts import EpisodeStarted, said_by
 from grue.tracing.message_words import Verdict
 from grue.tracing.observers import spans
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
-from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.span_sink import (
     DETAIL_LIMIT,
     Capture,
@@ -78,7 +77,7 @@ class LangfuseObserver(Outbox):
     ) -> None:
         trouble = warn_once(warn)
         self.client = _client_from_environment(trouble) if client is None else client
-        feed = SpanFeed(session_id or uuid.uuid4().hex)
+        feed = spans.SpanFeed(session_id or uuid.uuid4().hex)
         sink = _LangfuseSink(feed, self.client, capture_content)
         super().__init__(sink, name="langfuse", bound=bound, warn=trouble)
         if self.client is None:
@@ -131,7 +130,7 @@ def _new_client(warn: Warn) -> Any:
 
 
 class _LangfuseSink(SpanSink):
-    def __init__(self, feed: SpanFeed, client: Any, capture_content: Capture) -> None:
+    def __init__(self, feed: spans.SpanFeed, client: Any, capture_content: Capture) -> None:
         super().__init__(feed)
         self._client = client
         self._capture = bool(capture_content)

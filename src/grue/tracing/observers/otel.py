@@ -18,9 +18,8 @@ from grue.errors import MissingDependencyError
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, present
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, host_of, warn_once
-from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.span_sink import Capture, SpanSink, nanoseconds
-from grue.tracing.observers.spans import Generation, SpanClosed, SpanNoted, SpanOpened, ToolUse
+from grue.tracing.observers.spans import Generation, SpanClosed, SpanFeed, SpanNoted, SpanOpened, ToolUse
 
 INSTALL = (
     "OpenTelemetry is not installed: pip install 'opentelemetry-sdk>=1.45,<2'"

@@ -10,9 +10,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.tools.names import openai_call
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.observers.conversations import AsSent
-from grue.tracing.observers.span_feed import SpanFeed
-from grue.tracing.observers.spans import SpanClosed, SpanId, SpanNoted, SpanOpened
+from grue.tracing.observers.spans import AsSent, SpanClosed, SpanFeed, SpanId, SpanNoted, SpanOpened
 
 CONTENT_LIMIT = 20_000  # characters of a prompt, an argument or an output
 HISTORY_LIMIT = 200_000  # characters of earlier messages in a request's span

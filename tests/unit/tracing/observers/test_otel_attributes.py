@@ -23,10 +23,9 @@ from grue.messages import (
 )
 from grue.protocol.tools.calls import record
 from grue.tracing.message_words import Verdict
-from grue.tracing.observers.conversations import AsSent
 from grue.tracing.observers.otel import OtelObserver
 from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, tool_definitions
-from grue.tracing.observers.spans import Generation, SpanClosed, SpanOpened, ToolUse
+from grue.tracing.observers.spans import AsSent, Generation, SpanClosed, SpanOpened, ToolUse
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry is not installed: pip install 'grue[otel]'")
 

@@ -43,13 +43,13 @@ from grue.messages import (
 from grue.runtime.actor import Actor, ActorFailed
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.facts import EpisodeResumed
-from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.spans import (
     Episode,
     EpisodeSummary,
     Generation,
     SessionSummary,
     SpanClosed,
+    SpanFeed,
     SpanNoted,
     SpanOpened,
     ToolSession,

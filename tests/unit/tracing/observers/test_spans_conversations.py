@@ -17,7 +17,7 @@ from grue.messages import (
     TurnCompleted,
     UserText,
 )
-from grue.tracing.observers.conversations import MOST_KEPT, AsSent, Conversations
+from grue.tracing.observers.spans import MOST_KEPT, AsSent, Conversations
 
 
 class Talk:
