@@ -32,8 +32,7 @@ MAX_CHARS = 2 * 2**20
 def json_objects(text: str) -> Iterator[dict[str, object]]:
     """Yield the JSON objects that could be the answer: the whole text, then those in fences, then in prose.
 
-    Of those in prose the last comes first, because a model that writes down its reasoning answers at the end.
-    The time is linear in the length of the text: a scan that takes longer stops early.
+    Of those in prose the last comes first: a model that writes down its reasoning answers at the end.
 
     Source: R15.1
     """
@@ -92,11 +91,7 @@ _MOST_OBJECTS = 5
 
 
 def has_shape(schema: m.JsonObject, content: str) -> bool:
-    """Return whether a text contains a JSON object with all members that the schema requires.
-
-    Only the 5 likeliest objects are checked, and none if the text is very long or the schema is not of an
-    object.
-    """
+    """Return whether one of the first objects in a text has all members that the schema requires."""
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True
     properties, required = schema.get("properties"), schema.get("required")

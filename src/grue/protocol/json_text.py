@@ -128,11 +128,7 @@ def strict_object(text: str) -> m.JsonObject | None:
 
 
 def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
-    """Return `value` as a JSON value, with replacements for values that JSON cannot express.
-
-    NaN and infinities become `None`; lone surrogates U+FFFD; bytes base64; huge integers hexadecimal text;
-    values nested too deeply a text that says so; any other object its `str`.
-    """
+    """Return `value` as a JSON value; NaN becomes `None`, bytes become base64, other objects their `str`."""
     match value:
         case None | bool():
             return value

@@ -128,11 +128,9 @@ def backoff(policy: RetryPolicy, attempt: int) -> float:
 
 
 def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that the headers of a refusal ask for, or `None` if they name no wait.
+    """Return the seconds that a refusal's headers (names in lower case) ask for, or `None`.
 
-    Without a `Retry-After`, this is the wait until the last of the used-up limits is reset. `headers` have
-    names in lower case; `now`, in seconds since the epoch, is used if they do not say when the reply was
-    sent.
+    `now`, in seconds since the epoch, is used if the headers do not say when the reply was sent.
     """
     # This machine's clock may be wrong. Without this, a date would lead to no wait, or to one of hours.
     sent = _date(headers.get("date", ""))

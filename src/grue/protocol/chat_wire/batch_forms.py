@@ -33,10 +33,8 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: The key that grue has put into the batch's metadata; empty: there is none.
-        file: The id of the uploaded file with the batch's requests, if the provider says it.
         created_at: As the provider writes it.
         results: API paths of the files with the batch's results; none before the batch has ended.
-        why: What the provider says about a batch that was refused or that ended early.
         left: How the batch ended, if it ended so early that some requests have no result; else empty.
     """
 
@@ -54,8 +52,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of one request (`item`) of a batch, stored as a line of JSON.
 
-    `status` is that of the reply; `None`: there was none, and `kind`, `reason` and `message` say why, as in
-    `Fault`.
+    Without a reply, `status` is `None`, and `kind`, `reason` and `message` say why, as in `Fault`.
     """
 
     item: str

@@ -266,8 +266,7 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""A member of a chunk with a larger `weight` counts in `ChatAssembler.held` each time that it comes. Of a
-smaller member only the last value counts, because endpoints repeat small members, such as `usage`."""
+"""`ChatAssembler.held` counts larger members each time; of smaller ones, often repeated, the last value."""
 
 _MOST_READ = 64 * 2**20
 """The most characters that `_Calls._is_complete` parses for one reply; repeated parsing counts again."""

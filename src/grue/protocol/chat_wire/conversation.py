@@ -42,10 +42,10 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """The messages of a prompt as JSON, in order, with only the newest cache markers, at most `room`.
+    """The messages of a prompt as JSON, joined to few parts, with only the newest `room` cache markers.
 
-    Older messages are joined, so that a request is made of few parts. `size` has the bytes of all messages as
-    they were added. Lower `room` only before the first marker is added.
+    `size` has the bytes of all messages as they were added. Lower `room` only before the first marker is
+    added.
     """
 
     def __init__(self, room: int) -> None:
@@ -64,11 +64,7 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add messages. With `marked`, the last of them that has a cache marker counts in `room`.
-
-        If too many count, the oldest marker is cut out of its message. Encoding this again would change other
-        bytes.
-        """
+        """Add messages. With `marked`, the last of them that has a cache marker counts in `room`."""
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
             self.size += len(message)
@@ -78,6 +74,7 @@ class EncodedMessages:
             else:
                 _append(self._between[-1], message)
         if len(self._marked) > self.room:
+            # Encoding the message again without its marker would change other bytes.
             unmarked = self._marked.pop(0).replace(MARK, b"")
             for part in (unmarked, *self._between.pop(1)):
                 _append(self._between[0], part)
@@ -293,10 +290,7 @@ class EncodedConversation:
         extra: Mapping[str, object] | None = None,
         stream: bool = False,
     ) -> bytes:
-        """Return the body of the request that `ask` prepared. `choice` is for requests that offer tools.
-
-        The fields in `extra` take precedence over those in `settings.extra_body`.
-        """
+        """Return the body of the request that `ask` prepared; `extra` counts before `settings.extra_body`."""
         answering = isinstance(self._mode, m.RequireAnswer)
         return self.format.body(
             w.WireRequest(
@@ -320,11 +314,7 @@ class EncodedConversation:
         used_ids: Collection[str],
         text_tool_calls: TextToolCalls = "keep",
     ) -> w.Reply | Fault:
-        """Read the body of the reply, as `WireFormat.decode`, without adding it to the conversation.
-
-        Thoughts in the text are moved to `reasoning`, and tool calls in the text are read
-        (`ModelSettings.text_tool_calls`).
-        """
+        """Read the body of a reply, also the thoughts and tool calls in its text, without adding it."""
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
             reply = w.as_it_ended(reply) if isinstance(reply, w.Reply) else reply
@@ -395,12 +385,7 @@ class EncodedConversation:
         return self._messages.size
 
     def leaves_tools_out(self, reply: w.Reply) -> bool:
-        """Return whether the endpoint's token count shows that the prompt did not contain the tools.
-
-        The count is then smaller than the number of words and punctuation marks in the texts and the tools. A
-        count that is too small for the texts alone shows nothing: some endpoints always report the same
-        number.
-        """
+        """Return whether the endpoint's token count shows that the prompt did not contain the tools."""
         tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0
         if tools < _TELLING_TOOLS or self._has_calls or reply.tool_calls or reply.written:
             return False
@@ -410,6 +395,7 @@ class EncodedConversation:
         said = [item for entry in self.history.entries if isinstance(entry, m.Said) for item in entry.items]
         texts = [item.text for item in said if isinstance(item, m.SystemText | m.UserText)]
         pieces = sum(map(_pieces, texts))
+        # A count that is too small for the texts alone shows nothing: some endpoints always report one number.
         return pieces + _TEXT_PIECES * len(texts) <= count < pieces + sum(map(_least_tokens, self.tools))
 
     @property

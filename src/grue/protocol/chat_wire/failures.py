@@ -22,9 +22,8 @@ from grue.protocol.retry import asked_wait, wait_in
 from grue.runtime.safe_text import beginning, printable
 
 RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529, 530})
-"""HTTP statuses after which a retry can help. The statuses from 520 on are those of a proxy whose server
-failed, except 529: Anthropic is overloaded. 424: the endpoint's model failed. 498: a tier of Groq has no
-capacity."""
+"""HTTP statuses after which a retry can help. 424: the model failed. 498: a tier of Groq has no capacity.
+529: Anthropic is overloaded. Others from 520 on: the server behind a proxy failed."""
 
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
 """Statuses of errors whose text mostly decides the reason. An error object without a status counts as 200."""
@@ -281,11 +280,7 @@ def fault_of_status(
     retry_after_s: float | None = None,
     now_s: float | None = None,
 ) -> Fault:
-    """Return the fault of a reply with a status other than 2xx, whose body may be anything.
-
-    `location`: where a redirect points to. `retry_after_s`: the wait in the headers. `now_s`, in seconds
-    since the epoch, is needed for headers within the body.
-    """
+    """Return the fault of a reply with a status other than 2xx; `now_s` is needed for headers in the body."""
     if 300 <= status < 400:
         # Leave out user, password and query: in a redirect to a login page they may be secrets.
         target = re.sub(r"(?<=//)[^/?#]*@|[?#].*", "", location or "nowhere", flags=re.DOTALL)
@@ -451,11 +446,7 @@ def describe(
     redacted: Callable[[str], str] = str,
     key: str = "",
 ) -> m.LlmFailure:
-    """Return the description of a fault: safe to show, with a remedy.
-
-    `redacted` is called before the endpoint's text is cut, so that no part of a secret remains. `key` is a
-    sentence about where the API key was looked for.
-    """
+    """Return the description of a fault, safe to show; `key` says where the API key was looked for."""
     message = redacted(beginning(fault.message, _MOST_READ))
     reason = reason_of_fault(fault)
     return m.LlmFailure(

@@ -521,10 +521,7 @@ def supports_tool_calling(
 def checked_support(
     model: str, endpoint: str, *, forced: bool = False, endpoint_says: bool | None = None
 ) -> m.ToolSupportChecked:
-    """Return whether `model` may be offered tools, and which source decided that; `forced` skips every check.
-
-    `endpoint_says` is what the endpoint's model list says, which takes precedence over the name.
-    """
+    """Return whether `model` may be offered tools, and which source (or `forced`) decided that."""
     checked = functools.partial(m.ToolSupportChecked, model=model, endpoint=endpoint)
     if forced:
         return checked(supported=True, by="forced")

@@ -63,10 +63,7 @@ _MOST_COMPARED = 100
 
 
 class _CallEvents(Struct):
-    """What the events so far contain about one tool call; `told`: the last event's response has it too.
-
-    `whole` has all arguments, if one event contained them. `done`: the event that ends the call has arrived.
-    """
+    """What the events so far contain about one tool call; `told`: the last event's response has it too."""
 
     ids: frozenset[str] = frozenset()
     name: str | None = None

@@ -78,10 +78,7 @@ def _garbled(name: str, names: frozenset[str]) -> str:
 
 
 class EventLines:
-    """Splits bytes into events; LF, CRLF or CR ends a line. `damage`: what is wrong with the first bad line.
-
-    If there were no events at all, ignore `damage`: the body may be plain JSON.
-    """
+    """Splits bytes into events. `damage` says what is wrong with the first line that fits in no event."""
 
     def __init__(self) -> None:
         self.damage = ""

@@ -20,11 +20,7 @@ def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
 
 
 def strict_schema(schema: m.JsonObject) -> m.JsonObject:
-    """Translate a schema to OpenAI's strict dialect; `ValueError`: the dialect cannot express it.
-
-    All properties are required there: the model writes `null` for an optional property that it would leave
-    out.
-    """
+    """Translate a schema to OpenAI's strict dialect, which requires all properties, or raise `ValueError`."""
     # OpenAI refuses a schema whose outermost level is an array, a union or a `$ref`.
     if schema.get("type") != "object":
         raise ValueError("the root of a strict schema is an object")

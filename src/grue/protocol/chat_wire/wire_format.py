@@ -165,10 +165,9 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a reply that was cut off; the last is marked if it may look complete (`CUT_MARK`).
+    """Return the calls of a reply that was cut off; the last gets a `CUT_MARK` if it may look complete.
 
-    `given` are its arguments as sent. Cut text is invalid JSON without a mark. But blank text may be all that
-    has arrived, and a gateway may have completed an object.
+    That is so if its arguments (`given`) are blank, or an object, which a gateway may have completed.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -177,10 +176,7 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
 
 def as_it_ended(reply: Reply) -> Reply | Fault:
-    """Return the reply without the calls that may be incomplete, or a fault if it ended with an error.
-
-    A refusal, or an unknown `finish_reason`, drops all calls: one without arguments may lack them.
-    """
+    """Return the reply without calls that may be incomplete, or a fault if it ended with an error."""
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
         words = f"the reply broke off: {reason}"
@@ -189,6 +185,7 @@ def as_it_ended(reply: Reply) -> Reply | Fault:
         return replace(reply, tool_calls=())
     if not reason or reason in _WHOLE or not (reply.tool_calls or _STOPPED.search(reason)):
         return reply
+    # A call whose arguments have not arrived may look like a call without arguments.
     return replace(reply, tool_calls=(), stopped=_short(reply.finish_reason) or "unknown")
 
 
@@ -388,11 +385,7 @@ class Choice(Struct, frozen=True):
 
 
 class WireRequest(Struct, frozen=True, kw_only=True):
-    """The parts of a request's body. `system`: for formats that keep instructions apart from the messages.
-
-    A part of `messages` may hold several, joined by commas. Without `tools`, the request does not mention
-    tools.
-    """
+    """The parts of a request's body; a part of `messages` may hold several, joined by commas."""
 
     settings: ModelSettings
     profile: WireProfile
@@ -573,10 +566,7 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
 
 
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
-    """Return a request's `own` fields and those of `extra`, which take precedence.
-
-    Objects of the same name are joined, unless that in `extra` is empty or has a member `type`.
-    """
+    """Return a request's `own` fields and those of `extra`, which replace them, or are joined with them."""
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 
 
@@ -588,10 +578,7 @@ def _joined(own: object, given: object) -> object:
 def encode_body(
     request: WireRequest, messages: str, head: m.JsonObject, choice: object, tail: m.JsonObject
 ) -> bytes:
-    """Return the body of a request; `messages` is the name of its list of messages.
-
-    Fields of `head` that are `None` are left out; those in `request.extra` too, as `tail` has them.
-    """
+    """Return the body of a request: `head`, the list called `messages`, and the `tail`, which has `extra`."""
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     tail = {name: _joined(head.get(name), value) for name, value in tail.items()}
     system = b'"system":[' + b",".join(request.system) + b"]," if request.system else b""

@@ -95,10 +95,9 @@ class WrittenCall(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """A reply with tool calls written as text in the syntax `form`; `before` is the text before them.
+    """Calls written as text in the syntax `form`, after the text `before`; no `calls`: they cannot be read.
 
-    `calls` is empty if they are not exactly in the form, or the form is not read. `sure`: nothing else is
-    meant.
+    `sure`: the calls are whole, nothing follows them, and the text cannot be anything else.
     """
 
     form: str
@@ -157,10 +156,7 @@ def _is_attached(char: str) -> bool:
 
 
 class ThoughtSplitter:
-    """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
-
-    Thoughts whose opening tag is in the prompt, or in OpenAI's harmony format, are returned as content.
-    """
+    """Separates thoughts from a text that comes in pieces, if the text begins with their opening tag."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -237,11 +233,7 @@ def _recipient(head: re.Match[str]) -> str:
 def read_written(
     text: str, tools: Iterable[m.ToolDefinition], wire_names: Iterable[str] = (), *, bare: bool = True
 ) -> Written | None:
-    """Read the tool calls in a text without thoughts; `None`: it seems to have none, or is too long.
-
-    `wire_names` are the names of `tools` in the request. `bare`: JSON without a tag around it may be a call,
-    if it names an offered tool.
-    """
+    """Read the tool calls in a text; `bare`: also JSON without a tag, if it names one of the `tools`."""
     text = text.strip()
     for end in _ENDS:
         text = text.removesuffix(end).rstrip()

@@ -61,10 +61,10 @@ parts. If the two differ by more than this factor, the sizes counted earlier are
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
-    """The sizes of a conversation's parts: all items of its first request (`head`), the tools, and the rest.
+    """The sizes of a conversation's parts: its first request (`head`), the tools, and the other `items`.
 
-    Neighbouring `items` that cannot be cleared may be joined. Those from position `current` on, usually the
-    last reply and what follows, are never cleared (replaced by stubs).
+    Items from position `current` on, usually the last reply and what follows, are never cleared (replaced by
+    stubs).
     """
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN
@@ -181,11 +181,7 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 
 
 def _learned(bytes_per_token: float, factor: float) -> float:
-    """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
-
-    A prediction that was too high is corrected by half: it only clears results too soon. One that was too low
-    leads to a refused request.
-    """
+    """Return a better `bytes_per_token`. A too high prediction is harmless, so it is corrected by half."""
     wanted = bytes_per_token / factor
     if factor < 1:
         wanted = (bytes_per_token + wanted) / 2
@@ -232,10 +228,7 @@ class Room(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True, kw_only=True):
-    """How a request is made to fit: by what is `cleared`, cut in `new`, or by a summary before it is sent.
-
-    `ledger` has the sizes of the history's parts after the clearing, without `new`.
-    """
+    """How a request is made to fit; `ledger` has the sizes after clearing, without the items in `new`."""
 
     ledger: ContextLedger
     new: tuple[m.ConversationItem, ...]

@@ -112,10 +112,7 @@ class History:
         *,
         beside_tools: bool = False,
     ) -> tuple[m.Said | m.AssistantReply, ...]:
-        """Add the last reply, without calls that `new` does not answer, then `new`; return the entries.
-
-        `beside_tools`: the request offers tools too. A result of an unknown call raises `ValueError`.
-        """
+        """Add the last reply, without calls that `new` does not answer, then `new`; return the entries."""
         answers = {item.call_id for item in new if isinstance(item, m.ToolMessage)}
         reply = self.unread
         calls = reply.tool_calls if reply else ()

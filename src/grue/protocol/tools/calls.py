@@ -62,11 +62,7 @@ class ValidCall(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Consecutive calls to one server, sent to its session together.
-
-    `parallel` runs may be under way together, each at another server. Each has one call, so that the other
-    calls can still be skipped if a call at any server times out.
-    """
+    """Consecutive calls to one server, sent together; a `parallel` run is one call beside other servers'."""
 
     server: m.ServerName
     calls: tuple[m.ServerCall, ...]
@@ -108,10 +104,7 @@ def is_as_decided(
     *,
     serves_unlisted: bool = False,
 ) -> bool:
-    """Return whether a call's tool still has the definition that it had when the call was allowed.
-
-    `True` also for a call that is an MCP task already, or has no digest of the definition (old traces).
-    """
+    """Return whether a call's tool still has the definition for which the call was allowed (if known)."""
     if not call.definition or call.task is not None:
         return True
     tools = [tool for tool in listed if tool.tool == call.tool]
@@ -199,11 +192,7 @@ def _unknown(name: str) -> str:
 
 
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
-    """Group consecutive calls to the same server. A call marked as `parallel` is a run of its own.
-
-    With `bind`, a call gets the digest of its tool's definition: the session refuses it if the tool has
-    changed.
-    """
+    """Group consecutive calls to one server; with `bind`, calls get the digest of their tool's definition."""
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
     for valid in calls:
@@ -295,8 +284,7 @@ def tool_messages(
 ) -> tuple[m.ToolMessage, ...]:
     """Return the tool messages of a reply's calls, in order; `room` collects their attachments.
 
-    `plain`: a tool's text is not put into JSON. `refers` (needs `plain`): a result that is too long gets a
-    handle for `read_result`.
+    `plain`: a tool's text is not put into JSON, and with `refers` a cut one gets a handle for `read_result`.
 
     Source: R5.4, P44
     """
@@ -341,10 +329,7 @@ class ReadChangedTools(Struct, frozen=True):
 
 
 class MakeCall(Struct, frozen=True):
-    """Record the message `called`, and make the call; the next event is its settlement.
-
-    If the call is refused before it is sent, do neither; the next event is `ToolSkipped`.
-    """
+    """Record `called` and make the call, unless it is refused before; the next event is its settlement."""
 
     called: m.ToolCalled
     call: m.ServerCall

@@ -24,8 +24,7 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""The most schema parts times nested values (or bytes, if the schema has patterns) of a check. A check within
-this limit takes less than a second."""
+"""The most schema parts times nested values (or bytes, if the schema has patterns) of a check: under 1 s."""
 
 _MOST_PARTS = 2_000
 """The most parts of a schema that apply to one place of a value."""
@@ -34,8 +33,8 @@ _DEEPEST = 60
 """Deepest nesting of the parts that apply to one place. The validator's stack grows with it."""
 
 _MOST_TOLD = 2_000
-"""If a schema has branches (such as `anyOf`), the most nested values for which the validator says what is
-wrong. To say it, the validator copies all values for each branch."""
+"""With branches such as `anyOf`, the most nested values for which the validator, which copies them all, says
+what is wrong."""
 
 _MOST_WORK = 200_000
 
@@ -316,10 +315,7 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 
 
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
-    """Return the largest number of parts of the schema that can apply to one place of a value.
-
-    A state is the list of the parts for one place. A recursive schema leads to the same state again.
-    """
+    """Return the largest number of parts of the schema that can apply to one place of a value."""
     states = [[root]]
     seen: set[tuple[int, ...]] = set()
     most = work = 0

@@ -18,7 +18,7 @@ _SUMMARY_CHARS = 100
 
 
 class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
-    """The digests of one approved definition; the `summary` of its description, for people, is not compared.
+    """The digests of one approved definition. `summary`, for people, is not compared.
 
     `annotations` is `None` in an old lock: they are then neither compared nor trusted.
     """
@@ -83,10 +83,7 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], on_drift: OnToolDrift
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows, in order, and a note for each tool that has drifted.
-
-    The annotations of a tool that has not drifted, and whose lock has their digest, are marked as trusted.
-    """
+    """Return the tools that `on_drift` allows, with approved annotations trusted, and notes on drifted ones."""
     if on_drift == "ignore":
         return tools, ()
     found = drift(pins, tools)

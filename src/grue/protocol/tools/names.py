@@ -72,11 +72,7 @@ def is_wire_name(name: str) -> bool:
 
 
 class WireNames:
-    """A two-way table of canonical names and wire names. Once added, an entry never changes.
-
-    A name that is no valid wire name gets a readable one, with a hash at its end if that is taken or too
-    long. With the style `canonical`, no name is changed.
-    """
+    """A two-way table of canonical names and wire names, valid and unique. An entry never changes."""
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:
         self.style: NameStyle = style
@@ -164,10 +160,10 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 
 
 class ToolRoutes(Struct, frozen=True):
-    """The names by which tools are shown (`listed`, in the tools' order) and can be called (`called`).
+    """Each tool by the name to show (`listed`) and by all its names (`called`).
 
-    A tool is listed by its full name if its bare name calls another tool. In each pair in `shadowed`, the
-    first tool was listed later than the second, and takes the bare name of both.
+    A tool's bare name calls the tool that was listed last; `shadowed` has pairs of a later and an earlier
+    tool.
     """
 
     listed: dict[str, m.ToolDefinition]
@@ -204,10 +200,7 @@ _DIGITS = 40
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
-    """Return the arguments in `text`, or an error text; `room`: the characters that earlier calls have left.
-
-    Arguments that are too large are rejected before they are parsed: parsing cannot be interrupted.
-    """
+    """Return the arguments in `text`, or an error; `room`: the characters that earlier calls have left."""
     if text.endswith(CUT_MARK):
         return "the reply was cut at its length limit before its arguments were whole: make the call again"
     if not text.strip():

@@ -49,10 +49,7 @@ class ToolHints(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What a policy says about a tool or a call. `read_only`: the tool is known to change nothing.
-
-    `parallel`: a call may run while calls to other servers run. `max_calls` is for one turn.
-    """
+    """What a policy says about a tool or a call. `read_only`: the tool is known to change nothing."""
 
     verdict: Verdict = "allow"
     reason: str = ""
@@ -87,11 +84,7 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Return the `Terms` of the calls of a reply, and `used` with those that are not denied counted.
-
-    `tools` has the tool of each call; `used`: how often each tool that has a `max_calls` was called in the
-    turn.
-    """
+    """Return the `Terms` of the calls of these tools, and `used` (calls in this turn, by tool) with them."""
     counts = dict(used)
     known: dict[str, Terms] = {}
     judged: list[Terms] = []
@@ -302,10 +295,7 @@ def settled(
     decisions: Iterable[ApprovalDecision],
     before: Decisions | None = None,
 ) -> tuple[dict[m.CallId, ApprovalDecision], tuple[m.DecisionIgnored, ...]]:
-    """Return the decisions that count, by call id, and notes on those that are ignored or contradict another.
-
-    `before` are the decisions that were accepted earlier, which the result contains too.
-    """
+    """Return all decisions that count, also those accepted `before`, and notes on those that are ignored."""
     asked = {question.call_id: question for question in questions}
     accepted = dict(before or {})
     ignored: list[m.DecisionIgnored] = []
@@ -330,11 +320,7 @@ def settled(
 
 
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
-    """Return a program's answers as decisions, without those whose id, name or digest is not a text.
-
-    Raises:
-        TypeError: One of the answers is not a decision.
-    """
+    """Return a program's answers as decisions, without unreadable ones; others raise a `TypeError`."""
     decisions: list[ApprovalDecision] = []
     for each in given:
         if not isinstance(each, ApprovalDecision):

@@ -44,8 +44,7 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import printable, well_formed
 
 MAX_ATTACHMENTS = 20
-"""The most attachments of one reply's results. In a request with more, Anthropic limits an image to 2,000
-pixels a side. Some endpoints take even fewer attachments."""
+"""The most attachments of a reply's results: with more, Anthropic limits images to 2,000 pixels a side."""
 
 _MAX_TEXT_BYTES = 1024 * 1024
 _MAX_NAME = 100
@@ -126,12 +125,10 @@ def decoded_bytes(base64_text: str) -> int:
 
 
 def known_bytes(data: str) -> int | None:
-    """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
-
-    The trace may replace other data, which may be a secret, and a replay would then compute another size.
-    """
+    """Return the decoded size of base64 in bytes, or `None` if the data is not base64."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
+    # Other data may be a secret, which the trace hides: a replay would compute another size.
     return None if clean is None else decoded_bytes(clean)
 
 
@@ -322,10 +319,7 @@ class Told(NamedTuple):
 
 
 def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
-    """Return a result as JSON text for the model; without `room` nothing is attached.
-
-    A text that is cut stays valid JSON. Its braces and the marks of the cuts are not counted in `max_chars`.
-    """
+    """Return a result as JSON text for the model, valid also if cut; without `room` nothing is attached."""
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()
     if result.blocks:
@@ -346,10 +340,7 @@ def told_plainly(
     *,
     handle: str = "",
 ) -> Told:
-    """Return a result for the model, with the tool's own text unchanged; other content becomes JSON.
-
-    `handle` is the handle for `read_result` that a cut text names; empty: it names none.
-    """
+    """Return a result for the model as text; a cut one names `handle`, if that is given, to `read_result`."""
     before = len(room.attachments) if room else 0
     said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
     attached = tuple(room.attachments[before:]) if room else ()
@@ -452,10 +443,7 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 
 
 def cut_middle(content: str, max_chars: int) -> str:
-    """Return a result's text, without its middle if it is too long: many tools print totals and errors last.
-
-    JSON stays JSON: an object keeps its members, and any other value becomes `{"content": ...}`.
-    """
+    """Return a result's text, without its middle if it is too long. JSON stays JSON."""
     if len(content) <= max_chars:
         return content
     try:

@@ -73,11 +73,7 @@ TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished |
 
 
 def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | None:
-    """Return the task in an answer to `tools/call`; `None`: the answer is the call's result.
-
-    Raises:
-        ValueError: The answer has a task that cannot be used, for example one without an id.
-    """
+    """Return the task in an answer to `tools/call`, if it has one; `ValueError`: the task cannot be used."""
     if form == "extension" and answer.get("resultType") == "task":
         return _handle(answer)
     task = answer.get("task") if form == "experimental" else None
@@ -85,11 +81,7 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
 
 
 def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
-    """Return the next step after an answer to `tasks/get`; the questions in `answered` may come again.
-
-    Raises:
-        ValueError: The answer cannot be used.
-    """
+    """Return the next step after an answer to `tasks/get`; `ValueError`: the answer cannot be used."""
     poll_s = _poll_s(answer)
     match answer.get("status"):
         case "working":

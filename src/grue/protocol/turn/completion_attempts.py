@@ -65,14 +65,10 @@ class CutReply(Struct, frozen=True):
 
 
 class Sent(Struct, frozen=True, kw_only=True, gc=False):
-    """Waits for the outcome of a request.
+    """Waits for the outcome of a request; `clears`: the agent can shorten the history.
 
-    Attributes:
-        clears: Whether the agent can shorten the history if a request is too long.
-        attempt: Number of the request, from 1; counted from 1 again after a cut reply.
-        failed: The kinds of the failures that used up a retry, in order.
-        cut: The cut reply, if this request asks for a longer one.
-        lowered: Whether the reply's token limit has been lowered to what the window has room for.
+    `attempt` counts from 1, also after a reply that was `cut`. `failed`: the failures that used up a retry.
+    `lowered`: the reply's token limit has been lowered to what the window has room for.
     """
 
     settings: ModelSettings
@@ -100,11 +96,7 @@ class ReplyRead(Struct, frozen=True):
 
 
 class RequestFailed(Struct, frozen=True, kw_only=True):
-    """The request gave no completion; `failure` describes the fault for a person, without the attempts.
-
-    `attachments`: the conversation holds images or files that a further attempt may leave out. `shown`: some
-    text was streamed. `jitter`, from 0 to 1, lengthens the wait before a retry.
-    """
+    """The request gave no completion; `failure` describes the fault. `attachments`: some may be left out."""
 
     fault: Fault
     failure: m.LlmFailure
@@ -190,11 +182,7 @@ class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, and n
 
 
 def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
-    """Return the next state, and the commands to carry out, in order; the last is `SendRequest` or `Finish`.
-
-    Raises:
-        IllegalAttemptEvent: The event cannot happen in this state.
-    """
+    """Return the next state and the commands, of which the last is `SendRequest` or `Finish`."""
     match state, event:
         case Sent(cut=None), ReplyRead(Reply(cut=True)):
             return _after_cut(state, event)

@@ -44,11 +44,7 @@ class Disabled(Struct, frozen=True, tag=True):
 
 
 class Connecting(Struct, frozen=True, tag=True):
-    """The session is trying to connect, for the time `attempt` (from 1) in this turn.
-
-    `first`: the state before was `Untried`, so `FailurePolicy.first_connect` says what follows a failure.
-    `failures`: as in `Disabled`.
-    """
+    """The session makes its attempt number `attempt` in this turn; `first`: it came from `Untried`."""
 
     attempt: int
     first: bool
@@ -118,11 +114,7 @@ class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, an
 def connection_step(
     state: ConnectionState, event: ConnectionEvent
 ) -> tuple[ConnectionState, ConnectionCommand]:
-    """Return the next state and the one command to carry out.
-
-    Raises:
-        IllegalConnectionEvent: The event cannot happen in this state.
-    """
+    """Return the next state and the one command to carry out."""
     match state, event:
         case Untried(), ConnectRequested(policy):
             return Connecting(1, first=True, policy=policy), Attempt(1)

@@ -112,10 +112,7 @@ def answers_at_end(
     settled: Iterable[m.ToolCallRecord],
     unsent: Collection[m.CallId],
 ) -> tuple[m.ToolMessage, ...]:
-    """Return an answer to every call of the reply, for later turns; empty if the turn is in no conversation.
-
-    An unsettled call was not made, if `unsent` has it; otherwise it may have taken effect.
-    """
+    """Return an answer to every call of the reply, for later turns of a conversation; `unsent`: not made."""
     if turn.run.history is None:
         return ()
     answers = {record.call_id: record for record in settled}

@@ -122,11 +122,7 @@ class Spent(Struct, frozen=True, kw_only=True):
             raise BudgetSpent(f"{what}: {reached}.\n{advice}")
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return a turn's budget: each limit is `turn`'s, or what the episode has left if that is less.
-
-        Raises:
-            BudgetSpent: The episode's budget is spent.
-        """
+        """Return a turn's budget, at most what is left of the episode's; `BudgetSpent`: nothing is left."""
         self.check(episode)
         return Budget(
             requests=_lesser(turn.requests, episode.requests, self.requests),

@@ -24,10 +24,8 @@ def cut_off(
 ) -> m.Resumption | None:
     """Return where a turn whose process was killed goes on; `None`: its end was already decided on.
 
-    `state` is that after the last recorded event; `called` are the calls that were sent, `tasks` those that
-    their servers run as MCP tasks. A sent call without a settlement may have taken effect, so it is not sent
-    again: the turn asks for the task's result, or tells the model of the interruption. Other calls are judged
-    once more.
+    A sent call (`called`) without a settlement may have taken effect, so it is not sent again: the turn asks
+    for the result of its MCP task, or tells the model of the interruption. Other calls are judged once more.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
@@ -126,11 +124,7 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event that led from `before` to `after`.
-
-    `commands` must ask the model or a person, call tools or check an answer, and nothing else may be under
-    way.
-    """
+    """Return whether a turn can be forked at an event: its `commands` act, and nothing else is under way."""
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
     if isinstance(before, s.AwaitingTools) and isinstance(after, s.AwaitingTools):

@@ -108,11 +108,7 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 
 
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
-    """Return a note for each pattern of the request, or of the tool policy, that matches no tool of the turn.
-
-    None if some tools are not known. If the request selects tools, the policy may have patterns for the
-    others.
-    """
+    """Return a note for each pattern of the request (or else of the tool policy) that matches no tool."""
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:
         return ()

@@ -224,8 +224,7 @@ class AwaitingSupport(Struct, frozen=True):
 class AwaitingSessions(Struct, frozen=True, gc=False):
     """Waits until each `pending` server's session has opened or been given up; `new` are the next items.
 
-    `asking`: the check that the model can call tools is under way. `presumed`: tools to offer before the
-    sessions open.
+    `asking`: the check that the model can call tools is under way.
     """
 
     turn: Turn
@@ -238,8 +237,7 @@ class AwaitingSessions(Struct, frozen=True, gc=False):
 class Presuming(Struct, frozen=True, kw_only=True):
     """Waits for the reply to a request that offers presumed tools, and for the sessions.
 
-    `turn.tools` are those listed so far, `offered` those of the request. `ledger` is without the reply, which
-    may be dropped, and which is not acted on before all servers have reported.
+    `turn.tools` are those listed so far. `ledger` is without the reply, which may be dropped.
     """
 
     turn: Turn
@@ -285,10 +283,8 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     """The tool calls of a reply that the policy has judged, before any of them is sent.
 
     Attributes:
-        calls: All tool calls of the reply by id, in order.
         open: The calls that are to be made, in order, some of them only if a person approves.
         earlier: Records of the calls that were answered before the turn was resumed.
-        settled: Records of all calls that are answered already.
         used_before: `Turn.used` without the calls of this reply.
         noted: Notes about calls that are not made, each to be recorded when the calls before it are settled.
     """
@@ -323,11 +319,8 @@ class AwaitingTools(Struct, frozen=True):
     """Waits until every call of the reply is settled: returned, timed out, skipped or lost with its server.
 
     Attributes:
-        calls: All tool calls of the reply by id, in order.
         under_way: The batches that are not settled: one, several parallel ones, or none while servers start.
         unsent: The calls that are sent after these batches.
-        settled: Records in the order in which the calls were settled.
-        died: The server that died; `FailurePolicy.after_death` then applies, even if a call has timed out.
         timed_out: Whether a call has timed out, and `FailurePolicy.after_timeout` is not `continue`.
         changed: Arguments that a person has changed, by call id.
         tools: The tools, with their definitions at the time when the calls were allowed.

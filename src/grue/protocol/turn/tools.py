@@ -239,8 +239,8 @@ def call(
 ) -> Transition:
     """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
-    In a resumed turn, `settled` are the calls that are answered already, and `decisions` the answers to
-    earlier questions. `definitions` has the digests of the tools before the turn was parked, by tool name.
+    A resumed turn has calls that are `settled`, `decisions`, and the digests of the tools' `definitions`
+    before.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
