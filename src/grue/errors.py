@@ -62,9 +62,7 @@ class MCPConfigError(MCPError):
     ) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
-        self.path = path
-        self.line = line
-        self.column = column
+        self.path, self.line, self.column = path, line, column
 
     @classmethod
     def of_value(cls, owner: str, keys: tuple[int | str, ...], text: str) -> Self:
@@ -82,8 +80,6 @@ class MissingDependencyError(MCPConfigError, ImportError):
 class SandboxError(MCPError):
     """A box (a sandbox around a server's process) cannot be made.
 
-    For example, this machine cannot enforce the box, or a path that the box needs cannot be opened.
-
     Attributes:
         problem: What is wrong, in a sentence.
         remedy: What the user can do, in a sentence; may be empty.
@@ -91,8 +87,7 @@ class SandboxError(MCPError):
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
         super().__init__(f"{problem} {remedy}".rstrip())
-        self.problem = problem
-        self.remedy = remedy
+        self.problem, self.remedy = problem, remedy
 
 
 class GameError(MCPError):
@@ -121,11 +116,8 @@ class MCPServerStartupError(MCPError):
         stderr_tail: str = "",
     ) -> None:
         super().__init__(message)
-        self.server = server
-        self.phase = phase
-        self.command = command
-        self.exit_status = exit_status
-        self.stderr_tail = stderr_tail
+        self.server, self.phase, self.command = server, phase, command
+        self.exit_status, self.stderr_tail = exit_status, stderr_tail
 
 
 class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it reports, like the messages
@@ -145,8 +137,7 @@ class MCPToolCallError(MCPError):
 
     def __init__(self, message: str, *, tool: str = "", result: object = None) -> None:
         super().__init__(message)
-        self.tool = tool
-        self.result = result
+        self.tool, self.result = tool, result
 
 
 class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
@@ -179,9 +170,7 @@ class MCPRequestError(MCPError):
 
     def __init__(self, message: str, *, server: str = "", method: str = "", code: int | None = None) -> None:
         super().__init__(message)
-        self.server = server
-        self.method = method
-        self.code = code
+        self.server, self.method, self.code = server, method, code
 
 
 class MCPRequestTimedOut(MCPRequestError, TimeoutError):  # noqa: N818 - named as the event it reports
@@ -217,12 +206,9 @@ class LLMError(MCPError):
     ) -> None:
         super().__init__(message)
         self.tool_calls = tool_calls
-        self.kind = kind
-        self.reason = reason
-        self.retry_after_s = retry_after_s
-        self.status = status
-        self.model = model
-        self.endpoint = endpoint
+        self.kind, self.reason = kind, reason
+        self.status, self.retry_after_s = status, retry_after_s
+        self.model, self.endpoint = model, endpoint
 
 
 class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, like the messages
@@ -235,9 +221,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
 
     def __init__(self, message: str, *, limit_s: float, doing: str, tool_calls: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
-        self.limit_s = limit_s
-        self.doing = doing
-        self.tool_calls = tool_calls
+        self.limit_s, self.doing, self.tool_calls = limit_s, doing, tool_calls
 
 
 class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, like the messages
@@ -258,8 +242,7 @@ class AnswerError(MCPError):
 
     def __init__(self, message: str, *, raw: str | None = None, tool_calls: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
-        self.raw = raw
-        self.tool_calls = tool_calls
+        self.raw, self.tool_calls = raw, tool_calls
 
 
 class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, like the messages
@@ -293,9 +276,7 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
         self, message: str, *, turn: int, questions: tuple[Any, ...] = (), expires_at: float | None = None
     ) -> None:
         super().__init__(message)
-        self.turn = turn
-        self.questions = questions
-        self.expires_at = expires_at
+        self.turn, self.questions, self.expires_at = turn, questions, expires_at
 
 
 class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
@@ -307,8 +288,7 @@ class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like t
 
     def __init__(self, message: str, *, call_id: str, name: str) -> None:
         super().__init__(message)
-        self.call_id = call_id
-        self.name = name
+        self.call_id, self.name = call_id, name
 
 
 class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like the messages
@@ -337,8 +317,7 @@ class ConversationError(MCPError):
 
     def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
         super().__init__(message)
-        self.path = path
-        self.line = line
+        self.path, self.line = path, line
 
 
 class ConversationBusy(ConversationError):  # noqa: N818 - named for what the caller met, like the others
@@ -356,8 +335,7 @@ class ConversationParked(ConversationError):  # noqa: N818 - named for what the 
 
     def __init__(self, message: str, *, turn: int, questions: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
-        self.turn = turn
-        self.questions = questions
+        self.turn, self.questions = turn, questions
 
 
 class FleetError(MCPError):

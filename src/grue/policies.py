@@ -26,10 +26,7 @@ ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "di
 """
 
 Ending: TypeAlias = Literal[ProcessEnding, "handed_over"]
-"""How a server ended at the end of a turn's session: a `ProcessEnding`, or `handed_over` to the session pool.
-
-If the pool ends it after the turn, the trace's `ServerEnded` says how.
-"""
+"""How a server ended at the end of a turn's session: a `ProcessEnding`, or `handed_over` to the pool."""
 
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
 NoticeKind: TypeAlias = Literal[
@@ -163,11 +160,11 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         destructive: As `read_only`.
         idempotent: As `read_only`.
         open_world: As `read_only`.
-        boxed: `True`: match only tools whose server runs in a box (a sandbox). `False`: match only other
-            tools. `None`: any. A box that this machine enforces only in part does not count.
+        boxed: `True`: match only tools whose server runs in a box (a sandbox) that this machine enforces
+            completely. `False`: match only other tools. `None`: any.
         verdict: What happens to a call of a matching tool.
-        max_calls: The most calls of each matching tool in one turn; further calls are denied. A call that a
-            person has denied counts too. `None`: no limit.
+        max_calls: The most calls of each matching tool in one turn, those that a person has denied included;
+            further calls are denied. `None`: no limit.
         parallel: Whether a call of a read-only tool may run while calls to other servers run. Calls to the
             same server always run one at a time.
         reason: Told to the model if a call is denied, and shown to the person who is asked.
@@ -295,9 +292,8 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
     same, so prompt caches stay valid. Policies, approvals and records of calls show the tool that is called.
 
     Attributes:
-        above: The two tools are used if there are more tools than this (a whole number), or if the tools'
-            definitions would fill more than this share of the context window (a number below 1, such as
-            0.1). If the window's size is not known, 128,000 tokens are assumed.
+        above: The two tools are used if there are more tools than this (a whole number), or if these would
+            fill more than this share (below 1) of the context window, or of 128,000 tokens if not known.
         most: How many tools `find_tools` returns at most.
         always: Patterns of canonical names (`files.read`, `web.*`) of tools that are offered beside the two.
 
@@ -358,12 +354,10 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_settings(self, above_0=("window_tokens", "bytes_per_token"))
         if not 0 < self.low_water < self.high_water <= 1:
-            raise MCPConfigError.of_value(
-                "ContextPolicy",
-                ("high_water" if self.low_water == _LOW_WATER else "low_water",),
-                f"low_water ({self.low_water:g}) must be above 0 and below high_water "
-                f"({self.high_water:g}), which must be at most 1.",
-            )
+            wrong = "high_water" if self.low_water == _LOW_WATER else "low_water"
+            text = f"low_water ({self.low_water:g}) must be above 0 and below high_water "
+            text += f"({self.high_water:g}), which must be at most 1."
+            raise MCPConfigError.of_value("ContextPolicy", (wrong,), text)
         if self.bytes_per_token >= 1000:
             text = f"bytes_per_token is {self.bytes_per_token:g}; it must be below 1000."
             raise MCPConfigError.of_value("ContextPolicy", ("bytes_per_token",), text)
@@ -426,8 +420,7 @@ class Batching(Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The folder for the stored requests, the batches' states and the turns' traces.
         most_items: The most requests of one batch; `None`: as many as the provider takes.
-        first_look_s: Seconds between the first two polls of a batch. Later, each wait is usually 1.5 times as
-            long as the one before.
+        first_look_s: Seconds between the first two polls of a batch; later waits grow, usually 1.5 times.
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for this many seconds. A later run with
             the same `folder` goes on from there.
@@ -468,17 +461,16 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
             handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
             always applies if `TurnRequest.json_results` is set.
-        max_image_bytes: Largest image that is sent to the model; 0: none is sent. For a larger one, the model
-            gets a text with its type and size.
+        max_image_bytes: Largest image that is sent to the model; 0: none is sent. Of others, the model gets a
+            text with type and size.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn; 0:
-            none is sent. For each item that exceeds the total, the model gets a text with its type and size.
+            none is sent. Of others, the model gets a text with type and size.
         max_samplings: Requests that all servers together may make to the model (MCP sampling); 0: no request.
         turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;
             `None`: no limit.
-        teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of
-            `turn_timeout_s`. `None`: a tenth of it, at most 0.5 s. A turn without servers reserves nothing.
-            Without `turn_timeout_s`: how many seconds a cancelled turn waits for its sessions to close;
-            `None` is then 5 s.
+        teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions of servers, at most
+            half of it. `None`: a tenth of it, at most 0.5 s. Without `turn_timeout_s`: how many seconds a
+            cancelled turn waits for its sessions to close; `None` is then 5 s.
         budget: Limits on requests, tokens and cost. A turn that reaches one has to give its final answer.
 
     Source: R13.1, R13.2, R13.3
@@ -508,9 +500,8 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
 
 
 Keep = Literal["nothing", "loop", "sessions"]
-"""What stays open after a turn of a runner. `nothing`: when a turn returns, all that it started has ended.
-`loop`: the event loop, in a thread of its own, and the connections to the model. `sessions`: also the
-sessions with tool servers."""
+"""What stays open after a turn of a runner. `nothing`: all that it started has ended. `loop`: the event loop,
+in a thread of its own, and the connections to the model. `sessions`: also the sessions with tool servers."""
 
 StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
 """When a server starts in a turn.
@@ -524,8 +515,7 @@ one of the server's tools, if the tools are known, else at the turn's start.
 
 StartAhead = Literal["after_turn", "beside_turn"]
 """When a server is started in advance for the next turn. `after_turn` (with `keep="loop"`): when this turn
-has ended. `beside_turn`: while this turn waits for its model; such a process has not seen what this turn's
-calls change."""
+has ended. `beside_turn`: while this turn waits for its model, so without what its calls change."""
 
 DEFAULT_START: StartWhen = "beside_if_locked"
 

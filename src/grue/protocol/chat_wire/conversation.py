@@ -32,9 +32,9 @@ from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
 from grue.protocol.chat_wire.wire_format import has_attachments
 from grue.protocol.chat_wire.written_calls import read_written, split_thoughts
-from grue.protocol.context.history import History
+from grue.protocol.context.history import History, Mode
 from grue.protocol.json_text import to_json
-from grue.protocol.tools.names import WireNames
+from grue.protocol.tools.names import Tools, WireNames
 from grue.runtime.large_data import STEP
 from grue.runtime.safe_text import printable, well_formed
 
@@ -193,10 +193,10 @@ class EncodedConversation:
         given_markers: int = 0,
     ) -> None:
         self.history = History() if history is None else history
-        self.tools: tuple[m.ToolDefinition, ...] = ()
+        self.tools: Tools = ()
         self.model = model
         self._given_markers = given_markers
-        self._mode: m.OfferTools | m.RequireAnswer = m.RequireAnswer()
+        self._mode: Mode = m.RequireAnswer()
         self.names = WireNames("canonical") if names is None else names
         self.bytes_per_token: float | None = None
         self.adopt(profile)
@@ -222,23 +222,21 @@ class EncodedConversation:
         self.history.change(change)
         self._encode_all()
 
-    def aside(
-        self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
-    ) -> EncodedConversation:
+    def aside(self, new: Sequence[m.ConversationItem], mode: Mode) -> EncodedConversation:
         """Return a copy with `new` added, and without a last reply that no request has followed."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
         return other
 
-    def ask(self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer) -> None:
+    def ask(self, new: Sequence[m.ConversationItem], mode: Mode) -> None:
         """Add new items (`History.say`), and set whether the next request offers tools or wants an answer."""
         self._encode(self.history.say(new, mode.answer, beside_tools=isinstance(mode, m.OfferTools)))
         self._mode = mode
         if isinstance(mode, m.OfferTools) and mode.tools is not None:
             self.offer(mode.tools)
 
-    def offer(self, tools: tuple[m.ToolDefinition, ...]) -> None:
+    def offer(self, tools: Tools) -> None:
         """Offer tools from now on. If only the order of a schema's keys has changed, it keeps its bytes."""
         before = {tool.name: tool for tool in self.tools}
         self.tools = tuple(_as_before(tool, before.get(tool.name)) for tool in tools)
@@ -307,12 +305,7 @@ class EncodedConversation:
         )
 
     def read(
-        self,
-        body: bytes,
-        *,
-        request: int,
-        used_ids: Collection[str],
-        text_tool_calls: TextToolCalls = "keep",
+        self, body: bytes, *, request: int, used_ids: Collection[str], text_tool_calls: TextToolCalls = "keep"
     ) -> w.Reply | Fault:
         """Read the body of a reply, also the thoughts and tool calls in its text, without adding it."""
         try:
@@ -395,7 +388,7 @@ class EncodedConversation:
         said = [item for entry in self.history.entries if isinstance(entry, m.Said) for item in entry.items]
         texts = [item.text for item in said if isinstance(item, m.SystemText | m.UserText)]
         pieces = sum(map(_pieces, texts))
-        # A count that is too small for the texts alone shows nothing: some endpoints always report one number.
+        # A count too small for the texts alone shows nothing: some endpoints always report one number.
         return pieces + _TEXT_PIECES * len(texts) <= count < pieces + sum(map(_least_tokens, self.tools))
 
     @property

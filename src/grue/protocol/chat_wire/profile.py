@@ -32,10 +32,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         max_tokens: Longest reply in tokens, thinking included; `None`: `WireProfile.default_max_tokens`.
         reasoning_tokens: The most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request; they may also replace most of the fields that grue sets.
-        text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
-            not know the model's chat template. `ask`: the model is asked, once a turn, to make a real call.
-            `run`: the call is made if it is complete and exactly in a known form, else as `ask`. `keep`: the
-            call stays in the text.
+        text_tool_calls: What happens if the model writes a tool call as text. `ask`: the model is asked, once
+            a turn, to make a real call. `run`: the call is made if it is complete and exactly in a known
+            form, else as `ask`. `keep`: the call stays in the text.
     """
 
     model: str
@@ -59,33 +58,28 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         wire: The name of the wire format, one of `WireName`.
         key_variable: The environment variable that usually holds the API key.
         cache_markers: The most `cache_control` markers of its own that grue puts into a request; 0 for none.
-        given_cache_markers: The most markers of the host that are sent. Each takes the place of one of grue's
-            own. 0 if the endpoint is known to refuse `cache_control`. The format `responses` has no markers.
+        given_cache_markers: The most markers of the host that are sent, each in place of one of grue's own; 0
+            if the endpoint is known to refuse `cache_control`. The format `responses` has no markers.
         names: How tool names are sent. `canonical`: `server.tool`; `encoded`: only letters, digits, `_` and
-            `-`, as many endpoints require; `learn`: `server.tool` until the endpoint refuses a name, and then
-            encoded.
+            `-`; `learn`: `server.tool` until the endpoint refuses a name, and then encoded.
         sampling: The sampling fields that the endpoint accepts; others are left out.
         max_tokens_field: The field that limits the reply's tokens, in formats with several such fields.
         default_max_tokens: The limit to send if the settings have none; `None` sends none.
         max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
         system_role: The role of instructions, in formats that know several roles for them.
         reasoning: How to request thinking: the field `reasoning_effort`, the object `reasoning`, Anthropic's
-            `thinking`, or Anthropic's `adaptive` thinking, which has no budget and is all that its newer
-            models accept; `none` sends nothing.
+            `thinking`, or its newer models' `adaptive` thinking without a budget; `none` sends nothing.
         response_format: How to request an answer of a given schema. With another value than `json_schema`,
             the schema is sent to the model as text.
-        ignores_schema: The endpoint has accepted a schema but replied in another shape, so the schema is also
-            sent to the model as text.
-        tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. So
-            even requests in which no tool may be called list the tools, with `tool_choice: "none"`.
+        ignores_schema: The endpoint has accepted and ignored a schema, so it is also sent as text.
+        tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`, so
+            every request lists the tools, if need be with `tool_choice: "none"`.
         assistant_after_results: An assistant's message must stand between tool results and a user message.
         max_description_chars: Longest description of a tool; `None` for no limit.
-        call_ids: A pattern that the ids of tool calls must match; empty: any id is accepted. An id that does
-            not match, such as that of another endpoint, is replaced.
+        call_ids: A pattern that the ids of tool calls must match, or else are replaced; empty: any id.
         signs_calls: The endpoint refuses a tool call without its signature, so calls that have none get
             Google's text for calls of other models. Only in chat completions.
-        lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
-            `tools`, and its kinds of input.
+        lists_parameters: Whether the endpoint's model list names each model's parameters and kinds of input.
         reports_cost: Whether replies state their cost; `unknown`: the first reply will show it.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.
         audio: Whether the endpoint accepts WAV and MP3. Only chat completions can send them.

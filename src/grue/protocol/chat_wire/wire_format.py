@@ -29,6 +29,7 @@ from grue.policies import MediaKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.server_events import ServerEvent
+from grue.protocol.context.history import Items
 from grue.protocol.json_text import from_json, past_space, strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
 
@@ -339,7 +340,7 @@ def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireIte
     return (*arranged, Shown(tuple(waiting))) if waiting else tuple(arranged)
 
 
-def without_attachments(items: Iterable[m.ConversationItem]) -> tuple[m.ConversationItem, ...]:
+def without_attachments(items: Iterable[m.ConversationItem]) -> Items:
     """Return the items with a line of text in place of each attachment."""
     stripped: list[m.ConversationItem] = []
     for item in items:

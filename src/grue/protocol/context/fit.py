@@ -31,10 +31,11 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ContextItem, ContextPolicy
+from grue.protocol.context.history import Items
 from grue.protocol.tools.policy import hints_of, matches_any
 from grue.protocol.tools.results import READ_ON, cut_middle, success, told
 
-Tools: TypeAlias = Mapping[str, str]
+ToolNames: TypeAlias = Mapping[str, str]
 """The canonical names of tools by the ids of calls."""
 
 TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token
@@ -90,7 +91,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         )
         return replace(self, tools=ContextItem(tokens=sum(map(self.estimate, sizes))))
 
-    def say(self, new: Iterable[m.ConversationItem], named: Tools) -> ContextLedger:
+    def say(self, new: Iterable[m.ConversationItem], named: ToolNames) -> ContextLedger:
         """Add the items of a request. The items of the conversation's first request become `head`."""
         items = tuple(self.item_of(item, named) for item in new)
         if self.head.tokens or not items:
@@ -109,7 +110,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         size = len((content or "").encode()) + sum(len(call.name) + len(call.arguments) for call in calls)
         return ContextItem(tokens=self.estimate(size))
 
-    def item_of(self, item: m.ConversationItem, named: Tools) -> ContextItem:
+    def item_of(self, item: m.ConversationItem, named: ToolNames) -> ContextItem:
         """Return a part of the conversation as a `ContextItem`, with its estimated size."""
         attached = item.attachments if isinstance(item, m.ToolMessage | m.UserText) else ()
         tokens = self.estimate(text_bytes(item)) + sum(map(_attachment_tokens, attached))
@@ -231,7 +232,7 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How a request is made to fit; `ledger` has the sizes after clearing, without the items in `new`."""
 
     ledger: ContextLedger
-    new: tuple[m.ConversationItem, ...]
+    new: Items
     cleared: m.Cleared | None = None
     summarise: bool = False
 
@@ -260,13 +261,7 @@ def stub_of(
 
 
 def fit(
-    ledger: ContextLedger,
-    new: tuple[m.ConversationItem, ...],
-    room: Room,
-    stub_for: StubFor,
-    named: Tools,
-    *,
-    may_summarise: bool,
+    ledger: ContextLedger, new: Items, room: Room, stub_for: StubFor, named: ToolNames, *, may_summarise: bool
 ) -> Fit:
     """Decide what is cleared, cut or summarised so that a request that adds `new` fits into the window."""
     added = sum(ledger.item_of(item, named).tokens for item in new)
@@ -308,9 +303,7 @@ def clear(ledger: ContextLedger, most: int, stub_for: StubFor) -> tuple[ContextL
     return replace(ledger, items=tuple(items)), m.Cleared(results=tuple(results), texts=texts)
 
 
-def cut(
-    ledger: ContextLedger, new: Sequence[m.ConversationItem], most: int, named: Tools
-) -> tuple[m.ConversationItem, ...]:
+def cut(ledger: ContextLedger, new: Sequence[m.ConversationItem], most: int, named: ToolNames) -> Items:
     """Cut results in the middle, the largest first, if possible until `new` has at most `most` tokens."""
     sizes = [ledger.item_of(item, named).tokens for item in new]
     results = {at: sizes[at] for at, item in enumerate(new) if isinstance(item, m.ToolMessage)}

@@ -24,6 +24,10 @@ LEFT_OUT = "[Earlier parts of the conversation were left out here, because it wa
 
 _MAX_CHARS = 1000
 
+Items: TypeAlias = tuple[m.ConversationItem, ...]
+Entry: TypeAlias = m.Said | m.AssistantReply
+Mode: TypeAlias = m.OfferTools | m.RequireAnswer
+
 
 class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
@@ -96,7 +100,7 @@ class History:
 
     def __init__(self, ledger: Ledger | None = None, call_ids: set[m.CallId] | None = None) -> None:
         self.ledger = ledger
-        self.entries: list[m.Said | m.AssistantReply] = []
+        self.entries: list[Entry] = []
         self.unread: m.AssistantReply | None = None
         self.asked: m.AnswerSchema | None = None
         self.in_words = False
@@ -111,7 +115,7 @@ class History:
         answer: m.AnswerSchema | None = None,
         *,
         beside_tools: bool = False,
-    ) -> tuple[m.Said | m.AssistantReply, ...]:
+    ) -> tuple[Entry, ...]:
         """Add the last reply, without calls that `new` does not answer, then `new`; return the entries."""
         answers = {item.call_id for item in new if isinstance(item, m.ToolMessage)}
         reply = self.unread
@@ -120,7 +124,7 @@ class History:
         if unknown:
             raise ValueError(f"no call of the last reply has the id {', '.join(sorted(unknown))}")
         self.unread = None
-        added: list[m.Said | m.AssistantReply] = []
+        added: list[Entry] = []
         if reply is not None:
             answered = tuple(call for call in calls if call.call_id in answers)
             added.append(reply if len(answered) == len(calls) else replace(reply, tool_calls=answered))
@@ -143,7 +147,7 @@ class History:
         if self.ledger is not None:
             self.ledger.expect(reply)
 
-    def close(self, end: m.TurnEnd | None) -> tuple[m.Said | m.AssistantReply, ...]:
+    def close(self, end: m.TurnEnd | None) -> tuple[Entry, ...]:
         """End a turn, and return the entries added. `None`: unanswered calls may have taken effect."""
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()
@@ -175,7 +179,7 @@ class History:
         if self.ledger is not None:
             self.ledger.add(rewritten)
 
-    def restore(self, entry: m.Said | m.AssistantReply) -> None:
+    def restore(self, entry: Entry) -> None:
         """Add an entry, but not to the ledger: the ledger includes it already, or there is no ledger."""
         self.entries.append(entry)
         if isinstance(entry, m.Said):
@@ -236,7 +240,7 @@ class History:
         if said.answer is not None:
             self.asked, self.in_words = said.answer, said.beside_tools
 
-    def _add(self, entry: m.Said | m.AssistantReply) -> None:
+    def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
         if self.ledger is not None:
             self.ledger.add(entry)
@@ -249,9 +253,7 @@ class History:
                 self.ledger.forget()
 
 
-def _cleared(
-    items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
-) -> tuple[tuple[m.ConversationItem, ...], int]:
+def _cleared(items: Items, shorter: dict[m.CallId, m.ToolMessage], texts: int) -> tuple[Items, int]:
     """Replace results by those in `shorter`, and at most `texts` user texts; return how many may follow."""
     kept: list[m.ConversationItem] = []
     for item in items:
@@ -280,9 +282,7 @@ def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledge
     return history
 
 
-def items_of(
-    entries: Iterable[m.Said | m.AssistantReply],
-) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
+def items_of(entries: Iterable[Entry]) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
     """Return the items and replies of the entries, in order."""
     items: list[m.ConversationItem | m.AssistantReply] = []
     for entry in entries:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ToolAnnotations
-from grue.protocol.tools.names import SERVER, is_built_in, read_arguments
+from grue.protocol.tools.names import SERVER, Tools, is_built_in, read_arguments
 
 _MOST_SERVERS = 100
 
@@ -98,7 +98,7 @@ def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
     return replace(_FIND_TOOLS, description=f"{_FIND_TOOLS.description} The servers: {named}{more}.")
 
 
-def with_tool(tools: tuple[m.ToolDefinition, ...], tool: m.ToolDefinition) -> tuple[m.ToolDefinition, ...]:
+def with_tool(tools: Tools, tool: m.ToolDefinition) -> Tools:
     """Return the tools with a built-in tool added at the end, unless they contain it already."""
     return tools if tool in tools else (*tools, tool)
 

@@ -30,7 +30,7 @@ from grue.policies import SettlementKind
 from grue.protocol.json_text import MAX_CHARS
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.built_in import READ_RESULT
-from grue.protocol.tools.names import read_arguments, split_name, split_unlisted
+from grue.protocol.tools.names import Servers, Tools, read_arguments, split_name, split_unlisted
 from grue.protocol.tools.policy import Terms, definition_digest
 from grue.protocol.tools.results import MediaRoom
 
@@ -40,6 +40,9 @@ _MOST_GUESSED = 20
 """The most rejected calls of a reply for which a similar tool name is looked for, at a millisecond each."""
 
 _ALIKE = 0.8
+Records: TypeAlias = tuple[m.ToolCallRecord, ...]
+Calls: TypeAlias = Mapping[m.CallId, m.ToolCall]
+
 _NONE_MISSING: Mapping[m.ServerName, str] = {}
 
 
@@ -69,9 +72,7 @@ class Run(Struct, frozen=True):
     parallel: bool = False
 
 
-def without_doubles(
-    tools: tuple[m.ToolDefinition, ...],
-) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ServerNoted, ...]]:
+def without_doubles(tools: Tools) -> tuple[Tools, tuple[m.ServerNoted, ...]]:
     """Drop tools whose name is already taken; return the others, and a note for each that was dropped."""
     first: dict[str, m.ToolDefinition] = {}
     notes = [
@@ -87,7 +88,7 @@ def without_doubles(
 
 
 def tool_of(
-    name: str, listed: Mapping[str, m.ToolDefinition], serving_unlisted: tuple[m.ServerName, ...]
+    name: str, listed: Mapping[str, m.ToolDefinition], serving_unlisted: Servers
 ) -> m.ToolDefinition | None:
     """Return the tool that a call names; `None` if no server serves it, even one in `serving_unlisted`."""
     tool = listed.get(name)
@@ -114,9 +115,7 @@ def is_as_decided(
 
 
 def definitions_of(
-    calls: Iterable[m.ToolCall],
-    tools: Iterable[m.ToolDefinition],
-    serving_unlisted: tuple[m.ServerName, ...] = (),
+    calls: Iterable[m.ToolCall], tools: Iterable[m.ToolDefinition], serving_unlisted: Servers = ()
 ) -> dict[str, str]:
     """Return, by name, the digest of each called tool's definition; `""` if no server serves the tool."""
     listed = {tool.name: tool for tool in tools}
@@ -136,8 +135,8 @@ def open_call(call: m.ToolCall, task: m.OpenTask) -> ValidCall:
 
 def read_calls(
     calls: tuple[m.ToolCall, ...],
-    tools: tuple[m.ToolDefinition, ...],
-    serving_unlisted: tuple[m.ServerName, ...] = (),
+    tools: Tools,
+    serving_unlisted: Servers = (),
     *,
     offered: Iterable[m.ToolDefinition] | None = None,
     missing: Mapping[m.ServerName, str] = _NONE_MISSING,
@@ -249,7 +248,7 @@ def record_settlement(call: m.ToolCall, iteration: int, event: m.Settlement) -> 
 
 def answer_unmade(
     unmade: Iterable[Unmade], iteration: int, batch: m.BatchId
-) -> tuple[tuple[m.ToolRejected | m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
+) -> tuple[tuple[m.ToolRejected | m.ToolDenied, ...], Records]:
     """Return the notes and records of calls that are not made, each with the reason that the model reads."""
     notes: list[m.ToolRejected | m.ToolDenied] = []
     records: list[m.ToolCallRecord] = []
@@ -267,7 +266,7 @@ def answer_unmade(
 
 def skip(
     calls: tuple[m.ToolCall, ...], iteration: int, batch: m.BatchId, reason: str
-) -> tuple[tuple[m.ToolSkipped, ...], tuple[m.ToolCallRecord, ...]]:
+) -> tuple[tuple[m.ToolSkipped, ...], Records]:
     """Return the notes and records of calls that are not sent to their server, all for the same `reason`."""
     notes = tuple(m.ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
     result = tool_results.failure(reason)
@@ -275,7 +274,7 @@ def skip(
 
 
 def tool_messages(
-    records: tuple[m.ToolCallRecord, ...],
+    records: Records,
     max_result_chars: int,
     room: MediaRoom | None = None,
     *,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import OnToolDrift, ToolChange
 from grue.protocol.json_text import digest
+from grue.protocol.tools.names import Tools
 from grue.runtime.safe_text import printable, well_formed
 
 _SUMMARY_CHARS = 100
@@ -38,13 +39,13 @@ class ToolLock(Struct, frozen=True):
     """The approved definitions of every server, as digests and, in `listings`, as the servers sent them."""
 
     servers: Mapping[str, ServerPins] = {}
-    listings: Mapping[str, tuple[m.ToolDefinition, ...]] = {}
+    listings: Mapping[str, Tools] = {}
 
     def pins(self, server: str) -> ServerPins:
         """Return the approved definitions of one server; empty if it is not in the lock."""
         return self.servers.get(server, {})
 
-    def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
+    def listing(self, server: str) -> Tools | None:
         """Return a server's tools as approved; `None`: the lock has no listing that matches its digests."""
         tools = self.listings.get(server)
         return None if tools is None or drift(self.pins(server), tools) else tools
@@ -81,9 +82,9 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 
 
 def screen(
-    pins: ServerPins, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], on_drift: OnToolDrift
-) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows, with approved annotations trusted, and notes on drifted ones."""
+    pins: ServerPins, server: m.ServerName, tools: Tools, on_drift: OnToolDrift
+) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
+    """Return the tools that `on_drift` allows, approved annotations trusted, and notes on drifted tools."""
     if on_drift == "ignore":
         return tools, ()
     found = drift(pins, tools)

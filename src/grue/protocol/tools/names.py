@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +26,8 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import plain_text
 
 NameStyle = Literal["canonical", "encoded"]
+Tools: TypeAlias = tuple[m.ToolDefinition, ...]
+Servers: TypeAlias = tuple[m.ServerName, ...]
 
 SERVER = m.ServerName("grue.tools")
 """The server of the built-in tools. Users cannot give this name: in theirs, a dot may only follow `mcp`."""

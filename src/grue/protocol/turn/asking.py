@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason
 from grue.protocol.context import fit
+from grue.protocol.context.history import Items, Mode
 from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.calls import without_doubles
 from grue.protocol.tools.names import is_built_in
@@ -18,7 +19,7 @@ from grue.protocol.turn.end import fail
 from grue.protocol.turn.states import AwaitingCompletion, AwaitingSummary, Commands, Phase, Transition, Turn
 
 
-def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands = ()) -> Transition:
+def ask(turn: Turn, phase: Phase, new: Items, notes: Commands = ()) -> Transition:
     """Add `new` to the conversation and send the next request. Shorten the history first, if necessary."""
     doubles: Commands = ()
     if phase == "loop":
@@ -31,9 +32,7 @@ def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Co
     return _send_fitted(turn, phase, new, (*notes, *doubles), may_summarise=may_summarise)
 
 
-def _send_fitted(
-    turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands, *, may_summarise: bool
-) -> Transition:
+def _send_fitted(turn: Turn, phase: Phase, new: Items, notes: Commands, *, may_summarise: bool) -> Transition:
     turn, fitted = _make_room(turn, new, may_summarise=may_summarise)
     notes = (*notes, *_rewrite(turn, fitted.cleared, "window"))
     if fitted.summarise:
@@ -45,7 +44,7 @@ def _send_fitted(
     return _send(_said(turn, fitted.new), phase, fitted.new, notes)
 
 
-def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands) -> Transition:
+def _send(turn: Turn, phase: Phase, new: Items, notes: Commands) -> Transition:
     turn, mode = _mode(replace(turn, requests=turn.requests + 1, told=()), phase)
     if phase == "loop":
         most = turn.run.limits.max_tool_iterations
@@ -53,7 +52,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
     return AwaitingCompletion(turn, phase), (*notes, _request(turn, new, mode))
 
 
-def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
+def _mode(turn: Turn, phase: Phase) -> tuple[Turn, Mode]:
     # The LLM actor remembers the tools that it was given last. Give it the tools only if they have changed.
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
@@ -62,13 +61,7 @@ def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswe
     return replace(turn, relisted=False), mode
 
 
-def _request(
-    turn: Turn,
-    new: tuple[m.ConversationItem, ...],
-    mode: m.OfferTools | m.RequireAnswer,
-    *,
-    aside: bool = False,
-) -> m.RequestCompletion:
+def _request(turn: Turn, new: Items, mode: Mode, *, aside: bool = False) -> m.RequestCompletion:
     return m.RequestCompletion(
         conversation=turn.conversation,
         request=turn.requests,
@@ -117,9 +110,7 @@ def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
     return AwaitingCompletion(turn, state.phase), (*rewrites, _request(turn, (), mode))
 
 
-def force(
-    turn: Turn, reason: ForceReason, new: tuple[m.ConversationItem, ...], notes: Commands = ()
-) -> Transition:
+def force(turn: Turn, reason: ForceReason, new: Items, notes: Commands = ()) -> Transition:
     """Ask for the final answer, because of `reason`; no later request offers tools."""
     turn = replace(turn, forced=reason)
     forced = m.FinalForced(reason=reason, iterations=turn.iterations)
@@ -180,9 +171,7 @@ def _searching(turn: Turn) -> Turn:
     return replace(turn, searching=True, relisted=True) if many else turn
 
 
-def _make_room(
-    turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool
-) -> tuple[Turn, fit.Fit]:
+def _make_room(turn: Turn, new: Items, *, may_summarise: bool) -> tuple[Turn, fit.Fit]:
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)
@@ -200,7 +189,7 @@ def _make_room(
     return turn, replace(found, new=tuple(_with_handle(turn, item, cut, named) for item in found.new))
 
 
-def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
+def _said(turn: Turn, new: Items) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
     # This turn must not clear the user text, which is its task. A text without a `stub` (its shorter
@@ -284,7 +273,7 @@ def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mappi
     return replace(item, content=f"{item.content}\n[cut to save room{READ_ON.format(handle=item.call_id)}]")
 
 
-def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:
+def _named(turn: Turn, new: Items) -> dict[str, str]:
     """Return the tool names of the calls whose results are in `new`, by call id."""
     answers = sum(isinstance(item, m.ToolMessage) for item in new)
     return {record.call_id: record.name for record in turn.records[len(turn.records) - answers :]}

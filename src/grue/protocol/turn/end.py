@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import TurnLimits
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.calls import record
+from grue.protocol.tools.calls import Calls, record
+from grue.protocol.tools.names import Servers
 from grue.protocol.turn import states as s
-from grue.protocol.turn.states import Transition, Turn, waiting_for, without
+from grue.protocol.turn.states import CallNotes, Notes, Transition, Turn, waiting_for, without
 
 _ASKED = (s.AwaitingCompletion, s.Presuming, s.AwaitingDrop)
 """States in which the conversation may have, now or soon, a reply of the model that the turn has not used."""
 
 
-def fail(
-    turn: Turn, failure: m.TurnFailure, notes: tuple[m.TurnNote, ...] = (), *, unread: bool = False
-) -> Transition:
+def fail(turn: Turn, failure: m.TurnFailure, notes: Notes = (), *, unread: bool = False) -> Transition:
     """End the turn with `failure`. `unread`: the model may have sent a reply that the turn has not used."""
     end = m.TurnFailed(
         turn=turn.run.turn,
@@ -34,7 +33,7 @@ def fail(
     return close(turn, end, notes)
 
 
-def close(turn: Turn, end: m.TurnEnd, notes: tuple[m.TurnNote, ...] = ()) -> Transition:
+def close(turn: Turn, end: m.TurnEnd, notes: Notes = ()) -> Transition:
     """Close every open session, and report `end` when the last one is closed."""
     if not turn.open:
         return s.Finished(), (*notes, end)
@@ -62,7 +61,7 @@ def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
 def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
     """End a turn whose time is up or that was interrupted. An unsettled call gets no `ToolCallRecord`."""
     turn = state.turn
-    notes: tuple[s.CallNote, ...] = ()
+    notes: CallNotes = ()
     match state:
         case s.Presuming(pending=pending):
             turn = replace(turn, open=(*turn.open, *pending))
@@ -90,9 +89,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
     return following, commands
 
 
-def with_calls_ended(
-    state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
-) -> tuple[Turn, tuple[s.CallNote, ...]]:
+def with_calls_ended(state: s.AwaitingTools, starting: Servers) -> tuple[Turn, CallNotes]:
     """Return the turn with its settled calls and an answer to each call, and the notes still to record."""
     turn = state.turn
     # A call with a task was sent by an earlier process, even if its run has not been sent again.
@@ -107,10 +104,7 @@ def with_calls_ended(
 
 
 def answers_at_end(
-    turn: Turn,
-    calls: Mapping[m.CallId, m.ToolCall],
-    settled: Iterable[m.ToolCallRecord],
-    unsent: Collection[m.CallId],
+    turn: Turn, calls: Calls, settled: Iterable[m.ToolCallRecord], unsent: Collection[m.CallId]
 ) -> tuple[m.ToolMessage, ...]:
     """Return an answer to every call of the reply, for later turns of a conversation; `unsent`: not made."""
     if turn.run.history is None:

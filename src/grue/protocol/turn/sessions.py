@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.context.history import Items
 from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import tool_of, without_doubles
 from grue.protocol.tools.policy import UNMATCHED, unmatched_patterns
@@ -45,7 +46,7 @@ def begin(run: m.RunTurn) -> Transition:
     return open_all(turn, turn.opening, asking=run.support_check == "beside")
 
 
-def open_all(turn: Turn, new: tuple[m.ConversationItem, ...], *, asking: bool = False) -> Transition:
+def open_all(turn: Turn, new: Items, *, asking: bool = False) -> Transition:
     """Open the sessions, then go on with `new`. `asking`: check meanwhile that the model can call tools."""
     opening = tuple(server for server in turn.run.servers if server not in turn.unstarted)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)

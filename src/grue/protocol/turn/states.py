@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.fit import ContextLedger
+from grue.protocol.context.history import Items
 from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, with_tool
-from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
-from grue.protocol.tools.names import SERVER, is_built_in
+from grue.protocol.tools.calls import Calls, Records, Run, ValidCall, tool_messages, tool_of
+from grue.protocol.tools.names import SERVER, Servers, Tools, is_built_in
 from grue.protocol.tools.policy import matches_any
 from grue.protocol.tools.results import MediaRoom, is_referred
 
@@ -51,15 +52,15 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """
 
     run: m.RunTurn
-    tools: tuple[m.ToolDefinition, ...] = ()
+    tools: Tools = ()
     relisted: bool = False
-    open: tuple[m.ServerName, ...] = ()
-    serving_unlisted: tuple[m.ServerName, ...] = ()
+    open: Servers = ()
+    serving_unlisted: Servers = ()
     iterations: int = 0
     requests: int = 0
     sampled: int = 0
     batches: int = 0
-    records: tuple[m.ToolCallRecord, ...] = ()
+    records: Records = ()
     usage: m.Usage = m.Usage()
     media_bytes: int = 0
     forced: str = ""
@@ -74,7 +75,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     used: Mapping[str, int] = {}
     told: tuple[m.ToolMessage, ...] = ()
     reminded: bool = False
-    unstarted: tuple[m.ServerName, ...] = ()
+    unstarted: Servers = ()
     searching: bool = False
 
     @property
@@ -96,7 +97,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return {} if resumed is None else {each.call.call_id: each for each in resumed.tasks}
 
     @property
-    def opening(self) -> tuple[m.ConversationItem, ...]:
+    def opening(self) -> Items:
         """The turn's first items: the user text, after the system text if a conversation begins."""
         user = m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub)
         if self.run.history is not None and self.run.history.length:
@@ -109,7 +110,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return () if self.run.history is None else self.told
 
     @property
-    def unlisted(self) -> tuple[m.ServerName, ...]:
+    def unlisted(self) -> Servers:
         """The servers that take calls of tools which they do not list; none if `RunTurn.tools` is set."""
         return self.serving_unlisted if self.run.tools is None else ()
 
@@ -119,7 +120,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return bool(self.tools or self.unlisted)
 
     @property
-    def offered(self) -> tuple[m.ToolDefinition, ...]:
+    def offered(self) -> Tools:
         """The tools as a request offers them. Prompt caches need them sorted; in old traces they are not."""
         search = self.run.tool_search if self.searching else None
         shown = self.tools
@@ -132,7 +133,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return shown if search is None else (find_tools(self.run.servers), CALL_TOOL, *shown)
 
     @property
-    def callable(self) -> tuple[m.ToolDefinition, ...]:
+    def callable(self) -> Tools:
         """The tools that the model may call: those that are offered, and those that a search can find."""
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
@@ -149,7 +150,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         """Whether a server has listed a tool; built-in tools do not count."""
         return not all(map(is_built_in, self.tools))
 
-    def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> Turn:
+    def relist(self, listings: Mapping[m.ServerName, Tools]) -> Turn:
         """Replace the tools of these servers by `listings`, as far as `RunTurn.tools` selects them."""
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server not in listings)
@@ -163,7 +164,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
             return turn
         return replace(turn, relisted=True)
 
-    def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple[Turn, tuple[m.ToolMessage, ...]]:
+    def tell(self, records: Records) -> tuple[Turn, tuple[m.ToolMessage, ...]]:
         """Add a reply's settled tool calls to the turn, and return the tool messages for the model."""
         limits = self.run.limits
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
@@ -228,8 +229,8 @@ class AwaitingSessions(Struct, frozen=True, gc=False):
     """
 
     turn: Turn
-    pending: tuple[m.ServerName, ...]
-    new: tuple[m.ConversationItem, ...]
+    pending: Servers
+    new: Items
     asking: bool = False
     presumed: m.ToolsPresumed | None = None
 
@@ -241,8 +242,8 @@ class Presuming(Struct, frozen=True, kw_only=True):
     """
 
     turn: Turn
-    pending: tuple[m.ServerName, ...]
-    offered: tuple[m.ToolDefinition, ...]
+    pending: Servers
+    offered: Tools
     ledger: ContextLedger | None
     reply: m.CompletionReceived | m.CompletionFailed | None = None
 
@@ -266,10 +267,12 @@ class AwaitingSummary(Struct, frozen=True):
 
     turn: Turn
     phase: Phase
-    new: tuple[m.ConversationItem, ...]
+    new: Items
 
 
 CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
+CallNotes: TypeAlias = tuple[CallNote, ...]
+Notes: TypeAlias = tuple[m.TurnNote, ...]
 
 
 class PlacedNote(Struct, frozen=True):
@@ -289,12 +292,12 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
         noted: Notes about calls that are not made, each to be recorded when the calls before it are settled.
     """
 
-    calls: Mapping[m.CallId, m.ToolCall]
+    calls: Calls
     open: tuple[ValidCall, ...]
-    earlier: tuple[m.ToolCallRecord, ...] = ()
-    settled: tuple[m.ToolCallRecord, ...]
+    earlier: Records = ()
+    settled: Records
     used_before: Mapping[str, int] = {}
-    noted: tuple[CallNote, ...] = ()
+    noted: CallNotes = ()
 
 
 class AwaitingApproval(Struct, frozen=True):
@@ -328,16 +331,16 @@ class AwaitingTools(Struct, frozen=True):
     """
 
     turn: Turn
-    calls: Mapping[m.CallId, m.ToolCall]
+    calls: Calls
     under_way: tuple[Batch, ...]
     unsent: tuple[Run, ...]
-    settled: tuple[m.ToolCallRecord, ...]
+    settled: Records
     died: m.ServerName | None = None
     timed_out: bool = False
     changed: Mapping[m.CallId, m.JsonObject] = {}
-    tools: tuple[m.ToolDefinition, ...] = ()
+    tools: Tools = ()
     noted: tuple[PlacedNote, ...] = ()
-    starting: tuple[m.ServerName, ...] = ()
+    starting: Servers = ()
 
     def waits_for(self, batch: m.BatchId, call_id: m.CallId) -> bool:
         """Return whether this call of this batch is under way."""
@@ -349,7 +352,7 @@ class AwaitingReconnect(Struct, frozen=True):
 
     turn: Turn
     server: m.ServerName
-    new: tuple[m.ConversationItem, ...]
+    new: Items
 
 
 class AwaitingVerdict(Struct, frozen=True):
@@ -365,7 +368,7 @@ class AwaitingClose(Struct, frozen=True):
     """Waits until every session is closed, and then reports `end`."""
 
     turn: Turn
-    pending: tuple[m.ServerName, ...]
+    pending: Servers
     end: m.TurnEnd
 
 
@@ -373,7 +376,7 @@ class Waiting(Struct, frozen=True):
     """Waits for the reply to `item` of a provider's batch, in a later process, and then goes on as `then`."""
 
     then: AwaitingCompletion | AwaitingSummary
-    pending: tuple[m.ServerName, ...]
+    pending: Servers
     item: str
 
     @property

@@ -24,8 +24,10 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.protocol.context.history import Items
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import (
+    Records,
     Run,
     Unmade,
     ValidCall,
@@ -44,14 +46,14 @@ from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn import states as s
 from grue.protocol.turn.asking import ask, force
 from grue.protocol.turn.end import answers_at_end, close, fail, progress, with_calls_ended
-from grue.protocol.turn.states import Commands, Phase, Transition, Turn, without
+from grue.protocol.turn.states import CallNotes, Commands, Notes, Phase, Transition, Turn, without
 
 _LOOK_AHEAD = 32
 """How many unsent runs are looked at to find one whose server is idle."""
 
 
 def start_calls(
-    turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
+    turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: Notes
 ) -> Transition:
     """Begin to make a reply's calls. If there is no call to make, go on as after the last call."""
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
@@ -78,7 +80,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
     return tuple(placed)
 
 
-def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
+def _send_runs(state: s.AwaitingTools, notes: CallNotes = ()) -> Transition:
     """Start servers and send calls, if allowed now. If nothing is under way then, go on with the turn."""
     state, starts = start_called(state)
     state, due = _due(state)
@@ -95,7 +97,7 @@ def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Tr
     return following, (*commands, *more)
 
 
-def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
+def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, CallNotes]:
     """Take from `state.noted` the notes that can be recorded now, and return them."""
     due = tuple(takewhile(lambda each: each.settled <= len(state.settled), state.noted))
     return replace(state, noted=state.noted[len(due) :]), tuple(each.note for each in due)
@@ -172,7 +174,7 @@ def settle(
     )
     under_way = tuple(each for each in left if each.pending)
     state = replace(state, under_way=under_way, settled=(*state.settled, settled))
-    notes: tuple[s.CallNote, ...] = ()
+    notes: CallNotes = ()
     match event:
         case m.ServerDied():
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH, event.batch)
@@ -187,12 +189,12 @@ def settle(
 
 def _skip_unsent(
     state: s.AwaitingTools, reason: str, batch: m.BatchId, *, of: m.ServerName | None = None
-) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
+) -> tuple[s.AwaitingTools, CallNotes]:
     skipped = tuple(run for run in state.unsent if of is None or run.server == of)
     left = tuple(run for run in state.unsent if of is not None and run.server != of)
     unsent = {call.call_id: call for run in skipped for call in run.calls}
-    notes: tuple[s.CallNote, ...] = ()
-    records: tuple[m.ToolCallRecord, ...] = ()
+    notes: CallNotes = ()
+    records: Records = ()
     for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
         calls = tuple(
             call
@@ -233,7 +235,7 @@ def call(
     turn: Turn,
     calls: tuple[m.ToolCall, ...],
     *,
-    settled: tuple[m.ToolCallRecord, ...] = (),
+    settled: Records = (),
     decisions: tuple[ApprovalDecision, ...] = (),
     definitions: Mapping[str, str] = _NO_DEFINITIONS,
 ) -> Transition:
@@ -278,9 +280,7 @@ def call(
     return _ask(turn, reply, decisions, at_once)
 
 
-def _noted(
-    turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
-) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
+def _noted(turn: Turn, reply: s.JudgedReply, notes: CallNotes) -> tuple[s.JudgedReply, CallNotes]:
     """Store the notes in `reply`. In the replay of an old trace, return them instead, to be recorded now."""
     if not turn.run.binds_calls:
         return reply, notes
@@ -296,7 +296,7 @@ def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
 
 
 def _ask(
-    turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
+    turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: Notes
 ) -> Transition:
     """Ask about the calls that `decisions` does not answer. If it answers all of them, start the calls."""
     # A decision counts even if the policy has changed since the question and allows the call now.
@@ -363,9 +363,7 @@ def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tup
     return tuple(question for question in questions if question.call_id not in decided)
 
 
-def _send(
-    turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: tuple[m.TurnNote, ...]
-) -> Transition:
+def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) -> Transition:
     approved: list[ValidCall] = []
     denied: list[Unmade] = []
     # A call that an earlier process has sent keeps the arguments that a person chose for it in that process.
@@ -484,14 +482,7 @@ def _refuse_calls(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Tran
     return refuse(turn, phase, m.NoAnswer(reason=why, raw=reply.content), new=new, notes=notes)
 
 
-def refuse(
-    turn: Turn,
-    phase: Phase,
-    why: m.NoAnswer,
-    *,
-    new: tuple[m.ConversationItem, ...] = (),
-    notes: tuple[m.TurnNote, ...] = (),
-) -> Transition:
+def refuse(turn: Turn, phase: Phase, why: m.NoAnswer, *, new: Items = (), notes: Notes = ()) -> Transition:
     """Ask the model to repair its answer, once in a turn, or end the turn with the fallback or a failure."""
     if phase != "repair" and not turn.budget_spent:
         text = m.UserText(turn.run.repair_request.replace("{reason}", why.reason))
