@@ -25,8 +25,7 @@ _OPENING = re.compile(r"\{(?=\s*[\"}])")
 _MOST_CANDIDATES = 50
 _UNKNOWN_COST = 10_000
 
-MAX_CHARS = 2 * 2**20
-"""Only the last `MAX_CHARS` characters of a text are searched for an answer."""
+MAX_CHARS = 2 * 2**20  # only the last `MAX_CHARS` characters of a text are searched for an answer
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:

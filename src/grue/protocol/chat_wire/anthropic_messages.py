@@ -213,9 +213,7 @@ def _key(index: object) -> str:
 
 API_VERSION = "2023-06-01"
 
-_CONTENT = "content"
-"""Key in `Reply.echo` for the reply's content blocks, in order."""
-
+_CONTENT = "content"  # key in `Reply.echo` for the reply's content blocks, in order
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _FINISHES = {
     "end_turn": "stop",

@@ -23,9 +23,7 @@ from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import WireNames
 
 _ECHOED = ("reasoning_details", "reasoning_content")
-_OF_CALLS = "tool_calls"
-"""Key in `Reply.echo` for the calls' fields `extra_content`, by call id."""
-
+_OF_CALLS = "tool_calls"  # key in `Reply.echo` for the calls' fields `extra_content`, by call id
 _NO_SIGNATURE = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 
 

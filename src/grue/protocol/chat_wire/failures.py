@@ -245,8 +245,7 @@ _MOST_READ = 20_000
 _MOST_JUDGED = 8000
 """The most characters of a text that are searched for a reason, so that no text blocks the event loop."""
 
-MAX_WORDS = 600
-"""Longest quotation of a provider's text, in characters."""
+MAX_WORDS = 600  # longest quotation of a provider's text, in characters
 
 
 class Fault(Struct, frozen=True, kw_only=True):

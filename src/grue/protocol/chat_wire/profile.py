@@ -16,9 +16,7 @@ from grue.policies import MediaKind
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much the model is to think before it answers."""
 
-TextToolCalls = Literal["ask", "run", "keep"]
-"""See `ModelSettings.text_tool_calls`."""
-
+TextToolCalls = Literal["ask", "run", "keep"]  # see `ModelSettings.text_tool_calls`
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|0\.0\.0\.0|::1?")

@@ -305,8 +305,7 @@ def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
         raise DamagedStream("has another text than the events before it")
 
 
-_OUTPUT = "output"
-"""Key in `Reply.echo` for the reply's output items, in order."""
+_OUTPUT = "output"  # key in `Reply.echo` for the reply's output items, in order
 
 
 class Responses(w.WireFormat):

@@ -14,9 +14,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.protocol.json_text import from_json
 
-MAX_LINE_BYTES = 16 * 2**20
-"""A line that is longer, and whose end has not arrived, is an error."""
-
+MAX_LINE_BYTES = 16 * 2**20  # a line that is longer, and whose end has not arrived, is an error
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _FIELDS = frozenset({"data", "event", "id", "retry", ""})
 """Fields of an event by the standard; a line that begins with a colon is a comment."""

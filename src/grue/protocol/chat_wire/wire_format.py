@@ -37,9 +37,7 @@ BatchFormName: TypeAlias = Literal["openai", "anthropic"]
 
 NAMELESS = "unnamed"
 
-MAX_CALLS = 10_000
-"""A reply with more tool calls, content blocks or output items is invalid."""
-
+MAX_CALLS = 10_000  # a reply with more tool calls, content blocks or output items is invalid
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
 """Exceptions that extreme texts and numbers cause. Callers catch them, so that no reply ends an actor."""
 
@@ -367,8 +365,7 @@ def _line(attachment: m.Attachment, said: str) -> str:
     return f"[{attachment.mime}, {attachment.bytes:,} bytes: {said}]"
 
 
-EMPTY = "(empty)"
-"""Sent in place of an empty or blank text, which some endpoints refuse."""
+EMPTY = "(empty)"  # sent in place of an empty or blank text, which some endpoints refuse
 
 
 class EncodedItems(Struct, frozen=True):

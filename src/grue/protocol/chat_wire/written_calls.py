@@ -17,9 +17,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.protocol.json_text import past_space, strict_value, to_json
 
-MAX_CHARS = 2 * 2**20
-"""Longest text in which calls are looked for."""
-
+MAX_CHARS = 2 * 2**20  # longest text in which calls are looked for
 _MOST_CALLS = 100
 
 _ENDS = (
@@ -56,9 +54,7 @@ _FORMS = (
     r"|(?P<other><\|tool_call_start\|>|<\|tool_calls\|>|<\|tools_prefix\|>)"
 )
 _MARKS = rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))"
-_SIGNS = ("<", "[", "`")
-"""Each tag contains one of these characters; most texts have none."""
-
+_SIGNS = ("<", "[", "`")  # each tag contains one of these characters; most texts have none
 _FIRST_CHARS = re.compile(r"[<\[\]]")
 """First characters of tags that may follow other text directly. They are found faster than whole tags."""
 

@@ -35,18 +35,12 @@ from grue.protocol.context.history import Items
 from grue.protocol.tools.policy import hints_of, matches_any
 from grue.protocol.tools.results import READ_ON, cut_middle, success, told
 
-ToolNames: TypeAlias = Mapping[str, str]
-"""The canonical names of tools by the ids of calls."""
-
+ToolNames: TypeAlias = Mapping[str, str]  # the canonical names of tools by the ids of calls
 TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token
 """How many bytes of text count as a token where no policy sets a number."""
 
-_PER_MESSAGE = 8
-"""Tokens of the frame of one message: its role, its separators, a call's id."""
-
-_PER_IMAGE = 1600
-"""The most tokens that an image takes, at the providers that document it."""
-
+_PER_MESSAGE = 8  # tokens of the frame of one message: its role, its separators, a call's id
+_PER_IMAGE = 1600  # the most tokens that an image takes, at the providers that document it
 _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
 """A guess at the bytes per token of a recording and of a document: providers publish no such number."""
 
@@ -207,12 +201,8 @@ CALL_AGAIN = "[Cleared to save room. Call the tool again if you need its result.
 DO_NOT_REPEAT = "[Cleared to save room. The call was made; do not repeat it.]"
 READ_AGAIN = "[Cleared to save room" + READ_ON + "]"
 
-_WORTH_CLEARING = 16
-"""A tool result is cleared only if that frees at least so many tokens."""
-
-_WORTH_A_SUMMARY = 0.1
-"""A summary is requested only if it can free more than this share of `Room.low`."""
-
+_WORTH_CLEARING = 16  # a tool result is cleared only if that frees at least so many tokens
+_WORTH_A_SUMMARY = 0.1  # a summary is requested only if it can free more than this share of `Room.low`
 _STUB_CHARS = 1000
 
 _SHORTEST_RESULT = 64

@@ -26,12 +26,8 @@ MAX_VALUE_BYTES = 1_000_000
 _MOST_STEPS = 10_000_000
 """The most schema parts times nested values (or bytes, if the schema has patterns) of a check: under 1 s."""
 
-_MOST_PARTS = 2_000
-"""The most parts of a schema that apply to one place of a value."""
-
-_DEEPEST = 60
-"""Deepest nesting of the parts that apply to one place. The validator's stack grows with it."""
-
+_MOST_PARTS = 2_000  # the most parts of a schema that apply to one place of a value
+_DEEPEST = 60  # Deepest nesting of the parts that apply to one place. The validator's stack grows with it.
 _MOST_TOLD = 2_000
 """With branches such as `anyOf`, the most nested values for which the validator, which copies them all, says
 what is wrong."""
@@ -54,8 +50,7 @@ _DIALECTS = {
     "http://json-schema.org/draft-07/schema": "Draft7Validator",
     "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
 }
-_OUTSIDE: dict[str, Any] = {}
-"""The schemas that a schema may refer to by a URL: none."""
+_OUTSIDE: dict[str, Any] = {}  # the schemas that a schema may refer to by a URL: none
 _TOO_OLD = ("http://json-schema.org/draft-03/schema", "http://json-schema.org/draft-04/schema")
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")

@@ -175,9 +175,7 @@ MAX_JSON_CHARS = 2_000_000
 MAX_JSON_VALUES = 50_000
 """A text block that is longer, or has more values, is not decoded: that would block the event loop."""
 
-MAX_ERROR_CHARS = 100_000
-"""Longest `error_message` of a failed tool; `content` has the complete text."""
-
+MAX_ERROR_CHARS = 100_000  # longest `error_message` of a failed tool; `content` has the complete text
 _LOOK_CHARS = 1000
 _ALWAYS_INDENTED = 65_536
 _MOST_LEVELS = 40

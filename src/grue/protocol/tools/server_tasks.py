@@ -25,8 +25,7 @@ from grue.runtime.safe_text import well_formed
 
 TaskForm: TypeAlias = Literal["experimental", "extension"]
 
-POLL_S = 1.0
-"""Seconds between two polls of a task's state, if its server names no interval."""
+POLL_S = 1.0  # seconds between two polls of a task's state, if its server names no interval
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
 _MOST_MS = 10 * 365 * 86_400_000

@@ -124,8 +124,7 @@ _SUMMARY_SHARE = 10
 _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
 
-_WINDOW = 128_000
-"""The context window, in tokens, that is assumed for a model whose window is not known."""
+_WINDOW = 128_000  # the context window, in tokens, that is assumed for a model whose window is not known
 
 
 def begun(run: m.RunTurn) -> Turn:

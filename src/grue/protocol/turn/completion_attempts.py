@@ -50,9 +50,7 @@ from grue.protocol.retry import RetryPolicy, next_delay
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 """The names that the wire formats have for a reply's token limit. `extra_body` may set the limit too."""
 
-_MOST_ENDLESS = 2
-"""How many replies of one completion may run into their time limit."""
-
+_MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
 _LEAST_OF_LIMIT = 4
 """The token limit of a reply is lowered to no less than a fourth: with less, an answer would be cut."""
 
@@ -284,9 +282,7 @@ def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
 """Seconds for which a model is paused after its first failure, and after many failures in a row, unless its
 endpoint asks for a longer wait."""
-_LONGEST_ASKED_S = 86_400.0
-"""The longest wait that an endpoint can ask for: some ask for years, by mistake."""
-
+_LONGEST_ASKED_S = 86_400.0  # the longest wait that an endpoint can ask for: some ask for years, by mistake
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300
 

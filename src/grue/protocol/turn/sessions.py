@@ -145,8 +145,7 @@ def _with_all_tools(state: s.AwaitingSessions) -> Transition:
     return ask(turn, "only", state.new)
 
 
-_NAMED = 3
-"""The most tools that are named in the reason for which a reply is dropped."""
+_NAMED = 3  # the most tools that are named in the reason for which a reply is dropped
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:

@@ -48,8 +48,7 @@ from grue.protocol.turn.asking import ask, force
 from grue.protocol.turn.end import answers_at_end, close, fail, progress, with_calls_ended
 from grue.protocol.turn.states import CallNotes, Commands, Notes, Phase, Transition, Turn, without
 
-_LOOK_AHEAD = 32
-"""How many unsent runs are looked at to find one whose server is idle."""
+_LOOK_AHEAD = 32  # how many unsent runs are looked at to find one whose server is idle
 
 
 def start_calls(
