@@ -149,8 +149,7 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
         and "reset" in name
         and _number(headers.get(name.removesuffix("-after").replace("reset", "remaining"))) == 0
     ]
-    # The header `RateLimit` of an IETF draft. Older form: `limit=9, remaining=0, reset=12`; newer form:
-    # `"all";r=0;t=12`.
+    # The header `RateLimit` of an IETF draft: `limit=9, remaining=0, reset=12`, or newer: `"all";r=0;t=12`.
     drafted = re.search(_DRAFTED, headers.get("ratelimit", ""), re.IGNORECASE)
     spent.append(float(drafted[1]) if drafted else None)
     return max((wait for wait in spent if wait is not None), default=None)
@@ -178,8 +177,7 @@ def _until(value: str, now: float) -> float | None:
     """Return the seconds until a limit is reset; `None`: `value` cannot be read."""
     number, text = _number(value), value.strip()
     if number is not None:
-        # Up to 1e8 (three years), the number is a duration in seconds. A larger number is a time since the
-        # epoch, in seconds or, if it is above 1e11, in milliseconds.
+        # Up to 1e8 a duration in seconds; else a time since the epoch, above 1e11 in milliseconds.
         moment = number / 1000 if number > 1e11 else number
         return max(0.0, moment - now) if moment > 1e8 else moment
     if re.fullmatch(_DURATION, text, re.IGNORECASE):

@@ -5,52 +5,47 @@ The rules:
 
 1.  Each tool call of a reply gets exactly one tool message, in the order of the calls, before the next
     request: providers reject a conversation with an unanswered call.
-2.  The calls of a reply are grouped into runs: consecutive calls to the same server. A run is sent as one
-    batch. The next run is sent when every call of the run before is settled. A call to an unknown tool or
-    with unreadable arguments is not sent: this machine answers it with an error.
-    Before any call is sent, the `ToolPolicy` judges all calls of the reply. Denied calls are not sent either.
-    If some calls have to be approved, no call of the reply is sent before a person has decided on all of
-    these. Calls that the policy marks as `parallel` may run at the same time, each at another server.
-3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
-    not yet sent; calls under way at other servers finish. Then the model is asked again. With
-    `FailurePolicy(after_timeout="force")` it is asked for its final answer; with `"continue"` no call is
-    skipped.
-4.  After a server died, the calls of the reply that are not yet sent are skipped, and the final answer is
-    forced. With `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and
-    only if an iteration is left in which the model could use it.
+2.  Before any call is sent, the `ToolPolicy` judges all calls of the reply, and a person decides on all that
+    have to be approved. Denied calls, calls to unknown tools and calls with unreadable arguments are answered
+    with an error. The others are grouped into runs of consecutive calls to one server. A run is sent as one
+    batch, when every call of the run before is settled. Calls that the policy marks as `parallel` may run at
+    the same time, each at another server.
+3.  After a timeout, the calls of the reply that are not yet sent are skipped; calls under way at other
+    servers finish. Then the model is asked again. With `FailurePolicy(after_timeout="force")` it is asked for
+    its final answer; with `"continue"` no call is skipped.
+4.  After a server died, the calls that are not yet sent are skipped, and the final answer is forced. With
+    `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
+    iteration is left in which the model could use it.
 5.  A request of the phase `loop` offers the tools that each server has listed last, and its reply may be tool
-    calls or text. The forced final answer, the repair and the request of a turn without tools offer no tools
-    and ask for an answer of the given schema. A request for a summary (rule 9) offers no tools and asks for
-    text.
+    calls or text. Other requests offer no tools and ask for an answer of the given schema, or for a summary.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
     phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools,
     was declined or stopped early, or fails the host's check, the turn asks for one repair. If the repair
-    fails too, the turn uses the host's fallback, or else fails. By this rule a turn has at most
-    `max_tool_iterations` + 2 requests. Further requests may be made for summaries, and one each after an
-    overflow, after a reply that rule 10 drops, and after the first reply that writes tool calls as text.
+    fails too, the turn uses the host's fallback, or else fails. So a turn has at most `max_tool_iterations` +
+    2 requests, besides summaries, and one each after an overflow, after a reply that rule 10 drops, and after
+    the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
     Requests of servers to the model (sampling) count in the same budget.
-8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a session
-    (if the model probably cannot call tools), while the sessions open, or not at all. The first request that
-    offers tools waits for the result.
-9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent, if the
-    window's size is known (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A
-    summary is requested in a copy of the conversation; if that request fails, the turn goes on without it.
-10. Presumed tools (`ToolsPresumed`) are those that the servers will probably list. With them the first
-    request is sent while the sessions open. Its reply is acted on only when all sessions have reported. If
-    the reply calls a tool whose definition has changed, the reply is dropped, at most once a turn.
+8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a
+    session, while the sessions open, or not at all. The first request that offers tools waits for the result.
+9.  With a `ContextPolicy`, each request is made to fit into the context window, if the window's size is known
+    (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A summary is requested in a
+    copy of the conversation; if that request fails, the turn goes on without it.
+10. With presumed tools (`ToolsPresumed`), which the servers will probably list, the first request is sent
+    while the sessions open (`turn/sessions.py`). A reply that calls a tool with another definition is
+    dropped, at most once a turn.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption ends the turn in any state of `LiveState`. After that, only the closing of sessions and the
     requests of servers to the model (rule 7) have an effect. A second `SessionClosed` of a server is ignored:
     a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Calls to it are sent when it has listed its tools.
-13. A turn that forks a recorded turn gets the recorded events again, up to the fork. Until then its commands
-    are not carried out. At the fork, `TurnForked` can replace the limits, the failure policy and the tools.
+13. A turn that forks a recorded turn gets the recorded events again, up to the fork, and its commands are not
+    carried out. At the fork, `TurnForked` can replace the limits, the failure policy and the tools.
 14. If a request is to be answered by a batch of the provider, the sessions are closed and the turn waits. A
-    later process gets the recorded events again and goes on in the same state, except that each server
-    starts when it is called.
+    later process gets the recorded events again and goes on in the same state, with servers that start when
+    they are called.
 
 The states are in `turn/states.py`. A note for the trace comes before the command that it explains.
 

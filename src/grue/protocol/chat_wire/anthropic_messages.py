@@ -249,6 +249,7 @@ class AnthropicMessages(w.WireFormat):
     json_objects = False
     echoes_text = True
     results_carry_media = True
+    assembler = AnthropicAssembler
     marks_results = True
     batches = "anthropic"
 
@@ -312,10 +313,6 @@ class AnthropicMessages(w.WireFormat):
         if len(w.listed(answer["content"])) > w.MAX_CALLS:
             return w.no_completion(f"more than {w.MAX_CALLS} blocks")
         return _read(answer, ids, names)
-
-    def assembler(self) -> w.Assembler:
-        """Return an assembler for a streamed reply."""
-        return AnthropicAssembler()
 
 
 # --- Requests ---

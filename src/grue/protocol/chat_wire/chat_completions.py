@@ -32,68 +32,6 @@ def without_signature(reply: w.Reply) -> w.Reply:
     return replace(reply, echo={_OF_CALLS: {call.call_id: _NO_SIGNATURE for call in reply.tool_calls[:1]}})
 
 
-class ChatCompletions(w.WireFormat):
-    """The format that most endpoints use."""
-
-    name = "chat_completions"
-    path = "/chat/completions"
-    profile = WireProfile(name="generic")
-    provider = "openai"
-    inputs = frozenset({"image", "audio", "file"})
-    own_fields = frozenset({"model", "messages", "tools", "tool_choice", "stream"})
-    json_objects = True
-    echoes_text = False
-    results_carry_media = False
-    marks_results = False
-    batches: w.BatchFormName | None = "openai"
-
-    def encode_items(
-        self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
-    ) -> w.EncodedItems:
-        """Encode each item as a separate message."""
-        encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
-        return w.EncodedItems(messages=tuple(map(to_json, encoded)))
-
-    def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the assistant's message. Gateways may parse arguments, so invalid ones are sent as `{}`."""
-        text = reply.content if reply.content and not reply.content.isspace() else None
-        beside = w.as_object(reply.echo.get(_OF_CALLS))
-        calls = [_called(call, names) | w.as_object(beside.get(call.call_id)) for call in reply.tool_calls]
-        if not calls and text is None:
-            return ()
-        message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
-        echoed = _ECHOED if calls else _ECHOED[:1]
-        return (to_json(message | {key: reply.echo[key] for key in echoed if key in reply.echo}),)
-
-    def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as an entry of a request's list of tools."""
-        return {"type": "function", "function": function}
-
-    def body(self, request: w.WireRequest) -> bytes:
-        """Return the body of a request."""
-        tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
-        if request.stream:
-            options = {"include_usage": True, **w.as_object(tail.get("stream_options"))}
-            tail |= {"stream": True, "stream_options": options}
-        return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
-
-    def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
-        """Read the body of a reply. Some endpoints send the `finish_reason` `stop` with tool calls."""
-        match answer.get("choices"):
-            case [{"error": error}, *_] if error:
-                return fault_of_error(error)
-            case [{"message": {"tool_calls": list(calls)}}, *_] if len(calls) > w.MAX_CALLS:
-                return w.no_completion(f"more than {w.MAX_CALLS} tool calls")
-            case [dict() as choice, *_] if isinstance(message := choice.get("message"), dict):
-                return _read(answer, choice, message, ids, names)
-            case _:
-                return fault_in(answer, "no choices")
-
-    def assembler(self) -> w.Assembler:
-        """Return an assembler for a streamed reply."""
-        return ChatAssembler()
-
-
 # --- Requests ---
 
 
@@ -230,8 +168,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, there may be more ids than logprobs, or fewer. Then it is not
-        # known which logprob belongs to which id.
+        # After a stop word, or in a cut stream, there may be more ids than logprobs, or fewer.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -354,8 +291,7 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # No endpoint needs several choices in a chunk, and reading them takes time. So the choices after the
-        # first count in `held`, whose limit a stream with many choices soon exceeds.
+        # No endpoint needs several choices in a chunk, and reading them takes time, so `held` counts them.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -379,8 +315,7 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A value above `_LARGE_WEIGHT` still counts after another has replaced it: computing its size takes
-        # time, which the limit on `held` has to limit too.
+        # A large value counts even after it is replaced: the limit on `held` also limits the time for sizes.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -510,8 +445,7 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A malicious endpoint can send many pieces that repeat the call's name and end with a brace. For each
-        # piece, `complete` parses all arguments so far.
+        # For each piece that repeats the call's name and ends with a brace, `complete` parses all arguments.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")
@@ -522,8 +456,7 @@ class _Calls:
         if not isinstance(name, str):
             raise DamagedStream("adds to a tool call that has not begun")
         before = self._calls[-1].index if self._calls else None
-        # Compare only with an earlier call. The first call may have any index, because some gateways also
-        # give an index to the text before it.
+        # The first call may have any index, because some gateways also give an index to the text before it.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"begins tool call {index} after tool call {before}")
         if len(self._calls) >= w.MAX_CALLS:
@@ -552,3 +485,62 @@ def _text(value: object, name: str) -> str:
     if value is not None and not isinstance(value, str | list | dict):
         raise DamagedStream(f"has a {name} that is not a text")
     return w.text_of(value)
+
+
+class ChatCompletions(w.WireFormat):
+    """The format that most endpoints use."""
+
+    name = "chat_completions"
+    path = "/chat/completions"
+    profile = WireProfile(name="generic")
+    provider = "openai"
+    inputs = frozenset({"image", "audio", "file"})
+    own_fields = frozenset({"model", "messages", "tools", "tool_choice", "stream"})
+    json_objects = True
+    echoes_text = False
+    results_carry_media = False
+    assembler = ChatAssembler
+    marks_results = False
+    batches: w.BatchFormName | None = "openai"
+
+    def encode_items(
+        self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
+    ) -> w.EncodedItems:
+        """Encode each item as a separate message."""
+        encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
+        return w.EncodedItems(messages=tuple(map(to_json, encoded)))
+
+    def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
+        """Encode the assistant's message. Gateways may parse arguments, so invalid ones are sent as `{}`."""
+        text = reply.content if reply.content and not reply.content.isspace() else None
+        beside = w.as_object(reply.echo.get(_OF_CALLS))
+        calls = [_called(call, names) | w.as_object(beside.get(call.call_id)) for call in reply.tool_calls]
+        if not calls and text is None:
+            return ()
+        message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+        echoed = _ECHOED if calls else _ECHOED[:1]
+        return (to_json(message | {key: reply.echo[key] for key in echoed if key in reply.echo}),)
+
+    def tool(self, function: m.JsonObject) -> m.JsonObject:
+        """Return a tool as an entry of a request's list of tools."""
+        return {"type": "function", "function": function}
+
+    def body(self, request: w.WireRequest) -> bytes:
+        """Return the body of a request."""
+        tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
+        if request.stream:
+            options = {"include_usage": True, **w.as_object(tail.get("stream_options"))}
+            tail |= {"stream": True, "stream_options": options}
+        return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
+
+    def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
+        """Read the body of a reply. Some endpoints send the `finish_reason` `stop` with tool calls."""
+        match answer.get("choices"):
+            case [{"error": error}, *_] if error:
+                return fault_of_error(error)
+            case [{"message": {"tool_calls": list(calls)}}, *_] if len(calls) > w.MAX_CALLS:
+                return w.no_completion(f"more than {w.MAX_CALLS} tool calls")
+            case [dict() as choice, *_] if isinstance(message := choice.get("message"), dict):
+                return _read(answer, choice, message, ids, names)
+            case _:
+                return fault_in(answer, "no choices")

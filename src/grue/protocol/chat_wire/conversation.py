@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.answers import SCHEMA_BESIDE_TOOLS, SCHEMA_IN_WORDS
@@ -132,7 +133,7 @@ def _least_tokens(tool: m.ToolDefinition) -> int:
 def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.ToolDefinition:
     if before is None or before.description != tool.description or before.input_schema != tool.input_schema:
         return tool
-    return msgspec.structs.replace(tool, input_schema=before.input_schema)
+    return replace(tool, input_schema=before.input_schema)
 
 
 def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
@@ -147,9 +148,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
         if rest != content:
             echo = _without_text(echo, profile)
             content, reasoning = rest, "\n".join(filter(None, (reasoning, thoughts))) or None
-    return msgspec.structs.replace(
-        reply, content=content or None, refusal=refusal, reasoning=reasoning, echo=echo
-    )
+    return replace(reply, content=content or None, refusal=refusal, reasoning=reasoning, echo=echo)
 
 
 _NO_THOUGHT = frozenset({"text", "tool_use", "message", "function_call"})
@@ -336,10 +335,10 @@ class EncodedConversation:
             form=found.form, names=tuple(printable(call.name, 200) for call in found.calls), made=made
         )
         if not made:
-            return msgspec.structs.replace(reply, written=written)
+            return replace(reply, written=written)
         ids = w.CallIds(request, used_ids)
         calls = tuple(w.read_call(None, call.name, call.arguments, ids, self.names) for call in found.calls)
-        return msgspec.structs.replace(
+        return replace(
             reply,
             content=found.before or None,
             tool_calls=calls,
@@ -359,7 +358,7 @@ class EncodedConversation:
             return None
         entry = self.history.entries[at]
         assert isinstance(entry, m.Said), "replies have no attachments"
-        plain = msgspec.structs.replace(entry, items=w.without_attachments(entry.items))
+        plain = replace(entry, items=w.without_attachments(entry.items))
         rewritten = m.Rewritten(at, at + 1, (plain,))
         self.rewrite(rewritten)
         return rewritten
@@ -426,11 +425,11 @@ class EncodedConversation:
     def _encode_reply(self, kept: m.AssistantReply) -> None:
         reply = w.Reply(content=kept.content, tool_calls=kept.tool_calls)
         if kept.echo is not None and (kept.echo.wire, kept.echo.model) == (self.profile.wire, self.model):
-            reply = msgspec.structs.replace(reply, echo=kept.echo.data)
+            reply = replace(reply, echo=kept.echo.data)
         else:
             self.unread_thoughts += kept.echo is not None and _has_thoughts(kept.echo.data)
-            calls = (msgspec.structs.replace(call, call_id=self._sent_id(call)) for call in kept.tool_calls)
-            reply = msgspec.structs.replace(reply, tool_calls=tuple(calls))
+            calls = (replace(call, call_id=self._sent_id(call)) for call in kept.tool_calls)
+            reply = replace(reply, tool_calls=tuple(calls))
             reply = without_signature(reply) if self.profile.signs_calls else reply
         encoded = self.format.encode_reply(reply, self.names)
         self._messages.add(encoded)
@@ -491,7 +490,7 @@ class EncodedConversation:
         for item in items:
             if isinstance(item, m.SystemText | m.UserText) and item.cache_points:
                 room = self.profile.given_cache_markers - self._passed_on
-                item = msgspec.structs.replace(item, cache_points=item.cache_points[: max(0, room)])
+                item = replace(item, cache_points=item.cache_points[: max(0, room)])
                 self._passed_on += len(item.cache_points)
             kept.append(item)
         return tuple(kept)
@@ -526,4 +525,4 @@ class EncodedConversation:
         if not isinstance(last, m.UserText):
             return (*said.items, words)
         # Add the schema to the last user text: templates of some models refuse two user messages in a row.
-        return (*said.items[:-1], msgspec.structs.replace(last, text=f"{last.text}\n\n{words.text}"))
+        return (*said.items[:-1], replace(last, text=f"{last.text}\n\n{words.text}"))

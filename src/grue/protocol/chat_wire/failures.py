@@ -185,8 +185,7 @@ def kind_of_status(status: int, words: str = "") -> FailureKind:
 
 
 def _fragment(url: re.Match[str]) -> str:
-    # Drop URLs, because many texts link to the provider's billing page without being about money. Only
-    # `#token-limit` is kept: it shows that the text is about a rate limit.
+    # Many texts link to the billing page without being about money. `#token-limit` points to a rate limit.
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 
@@ -207,8 +206,7 @@ def _of_words(status: int, text: str) -> FailureReason | None:
         return "credit"
     found = next((reason for reason, pattern in _BY_WORDS if says(pattern, text)), None)
     if status in (400, 422) and found in ("model", "permission", "credit") and says(_A_FIELD, text):
-        # The text names a field of the request. The refusal is about that field, unless the text is clearly
-        # about money or permission.
+        # The refusal is about the field that it names, unless it is clearly about money or permission.
         return found if says(_MONEY, text) or says(_NOT_ALLOWED, text) else "request"
     return found
 

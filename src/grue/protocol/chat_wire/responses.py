@@ -326,6 +326,7 @@ class Responses(w.WireFormat):
     json_objects = True
     echoes_text = True
     results_carry_media = True
+    assembler = ResponsesAssembler
     marks_results = False
     batches = "openai"
 
@@ -374,10 +375,6 @@ class Responses(w.WireFormat):
         if answer.get("status") in ("failed", "cancelled"):
             return fault_of_error({"message": f"the response is {answer['status']}"})
         return _read(answer, ids, names)
-
-    def assembler(self) -> w.Assembler:
-        """Return an assembler for a streamed reply."""
-        return ResponsesAssembler()
 
 
 # --- Requests ---

@@ -15,12 +15,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -465,6 +464,9 @@ class WireFormat(Protocol):
     marks_results: bool
     """Whether tool messages can have a cache marker."""
 
+    assembler: Callable[[], Assembler]
+    """Makes an assembler for a streamed reply."""
+
     batches: BatchFormName | None
     """The form in which providers of this format take batches (`batch_forms.py`); `None`: they take none."""
 
@@ -522,9 +524,6 @@ class WireFormat(Protocol):
     def read(self, answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply | Fault:
         """Read the JSON object in a reply's body. It is unchecked: any member may be missing."""
 
-    def assembler(self) -> Assembler:
-        """Return an assembler for a streamed reply."""
-
 
 def non_blank(text: str) -> str:
     """Return a text that every endpoint accepts: `EMPTY` in place of a blank one."""
@@ -560,7 +559,7 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
     """Return the tool with its description cut to `max_chars`; `None`: no limit."""
     if max_chars is None or len(tool.description) <= max_chars:
         return tool
-    return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
+    return replace(tool, description=f"{tool.description[: max_chars - 1]}…")
 
 
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:

@@ -127,8 +127,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         if guessed and guessed <= rest * _SLACK and rest <= guessed * _SLACK:
             factor, spread = rest / guessed, False
         else:
-            # The earlier counts contradict this one, perhaps because the prompt was rewritten: correct the
-            # counted sizes too, not only the guessed ones.
+            # The earlier counts contradict this one, perhaps because the prompt was rewritten: correct all.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
             replace(part, tokens=round(part.tokens * factor), counted=True)

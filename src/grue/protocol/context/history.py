@@ -66,8 +66,7 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # In the file, the new entry has to precede the reply that `expect` has saved. So remove that
-                # reply, and save it again after the entry.
+                # In the file, the entry has to precede the reply that `expect` has saved: save that again.
                 self._saved(b"")
             self._saved(line)
             if early is not None:

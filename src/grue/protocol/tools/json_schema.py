@@ -245,8 +245,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # Say `maxProperties: 0` instead: it refuses the same values, and the validator's error then names
-        # the arguments.
+        # `maxProperties: 0` refuses the same values, but the validator's error names the arguments.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
@@ -292,8 +291,7 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator may know the other schema, for instance a meta-schema. But it is not known here
-            # how much work a check by that schema is.
+            # The validator may know the other schema, but it is not known here how much work a check is.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)

@@ -147,13 +147,11 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # `usage` counts all tries of a request, `prompt_tokens` only the last try. If `input_tokens` differs from
-    # `prompt_tokens`, `output_tokens` includes the output of earlier tries. Then pass 0, so that the ledger
-    # makes an estimate.
+    # `usage` counts all tries of a request, `prompt_tokens` only the last one. If they differ, the output of
+    # earlier tries is counted too: pass 0, so that the ledger makes an estimate.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which the next prompt does not contain. The ledger would take them
-        # for a part of that prompt, and so would estimate too few tokens for the texts that are added.
+        # `output` may include thoughts, of which the next prompt, whose tokens the ledger estimates, has none.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
@@ -191,8 +189,7 @@ def _make_room(turn: Turn, new: Items, *, may_summarise: bool) -> tuple[Turn, fi
 def _said(turn: Turn, new: Items) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # This turn must not clear the user text, which is its task. A text without a `stub` (its shorter
-    # replacement) is never cleared, so leave the `stub` out; a later turn gets the text with its `stub`.
+    # This turn must not clear the user text, its task. Without a `stub` it is not cleared before a later turn.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 

@@ -24,6 +24,7 @@ from grue import messages as m
 from grue.protocol.context.history import Items
 from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import tool_of, without_doubles
+from grue.protocol.tools.names import is_built_in
 from grue.protocol.tools.policy import UNMATCHED, unmatched_patterns
 from grue.protocol.turn import states as s
 from grue.protocol.turn import tools
@@ -183,7 +184,7 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
         return state, ()
     listings = {each.server: each.tools for each in presumed.listings if each.server in state.pending}
     offering = turn.relist(listings) if listings else turn
-    if not offering.lists:
+    if all(map(is_built_in, offering.tools)):
         return state, ()
     asked, commands = ask(offering, "loop", state.new)
     *notes, request = commands
@@ -191,8 +192,7 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
     if rewritten or not (
         isinstance(asked, s.AwaitingCompletion) and isinstance(request, m.RequestCompletion)
     ):
-        # Wait for the sessions: the history has to be shortened before the request, and by how much depends
-        # on the size of the tools that the servers will list.
+        # The history has to be shortened first, by how much depends on the tools that the servers will list.
         return state, ()
     following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),

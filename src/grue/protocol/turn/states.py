@@ -145,11 +145,6 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         listed = {tool.name: tool for tool in self.tools}
         return call if tool_of(named.name, listed, self.unlisted) is None else named
 
-    @property
-    def lists(self) -> bool:
-        """Whether a server has listed a tool; built-in tools do not count."""
-        return not all(map(is_built_in, self.tools))
-
     def relist(self, listings: Mapping[m.ServerName, Tools]) -> Turn:
         """Replace the tools of these servers by `listings`, as far as `RunTurn.tools` selects them."""
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
