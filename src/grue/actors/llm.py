@@ -97,10 +97,10 @@ class Asking:
             state, commands = attempts.attempt_step(state, event)
             for command in commands:
                 match command:
-                    case attempts.SendRequest(settings=limited):
+                    case attempts.SendRequest(limited, delay_s):
+                        if delay_s:
+                            await self._sleep(delay_s)
                         event = await self._exchange(limited)
-                    case attempts.Wait(delay_s):
-                        await self._sleep(delay_s)
                     case attempts.Finish(Reply() as reply):
                         return replace(reply, usage=reply.usage + self._lost)
                     case attempts.Finish(outcome):

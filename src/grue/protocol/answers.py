@@ -24,7 +24,6 @@ _FENCE = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"\{(?=\s*[\"}])")
 _MOST_CANDIDATES = 50
 _UNKNOWN_COST = 10_000
-
 MAX_CHARS = 2 * 2**20  # only the last `MAX_CHARS` characters of a text are searched for an answer
 
 

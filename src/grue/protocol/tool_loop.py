@@ -73,7 +73,6 @@ from grue.protocol.turn import asking, end, resuming, sessions, tools
 from grue.protocol.turn import states as s
 
 _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
-
 AGENT = "agent"
 
 NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnForked, m.WaitEnded)

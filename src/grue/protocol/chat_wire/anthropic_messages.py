@@ -318,7 +318,6 @@ class AnthropicMessages(w.WireFormat):
 # --- Requests ---
 
 _THINKS = ("thinking", "adaptive")
-
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 

@@ -161,13 +161,10 @@ class AnthropicBatches:
         """Return the state of a batch, from the provider's object; `ValueError`: it cannot be read."""
         id_, ended = _text(batch, "id"), batch.get("processing_status") == "ended"
         counts = {name: n for name, n in (batch.get("request_counts") or {}).items() if isinstance(n, int)}
-        return BatchState(
-            id=id_,
-            state="ended" if ended else "running",
-            created_at=str(batch.get("created_at", "")),
-            total=sum(counts.values()) or None,
-            results=(f"{self.path}/{id_}/results",) if ended else (),
-        )
+        state: Literal["ended", "running"] = "ended" if ended else "running"
+        results = (f"{self.path}/{id_}/results",) if ended else ()
+        total, created_at = sum(counts.values()) or None, str(batch.get("created_at", ""))
+        return BatchState(id=id_, state=state, created_at=created_at, total=total, results=results)
 
     def result(self, line: bytes) -> Result:
         """Return the outcome of one request, from a line of the results; `ValueError`: it cannot be read."""

@@ -196,7 +196,6 @@ def _usage(usage: m.JsonObject) -> m.Usage:
 
 _THOUGHTS = ("reasoning_content", "reasoning")
 _TEXTS = ("content", "refusal", *_THOUGHTS)
-
 _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 

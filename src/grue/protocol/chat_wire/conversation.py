@@ -93,7 +93,6 @@ UNDERSTOOD = "Understood."
 """The assistant's text between tool results and a user message, if the endpoint needs a text there."""
 
 _MOST_MARKERS = 4
-
 _MOST_PER_TOKEN = 8
 """One token seldom stands for more bytes of encoded text than this, whatever the tokenizer."""
 

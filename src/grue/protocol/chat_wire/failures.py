@@ -239,7 +239,6 @@ def _of_status(status: int, text: str) -> FailureReason:
 
 
 _MOST_READ = 20_000
-
 _MOST_JUDGED = 8000
 """The most characters of a text that are searched for a reason, so that no text blocks the event loop."""
 

@@ -12,5 +12,4 @@ WireName = Literal["chat_completions", "responses", "messages"]
 """OpenAI's chat completions, OpenAI's responses and Anthropic's messages."""
 
 _ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
-
 FORMATS: Mapping[str, WireFormat] = {each.name: each for each in _ALL}

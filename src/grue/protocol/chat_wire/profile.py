@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.policies import MediaKind
 
@@ -131,15 +132,13 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     def limit(self, settings: ModelSettings) -> int | None:
         """Return the limit on the reply's tokens that a request sends; `None`: it sends no limit."""
+        if "max_tokens" not in self.sampling:
+            return None
         wanted = settings.max_tokens
         if not wanted and self.default_max_tokens is not None:
             # The limit includes the tokens for thinking.
             wanted = self.default_max_tokens + (settings.reasoning_tokens or 0)
-        if "max_tokens" not in self.sampling:
-            return None
-        if wanted is None or self.max_output_tokens is None:
-            return wanted
-        return min(wanted, self.max_output_tokens)
+        return wanted if wanted is None else min(wanted, self.max_output_tokens or wanted)
 
     def sampled(self, settings: ModelSettings) -> dict[str, object]:
         """Return those sampling settings that have a value and that the endpoint accepts, by name."""
@@ -163,9 +162,7 @@ def left_out(profile: WireProfile, settings: ModelSettings) -> frozenset[str]:
 
 def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
     """Return the profile for an endpoint that accepts only these inputs besides text."""
-    return msgspec.structs.replace(
-        profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
-    )
+    return replace(profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs)
 
 
 def changed_fields(before: WireProfile, now: WireProfile) -> dict[str, Any]:

@@ -220,7 +220,6 @@ MAY_BLAME_ATTACHMENTS = frozenset({400, 413, 415, 422})
 """If a refusal has one of these statuses and no known cause, attachments in the request may be the cause."""
 
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
-
 _LENGTH = r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length ([1-9]\d{1,5})"
 _TOOLS = (
     r"must define tools|expects the `?tools=?`?|toolConfig[^\n]{0,40}must be defined"

@@ -20,7 +20,6 @@ _FIELDS = frozenset({"data", "event", "id", "retry", ""})
 """Fields of an event by the standard; a line that begins with a colon is a comment."""
 
 _NAME = re.compile(r"[\w.:/-]*", re.ASCII)
-
 _LONGEST_NAME = 24
 _SHORTEST_NAME = 4
 

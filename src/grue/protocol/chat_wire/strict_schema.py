@@ -47,7 +47,9 @@ def _strict(schema: object) -> m.JsonObject:
         rest["items"] = _strict(rest["items"])
     if "$defs" in rest:
         rest["$defs"] = {name: _strict(definition) for name, definition in _object(rest["$defs"]).items()}
-    return _closed(rest) if _is_object(rest) else rest
+    kind = rest.get("type")
+    is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
+    return _closed(rest) if is_object else rest
 
 
 def _closed(schema: m.JsonObject) -> m.JsonObject:
@@ -68,21 +70,15 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
 
 
 def _nullable(schema: m.JsonObject) -> m.JsonObject:
-    kind = schema.get("type")
     # With `enum` or `const`, "null" in `type` is not enough, because these would still refuse `null`.
-    kinds = [kind] if isinstance(kind, str) else kind
+    kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type")
     if isinstance(kinds, list) and "enum" not in schema and "const" not in schema:
         return schema if "null" in kinds else {**schema, "type": [*kinds, "null"]}
-    if "anyOf" in schema:
-        choices = _list(schema["anyOf"])
-        null = {"type": "null"}
-        return schema if null in choices else {**schema, "anyOf": [*choices, null]}
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _is_object(schema: m.JsonObject) -> bool:
-    kind = schema.get("type")
-    return kind == "object" or (isinstance(kind, list) and "object" in kind)
+    null = {"type": "null"}
+    if "anyOf" not in schema:
+        return {"anyOf": [schema, null]}
+    choices = _list(schema["anyOf"])
+    return schema if null in choices else {**schema, "anyOf": [*choices, null]}
 
 
 def _list(value: object) -> list[object]:

@@ -382,19 +382,17 @@ def _parameters(
         if end < 0 or opening[1] in values:
             raise _Unreadable
         value = text[opening.end() : end].removeprefix("\n").removesuffix("\n")
-        values[opening[1]] = _typed(value, schema.get(opening[1]) if isinstance(schema, dict) else None)
+        kinds = _kinds(schema.get(opening[1]) if isinstance(schema, dict) else None)
+        values[opening[1]] = value if not kinds or "string" in kinds else _value(value)
         at = end + len(ends)
     if text[at:].strip():
         raise _Unreadable
     return to_json(values).decode()
 
 
-def _typed(value: str, schema: object) -> object:
-    kinds = _kinds(schema)
-    if not kinds or "string" in kinds:
-        return value
+def _value(text: str) -> object:
     try:
-        return strict_value(value)
+        return strict_value(text)
     except ValueError:
         raise _Unreadable from None
 
@@ -497,10 +495,7 @@ def _objects(text: str) -> list[WrittenCall]:
         lines = text.splitlines()  # some models write one call per line
         if not all(line.startswith("{") and line.endswith("}") for line in lines):
             raise _Unreadable from None
-        try:
-            value = [strict_value(line) for line in lines]
-        except ValueError:
-            raise _Unreadable from None
+        value = list(map(_value, lines))
     calls = [_call(each) for each in (value if isinstance(value, list) else [value])]
     if not calls or len(calls) > _MOST_CALLS:
         raise _Unreadable
@@ -528,11 +523,7 @@ def _call(value: object) -> WrittenCall:
 
 
 def _object_text(text: str) -> str:
-    try:
-        value = strict_value(text.strip())
-    except ValueError:
-        raise _Unreadable from None
-    if not isinstance(value, dict):
+    if not isinstance(_value(text.strip()), dict):
         raise _Unreadable
     return text.strip()
 

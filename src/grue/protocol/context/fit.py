@@ -203,7 +203,6 @@ READ_AGAIN = "[Cleared to save room" + READ_ON + "]"
 _WORTH_CLEARING = 16  # a tool result is cleared only if that frees at least so many tokens
 _WORTH_A_SUMMARY = 0.1  # a summary is requested only if it can free more than this share of `Room.low`
 _STUB_CHARS = 1000
-
 _SHORTEST_RESULT = 64
 
 

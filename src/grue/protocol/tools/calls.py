@@ -305,10 +305,6 @@ def _note_on(item: m.ToolCallRecord) -> str:
     return f"The user changed the arguments of this call to {written}"
 
 
-class NoBatch(Struct, frozen=True):
-    """No batch is under way."""
-
-
 class Calling(Struct, frozen=True):
     """Waits for the settlement of the call at `position` in `batch.calls`."""
 
@@ -316,9 +312,7 @@ class Calling(Struct, frozen=True):
     position: int
 
 
-BatchState: TypeAlias = NoBatch | Calling
-
-
+BatchState: TypeAlias = Calling | None  # `None`: no batch is under way
 CallSettled: TypeAlias = m.ToolReturned | m.ToolTimedOut | m.ServerDied | m.ToolSkipped
 """`ToolSkipped`: the call was refused before it was sent."""
 
@@ -348,7 +342,7 @@ def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransitio
     """Return a batch's first state and commands. Unless `connected` to the server, all calls are skipped."""
     if connected:
         return _next_call(batch, 0)
-    return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)
+    return None, _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)
 
 
 def batch_step(state: BatchState, event: CallSettled) -> BatchTransition:
@@ -364,11 +358,11 @@ def _settled(batch: m.CallTools, position: int, event: CallSettled) -> BatchTran
     following = position + 1
     report = ReportSettlement(event)
     if following == len(batch.calls):
-        return NoBatch(), (ReadChangedTools(), report)
+        return None, (ReadChangedTools(), report)
     if isinstance(event, m.ServerDied):
-        return NoBatch(), (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_DEATH))
+        return None, (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_DEATH))
     if isinstance(event, m.ToolTimedOut) and batch.after_timeout == "skip":
-        return NoBatch(), (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_TIMEOUT))
+        return None, (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_TIMEOUT))
     return _next_call(batch, following, report)
 
 

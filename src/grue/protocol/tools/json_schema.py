@@ -33,7 +33,6 @@ _MOST_TOLD = 2_000
 what is wrong."""
 
 _MOST_WORK = 200_000
-
 _MOST_COMPILED = 64
 _REGEX_BYTES = 100_000
 _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one value"
@@ -52,7 +51,6 @@ _DIALECTS = {
 }
 _OUTSIDE: dict[str, Any] = {}  # the schemas that a schema may refer to by a URL: none
 _TOO_OLD = ("http://json-schema.org/draft-03/schema", "http://json-schema.org/draft-04/schema")
-
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _BESIDE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _DEPENDENT = ("dependentSchemas", "dependencies")

@@ -271,23 +271,17 @@ def sound(decision: ApprovalDecision) -> ApprovalDecision:
 
 def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion, ...]:
     """Return copies that share nothing with `questions`, for code that may change them."""
+    copied = msgspec.to_builtins
     return tuple(
-        replace(
-            each,
-            arguments=msgspec.to_builtins(each.arguments),
-            input_schema=msgspec.to_builtins(each.input_schema),
-        )
+        replace(each, arguments=copied(each.arguments), input_schema=copied(each.input_schema))
         for each in questions
     )
 
 
 def is_about(decision: ApprovalDecision, asked: ApprovalQuestion | ApprovalDecision) -> bool:
     """Return whether a decision has the same tool, definition and arguments as `asked`."""
-    return (decision.name, decision.arguments_digest, decision.definition_digest) == (
-        asked.name,
-        asked.arguments_digest,
-        asked.definition_digest,
-    )
+    fields = ("name", "arguments_digest", "definition_digest")
+    return all(getattr(decision, field) == getattr(asked, field) for field in fields)
 
 
 def settled(
@@ -307,9 +301,8 @@ def settled(
             ignored.append(m.DecisionIgnored(call_id=call_id, reason=ANOTHER_CALL))
         elif known is None:
             accepted[call_id] = decision
-        elif known.verdict == "deny" or (known.verdict, known.arguments) == (
-            decision.verdict,
-            decision.arguments,
+        elif known.verdict in ("deny", decision.verdict) and (
+            known.verdict == "deny" or known.arguments == decision.arguments
         ):
             ignored.append(m.DecisionIgnored(call_id=call_id, reason=ANSWERED))
         else:

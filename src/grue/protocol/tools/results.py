@@ -186,7 +186,6 @@ _LONG_LINE = 2000
 
 _SMALL_VALUES = 2000
 _SMALL_CHARS = 100_000
-
 SKIPPED_AFTER_TIMEOUT = "Skipped: an earlier tool call of this reply timed out"
 SKIPPED_AFTER_DEATH = "Skipped: the tool server is no longer running"
 NOT_AS_DECIDED = (

@@ -120,10 +120,8 @@ def force(turn: Turn, reason: ForceReason, new: Items, notes: Commands = ()) -> 
 SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}"
 
 _SUMMARY_SHARE = 10
-
 _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
-
 _WINDOW = 128_000  # the context window, in tokens, that is assumed for a model whose window is not known
 
 
@@ -151,7 +149,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # earlier tries is counted too: pass 0, so that the ledger makes an estimate.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, of which the next prompt, whose tokens the ledger estimates, has none.
+        # `output` may include thoughts, which are not in the next prompt, whose tokens the ledger estimates.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
@@ -189,7 +187,7 @@ def _make_room(turn: Turn, new: Items, *, may_summarise: bool) -> tuple[Turn, fi
 def _said(turn: Turn, new: Items) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # This turn must not clear the user text, its task. Without a `stub` it is not cleared before a later turn.
+    # This turn must not clear the user text, its task. A text without a `stub` is never cleared.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 

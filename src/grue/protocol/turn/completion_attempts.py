@@ -108,9 +108,10 @@ AttemptEvent: TypeAlias = ReplyRead | RequestFailed
 
 
 class SendRequest(Struct, frozen=True, gc=False):
-    """Send the request with these settings."""
+    """Send the request with these settings, after a wait of `delay_s` seconds."""
 
     settings: ModelSettings
+    delay_s: float = 0.0
 
 
 class AdaptProfile(Struct, frozen=True):
@@ -149,12 +150,6 @@ class ShowAgain(Struct, frozen=True):
     reply: Reply
 
 
-class Wait(Struct, frozen=True):
-    """Wait before the next command."""
-
-    delay_s: float
-
-
 class Finish(Struct, frozen=True):
     """Report the outcome; this model gets no further request."""
 
@@ -169,7 +164,6 @@ AttemptCommand: TypeAlias = (
     | ReportCut
     | TakeBackShown
     | ShowAgain
-    | Wait
     | Finish
 )
 AttemptTransition: TypeAlias = tuple[AttemptState, tuple[AttemptCommand, ...]]
@@ -245,18 +239,16 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
     failed = state.failed
     if not adaptation:
         failed = (*failed, failure.kind)
-        delay_s = next_delay(
-            state.retry, len(failed), failure, of_kind=failed.count(failure.kind), jitter=event.jitter
-        )
+        of_kind = failed.count(failure.kind)
+        delay_s = next_delay(state.retry, len(failed), failure, of_kind=of_kind, jitter=event.jitter)
     paid_for = event.fault.used_up or event.fault.received > 0
     endless = paid_for and failed.count("timed_out") >= _MOST_ENDLESS
     if delay_s is None or (failure.kind == "timed_out" and endless):
         return _give_up(state, event, failure)
     report = ReportRetry(state.attempt, delay_s, failure)
-    wait = (Wait(delay_s),) if delay_s else ()
     following = replace(state, attempt=state.attempt + 1, failed=failed)
-    send = SendRequest(state.settings)
-    return following, (*adaptation, report, *_taken_back(event.shown), *wait, send)
+    send = SendRequest(state.settings, delay_s)
+    return following, (*adaptation, report, *_taken_back(event.shown), send)
 
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
@@ -280,8 +272,7 @@ def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
 
 
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
-"""Seconds for which a model is paused after its first failure, and after many failures in a row, unless its
-endpoint asks for a longer wait."""
+"""How long a model is paused after one failure, and after many in a row, if its endpoint names no wait."""
 _LONGEST_ASKED_S = 86_400.0  # the longest wait that an endpoint can ask for: some ask for years, by mistake
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300

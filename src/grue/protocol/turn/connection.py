@@ -86,8 +86,6 @@ class Attempt(Struct, frozen=True, tag=True):
 class ReportOpened(Struct, frozen=True, tag=True):
     """Tell the agent that the session is open."""
 
-    attempt: int
-
 
 class ReportDisabled(Struct, frozen=True, tag=True):
     """Tell the agent that this server is disabled; the fields are those of `McpDisabled`."""
@@ -105,29 +103,26 @@ class ReportStartupFailure(Struct, frozen=True, tag=True):
 
 
 ConnectionCommand: TypeAlias = Attempt | ReportOpened | ReportDisabled | ReportStartupFailure
+ConnectionTransition: TypeAlias = tuple[ConnectionState, ConnectionCommand]
 
 
 class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
     """The event cannot happen in this state."""
 
 
-def connection_step(
-    state: ConnectionState, event: ConnectionEvent
-) -> tuple[ConnectionState, ConnectionCommand]:
+def connection_step(state: ConnectionState, event: ConnectionEvent) -> ConnectionTransition:
     """Return the next state and the one command to carry out."""
     match state, event:
         case Untried(), ConnectRequested(policy):
             return Connecting(1, first=True, policy=policy), Attempt(1)
         case Proven(), ConnectRequested(policy):
             return Connecting(1, first=False, policy=policy), Attempt(1)
-        case Disabled(failures=failures), ConnectRequested(policy, at_s) if not is_given_up(
-            state, policy, at_s
-        ):
-            return Connecting(1, first=False, policy=policy, failures=failures), Attempt(1)
-        case Disabled(reason, last_words=last_words), ConnectRequested():
-            return state, ReportDisabled(reason, newly=False, last_words=last_words)
-        case Connecting(attempt), ConnectSucceeded():
-            return Proven(), ReportOpened(attempt)
+        case Disabled(reason, last_words=words), ConnectRequested(policy, at_s):
+            if is_given_up(state, policy, at_s):
+                return state, ReportDisabled(reason, newly=False, last_words=words)
+            return Connecting(1, first=False, policy=policy, failures=state.failures), Attempt(1)
+        case Connecting(), ConnectSucceeded():
+            return Proven(), ReportOpened()
         case Connecting(), AttemptFailed(failure, at_s):
             return _after_failure(state, failure, at_s)
         case _:
@@ -141,9 +136,7 @@ def is_given_up(state: ConnectionState, policy: FailurePolicy, at_s: float) -> b
     return policy.retry_disabled_s is None or state.until_s is None or at_s < state.until_s
 
 
-def _after_failure(
-    state: Connecting, failure: m.ServerFailure, at_s: float
-) -> tuple[ConnectionState, ConnectionCommand]:
+def _after_failure(state: Connecting, failure: m.ServerFailure, at_s: float) -> ConnectionTransition:
     if state.first:
         match state.policy.on_first_connect(failure.server):
             case "raise":
@@ -160,9 +153,8 @@ def _after_failure(
 
 def _given_up(state: Connecting, failure: m.ServerFailure, at_s: float) -> tuple[Disabled, ReportDisabled]:
     first_s, words = state.policy.retry_disabled_s, failure.last_words
-    if first_s is None:
-        given_up = Disabled(failure.cause, last_words=words)
-        return given_up, ReportDisabled(failure.cause, newly=not state.failures, last_words=words)
-    wait_s = max(first_s, min(first_s * 2 ** min(state.failures, _MOST_DOUBLINGS), _LONGEST_WAIT_S))
-    given_up = Disabled(failure.cause, state.failures + 1, at_s + wait_s, words)
+    given_up, wait_s = Disabled(failure.cause, last_words=words), None
+    if first_s is not None:
+        wait_s = max(first_s, min(first_s * 2 ** min(state.failures, _MOST_DOUBLINGS), _LONGEST_WAIT_S))
+        given_up = Disabled(failure.cause, state.failures + 1, at_s + wait_s, words)
     return given_up, ReportDisabled(failure.cause, newly=not state.failures, last_words=words, retry_s=wait_s)

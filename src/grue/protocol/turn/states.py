@@ -153,11 +153,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         listed: Iterable[m.ToolDefinition] = chain.from_iterable(listings.values())
         if wanted is not None:
             listed = (tool for tool in listed if matches_any(tool.name, wanted))
-        tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
-        turn = replace(self, tools=tools)
-        if self.run.sorts_tools and self.tools and turn.offered == self.offered:
-            return turn
-        return replace(turn, relisted=True)
+        turn = replace(self, tools=tuple(sorted((*others, *listed), key=lambda tool: order[tool.server])))
+        same = self.run.sorts_tools and self.tools and turn.offered == self.offered
+        return turn if same else replace(turn, relisted=True)
 
     def tell(self, records: Records) -> tuple[Turn, tuple[m.ToolMessage, ...]]:
         """Add a reply's settled tool calls to the turn, and return the tool messages for the model."""
@@ -465,10 +463,8 @@ def progress_of(state: TurnState) -> TurnProgress:
     """Return the progress of a turn, without `elapsed_s`."""
     settled = 0
     match state:
-        case Idle():
-            return TurnProgress(doing="starting")
-        case Finished():
-            return TurnProgress(doing="ending")
+        case Idle() | Finished():
+            return TurnProgress(doing="starting" if isinstance(state, Idle) else "ending")
         case AwaitingTools(turn=turn):
             doing, settled = waiting_for(state), len(state.settled)
         case AwaitingClose(turn=turn):

@@ -123,9 +123,7 @@ def _next_run(state: s.AwaitingTools) -> Run | None:
     return None
 
 
-def called_first(
-    state: s.AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
-) -> Transition:
+def called_first(state: s.AwaitingTools, event: m.ConnectOutcome) -> Transition:
     """Go on after a server, started for a tool call, has become ready or has failed to start."""
     match event:
         case m.SessionOpened():
@@ -159,9 +157,7 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
     return replace(state, turn=turn, under_way=under_way, unsent=without(state.unsent, run)), command
 
 
-def settle(
-    state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
-) -> Transition:
+def settle(state: s.AwaitingTools, event: m.Settlement) -> Transition:
     """Record how a call ended, and send the next calls. After the last call, go on with the turn."""
     call_id = event.call_id
     settled = record_settlement(state.calls[call_id], state.turn.iterations, event)

@@ -25,7 +25,6 @@ from grue.protocol.tools.calls import (
     Calling,
     CallSettled,
     MakeCall,
-    NoBatch,
     ReadChangedTools,
     ReportSettlement,
     batch_step,
@@ -75,31 +74,28 @@ READ = ReadChangedTools()
 TWO, PATIENT = batch_of(2), batch_of(2, "continue")
 ROWS: list[tuple[BatchState, CallSettled, BatchState, tuple[BatchCommand, ...]]] = [
     (Calling(TWO, 0), returned(0), Calling(TWO, 1), (ReportSettlement(returned(0)), READ, made(1))),
-    (Calling(TWO, 1), returned(1), NoBatch(), (READ, ReportSettlement(returned(1)))),
+    (Calling(TWO, 1), returned(1), None, (READ, ReportSettlement(returned(1)))),
     (
         Calling(TWO, 0),
         timed_out(0),
-        NoBatch(),
+        None,
         (ReportSettlement(timed_out(0)), skipped(1, SKIPPED_AFTER_TIMEOUT)),
     ),
     (Calling(PATIENT, 0), timed_out(0), Calling(PATIENT, 1), (ReportSettlement(timed_out(0)), READ, made(1))),
-    (Calling(TWO, 1), timed_out(1), NoBatch(), (READ, ReportSettlement(timed_out(1)))),
+    (Calling(TWO, 1), timed_out(1), None, (READ, ReportSettlement(timed_out(1)))),
     *(
-        (Calling(batch, 0), died(0), NoBatch(), (ReportSettlement(died(0)), skipped(1, SKIPPED_AFTER_DEATH)))
+        (Calling(batch, 0), died(0), None, (ReportSettlement(died(0)), skipped(1, SKIPPED_AFTER_DEATH)))
         for batch in (TWO, PATIENT)
     ),
     (Calling(TWO, 0), unsent(0), Calling(TWO, 1), (ReportSettlement(unsent(0)), READ, made(1))),
-    (Calling(TWO, 1), unsent(1), NoBatch(), (READ, ReportSettlement(unsent(1)))),
+    (Calling(TWO, 1), unsent(1), None, (READ, ReportSettlement(unsent(1)))),
     # The tool is not as it was when the call was decided on: the next call has nothing to do with that.
     (Calling(TWO, 0), outdated(0), Calling(TWO, 1), (ReportSettlement(outdated(0)), READ, made(1))),
-    (Calling(TWO, 1), outdated(1), NoBatch(), (READ, ReportSettlement(outdated(1)))),
+    (Calling(TWO, 1), outdated(1), None, (READ, ReportSettlement(outdated(1)))),
     # Late answers.
     (Calling(TWO, 1), returned(0), Calling(TWO, 1), ()),
     (Calling(TWO, 0), returned(0, batch=2), Calling(TWO, 0), ()),
-    *(
-        (NoBatch(), late, NoBatch(), ())
-        for late in (returned(0), timed_out(0), died(0), unsent(0), outdated(0))
-    ),
+    *((None, late, None, ()) for late in (returned(0), timed_out(0), died(0), unsent(0), outdated(0))),
 ]
 
 
@@ -118,7 +114,7 @@ def test_a_listed_pair_leads_on(
 def test_a_batch_begins_with_its_first_call_or_is_skipped_without_a_server() -> None:
     assert begin_batch(TWO) == (Calling(TWO, 0), (READ, made(0)))
     dead = (skipped(0, SKIPPED_AFTER_DEATH), skipped(1, SKIPPED_AFTER_DEATH))
-    assert begin_batch(TWO, connected=False) == (NoBatch(), dead)
+    assert begin_batch(TWO, connected=False) == (None, dead)
 
 
 FATES = st.lists(st.sampled_from([returned, timed_out, died, outdated]), min_size=1, max_size=8)
@@ -148,7 +144,7 @@ def test_every_call_is_settled_once_in_order_and_one_is_under_way_at_a_time(
                 assert batch_step(state, returned(number)) == (state, ())
         assert batch_step(state, replace(outcome, batch=7)) == (state, ())
         state, commands = batch_step(state, outcome)
-    assert state == NoBatch()
+    assert state is None
     assert [settlement.call_id for settlement in settled] == [call.call_id for call in batch.calls]
     ending = {died} if after_timeout == "continue" else {died, timed_out}
     stop = next((at + 1 for at, fate in enumerate(fates) if fate in ending), len(fates))

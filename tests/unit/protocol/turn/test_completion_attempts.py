@@ -33,7 +33,6 @@ from grue.protocol.turn.completion_attempts import (
     Sent,
     ShowAgain,
     TakeBackShown,
-    Wait,
     attempt_step,
     smaller_limit,
 )
@@ -96,14 +95,14 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         FIRST,
         failed(BUSY),
         SECOND,
-        (ReportRetry(1, 1.0, failure(BUSY)), Wait(1.0), SendRequest(ASKED)),
+        (ReportRetry(1, 1.0, failure(BUSY)), SendRequest(ASKED, 1.0)),
     ),
     (
         "a wait that the endpoint asks for",
         FIRST,
         failed(LATER, shown=True),
         SECOND,
-        (ReportRetry(1, 7.0, failure(LATER)), TakeBackShown(), Wait(7.0), SendRequest(ASKED)),
+        (ReportRetry(1, 7.0, failure(LATER)), TakeBackShown(), SendRequest(ASKED, 7.0)),
     ),
     ("no retry left", SECOND, failed(BUSY), Ended(), (Finish(failure(BUSY, 2)),)),
     ("a refusal", FIRST, failed(REFUSED, shown=True), Ended(), (Finish(failure(REFUSED)),)),
@@ -119,7 +118,7 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         replace(FIRST, attempt=2),
         failed(BUSY),
         replace(SECOND, attempt=3),
-        (ReportRetry(2, 1.0, failure(BUSY, 2)), Wait(1.0), SendRequest(ASKED)),
+        (ReportRetry(2, 1.0, failure(BUSY, 2)), SendRequest(ASKED, 1.0)),
     ),
     (
         "a refusal that may be due to attachments",
@@ -155,7 +154,7 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         AGAIN,
         failed(BUSY),
         AGAIN_SECOND,
-        (ReportRetry(1, 1.0, failure(BUSY)), Wait(1.0), SendRequest(ENLARGED)),
+        (ReportRetry(1, 1.0, failure(BUSY)), SendRequest(ENLARGED, 1.0)),
     ),
     ("an overflow is reported at once", CLEARING, OVERFLOW, Ended(), (Finish(OVERFLOW.failure),)),
     (
@@ -191,7 +190,7 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         replace(PATIENT, attempt=3, failed=("unavailable", "unavailable")),
         failed(GARBLED),
         replace(PATIENT, attempt=4, failed=("unavailable", "unavailable", "invalid_reply")),
-        (ReportRetry(3, 1.0, failure(GARBLED, 3)), Wait(1.0), SendRequest(ASKED)),
+        (ReportRetry(3, 1.0, failure(GARBLED, 3)), SendRequest(ASKED, 1.0)),
     ),
     (
         "the same kind a second time",
