@@ -122,9 +122,8 @@ def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
     command = own_python() if source.suffix == ".py" else _SCRIPTS.get(source.suffix)
     if command is None or not source.is_file():
         return None
-    file = source.absolute().resolve()
-    below = file.is_relative_to(folder.absolute().resolve())
-    place = f"${{workspaceFolder}}/{file.relative_to(folder.absolute().resolve())}" if below else str(file)
+    file, base = source.absolute().resolve(), folder.absolute().resolve()
+    place = f"${{workspaceFolder}}/{file.relative_to(base)}" if file.is_relative_to(base) else str(file)
     arguments = (_absolute(each) if _exists(each) else each for each in adding.arguments or ())
     return descriptions.Described(
         name=adding.name or descriptions.default_name(source.stem),
@@ -167,13 +166,7 @@ def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator
         file = Path(folder) / f"bundle.{descriptions.BUNDLE}"
         try:
             with file.open("xb") as packed:
-                _fetch(
-                    offered.url,
-                    packed,
-                    most=bundles.MOST_PACKED,
-                    within_s=_BUNDLE_S,
-                    redirects=_MOST_REDIRECTS,
-                )
+                _fetch(offered.url, packed, bundles.MOST_PACKED, _BUNDLE_S, redirects=_MOST_REDIRECTS)
         except OSError as error:
             raise MCPConfigError(f"The bundle cannot be kept in {folder}: {error.strerror}.") from error
         yield file
@@ -196,7 +189,8 @@ def _add(
     config = MCPConfig.from_mapping({name: entry}, source=path)
     if not missing:
         tool_servers(config)  # raises if a value cannot be used, such as a URL with a space
-    _refuse_taken(name, path)
+    if path.exists() and name in MCPConfig.from_file(path).mcpServers:
+        raise MCPConfigError(_taken(name, path))
     tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path))  # raises if the lock is damaged
     _show(server, entry)
     question = f"Write it to {shown(str(path))}, start it and approve its tools?"
@@ -278,12 +272,8 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name
         # Remove only what `grue add` makes: a folder directly in `mcp_bundles` or `mcp_packages`, no link.
-        if (
-            _FOLDER_NAME.fullmatch(name)
-            and folder.is_dir()
-            and not folder.is_symlink()
-            and not folder.parent.is_symlink()
-        ):
+        is_link = folder.is_symlink() or folder.parent.is_symlink()
+        if _FOLDER_NAME.fullmatch(name) and folder.is_dir() and not is_link:
             shutil.rmtree(folder, ignore_errors=True)
             say(f"removed  {shown_path(folder)}")
 
@@ -351,7 +341,7 @@ def _check_answer(answer: object, name: str, version: str) -> None:
 def _fetched(url: str) -> object:
     """Fetch a description of at most 1 MiB, without redirects and without an API key."""
     content = io.BytesIO()
-    _fetch(url, content, most=_MOST_FETCHED, within_s=_DESCRIPTION_S)
+    _fetch(url, content, _MOST_FETCHED, _DESCRIPTION_S)
     where = printable(_address(url).hostname or "")
     try:
         return parse_json(content.getvalue().decode(), Path(where)).value
@@ -359,7 +349,7 @@ def _fetched(url: str) -> object:
         raise MCPConfigError(f"The answer of {where} is not JSON.") from error
 
 
-def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: int = 0) -> None:
+def _fetch(url: str, into: BinaryIO, most: int, within_s: float, *, redirects: int = 0) -> None:
     """Write the body at `url`, of at most `most` bytes, into a file. Sends no API key."""
     import httpx
 
@@ -559,16 +549,7 @@ def _box_in_words(server: descriptions.Described, entry: dict[str, Any]) -> str:
     if server.kind == "oci":
         return "none: the container limits it, with the options above, and not grue."
     box = sandbox_of(entry.get("sandbox"))
-    return (
-        "none: this machine cannot enforce one. It can reach all that you can."
-        if box is None
-        else in_words(box)
-    )
-
-
-def _refuse_taken(name: str, path: Path) -> None:
-    if path.exists() and name in MCPConfig.from_file(path).mcpServers:
-        raise MCPConfigError(_taken(name, path))
+    return in_words(box) if box else "none: this machine cannot enforce one. It can reach all that you can."
 
 
 def _taken(name: str, path: Path) -> str:

@@ -36,6 +36,7 @@ from grue.cli.options import (
     finite,
     model,
     offline,
+    options_of,
     resume,
     run_folder,
     turn_number,
@@ -199,24 +200,14 @@ def play(
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     _refuse_both("--quiet", "--json", both=quiet and as_json)
     _refuse_beside_resume(context, resume)
-    options = PlayOptions(
-        game=game,
-        interpreter=interpreter,
-        offline=offline,
-        model=model,
-        base_url=base_url,
-        mcp_config=mcp_config,
+    options = options_of(
+        PlayOptions,
+        locals(),
         mcp=not no_mcp,
         turns=turns or 0,
-        seed=seed,
-        run_dir=run_dir,
         turn_timeout_s=turn_timeout,
-        resume=resume,
-        start=start,
-        stream=stream,
+        started_in=None,
         pace_s=pace,
-        langfuse=langfuse,
-        otel=otel,
         output="quiet" if quiet else "json" if as_json else "live",
     )
     return play_episode(options).succeeded
@@ -227,18 +218,7 @@ def _refuse_both(first: str, second: str, *, both: bool) -> None:
         raise MCPConfigError(f"{first} and {second} contradict each other: remove one of them.")
 
 
-_WITH_RESUME = (
-    "resume",
-    "turns",
-    "turn_timeout",
-    "quiet",
-    "as_json",
-    "start",
-    "stream",
-    "pace",
-    "langfuse",
-    "otel",
-)
+_WITH_RESUME = "resume turns turn_timeout quiet as_json start stream pace langfuse otel"
 
 
 def _refuse_beside_resume(context: typer.Context, run: Path | None) -> None:
@@ -246,7 +226,7 @@ def _refuse_beside_resume(context: typer.Context, run: Path | None) -> None:
     given = [
         str(parameter.metavar) if parameter.param_type_name == "argument" else parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name not in _WITH_RESUME
+        if parameter.name not in _WITH_RESUME.split()
         and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
     ]
     if run is not None and given:
@@ -370,18 +350,7 @@ def add(
     from grue.cli.add import Adding, add_server
 
     take_interrupts()
-    adding = Adding(
-        source=source,
-        arguments=arguments,
-        name=name,
-        values=tuple(values or ()),
-        kind=kind,
-        sha256=sha256,
-        registry=registry,
-        mcp_config=mcp_config,
-        yes=yes,
-    )
-    return add_server(adding)
+    return add_server(options_of(Adding, locals(), values=tuple(values or ())))
 
 
 @app.command()
@@ -456,19 +425,13 @@ def chat(
     take_interrupts()
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     _refuse_beside_resume(context, resume)
-    options = ChatOptions(
-        offline=offline,
-        model=model,
-        base_url=base_url,
-        mcp_config=mcp_config,
+    options = options_of(
+        ChatOptions,
+        locals(),
         mcp=not no_mcp,
         instructions=INSTRUCTIONS if system is None else system,
-        ask=ask,
-        run_dir=run_dir,
         turn_timeout_s=turn_timeout,
-        resume=resume,
-        quiet=quiet,
-        learn=learn,
+        started_in=None,
     )
     return run_chat(options)
 
@@ -524,17 +487,11 @@ def run(
     _refuse_beside_resume(context, resume)
     if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):
         agent, task = None, agent
-    options = RunOptions(
+    options = options_of(
+        RunOptions,
+        locals(),
         agent=None if agent is None else Path(agent),
         task=task or "",
-        offline=offline,
-        model=model,
-        base_url=base_url,
-        run_dir=run_dir,
-        resume=resume,
-        stream=stream,
-        langfuse=langfuse,
-        otel=otel,
         output="quiet" if quiet else "json" if as_json else "live",
     )
     status = STATUSES.get(run_task(options).reason, FAILED)
@@ -607,21 +564,8 @@ def fork(
 
     take_interrupts()
     load_hosts()
-    options = ForkOptions(
-        trace=chosen_trace(trace),
-        turn=turn,
-        at=at,
-        model=model,
-        base_url=base_url,
-        system=system,
-        settings=settings or (),
-        tool_results=tool_result or (),
-        tools=tools,
-        misses=misses,
-        mcp_config=mcp_config,
-        run_dir=run_dir,
-    )
-    fork_turn(options)
+    chosen, results = chosen_trace(trace), tool_result or ()
+    fork_turn(options_of(ForkOptions, locals(), trace=chosen, settings=settings or (), tool_results=results))
 
 
 @app.command()

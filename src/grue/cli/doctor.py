@@ -91,11 +91,8 @@ _SHEBANG_BYTES = 256
 
 def _is_installed(server: McpServer) -> bool:
     # For npx, a direct command exists only if the package is installed. grue cannot tell this for uvx.
-    return (
-        isinstance(server, StdioServer)
-        and launcher_of(server) == "npx"
-        and direct_command(server) is not None
-    )
+    by_npx = isinstance(server, StdioServer) and launcher_of(server) == "npx"
+    return by_npx and direct_command(server) is not None
 
 
 def boot_lines(

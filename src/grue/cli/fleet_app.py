@@ -224,7 +224,7 @@ def fork(
     and same_calls (1 if they are as recorded, else 0), requests and tool_calls
     (how many there were).
     """
-    from grue.cli.fleet_fork import fork_fleet
+    from grue.cli.fleet import fork_fleet
     from grue.cli.fork import ForkOptions
     from grue.cli.hosts import load_hosts
 
@@ -424,7 +424,7 @@ def score(
 
     No episode runs again. The scores are stored in the folder.
     """
-    from grue.cli.fleet_failures import score_episodes
+    from grue.cli.fleet_view import score_episodes
 
     take_interrupts()
     return score_episodes(directory, scorers, again=again)
@@ -459,7 +459,7 @@ def failures(
     Only episodes of the latest sweep count: the sweep that was run last in this
     folder.
     """
-    from grue.cli.fleet_failures import print_failures
+    from grue.cli.fleet_view import print_failures
 
     take_interrupts()
     print_failures(

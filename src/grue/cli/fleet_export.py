@@ -49,11 +49,7 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
 
 
 def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
-    """Print the rows that a query finds: as a table with long values cut, or as JSON Lines without cuts.
-
-    Each of `places` is a fleet, a run folder, a trace, a folder that holds some of these, or a folder of
-    exported tables.
-    """
+    """Print the rows that a query finds: as a table with long values cut, or as JSON Lines without cuts."""
     exported = [place for place in places if (place / _TABLE).is_file()]
     others = [place for place in places if place not in exported]
     answer = query(sql, chain.from_iterable(_episodes(place) for place in others), exported)

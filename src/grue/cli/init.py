@@ -113,11 +113,7 @@ def _found_model() -> tuple[str, str]:
 
 
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
-    """Write the files of a new project into a folder, and print what was written and what to do next.
-
-    `sources`: configuration files of other programs, whose MCP servers are copied. If empty, grue looks for
-    such files, and asks for each whether to copy its servers; in a pipe, a command to do so is printed.
-    """
+    """Write a project's files. Servers are copied from `sources`, or from other programs' files found here."""
     replaced: dict[str, str] = {}
     chosen = [read_host(path, replaced=replaced) for path in sources] if sources else _offered(folder)
     servers = {"mind": CopiedEntry("mind", _own_server(), ()), **_gathered(chosen)}
@@ -137,7 +133,9 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
     if not added and len(servers) > 1:
         del configuration["mcpServers"]["mind"]
         say("To use the copied servers, add them to it yourself:\n" + json.dumps(configuration, indent=2))
-    _say_what_to_set(servers)
+    for name, copy in servers.items():
+        if copy.variables:
+            say(f"set      {', '.join(copy.variables)} in the environment, for the server {printable(name)}")
     _say_what_is_next(folder)
 
 
@@ -185,12 +183,6 @@ def _gathered(chosen: Sequence[FoundServers]) -> dict[str, CopiedEntry]:
             else:
                 servers[name] = copy
     return servers
-
-
-def _say_what_to_set(servers: dict[str, CopiedEntry]) -> None:
-    for name, copy in servers.items():
-        if copy.variables:
-            say(f"set      {', '.join(copy.variables)} in the environment, for the server {printable(name)}")
 
 
 def _say_what_is_next(folder: Path) -> None:

@@ -18,23 +18,25 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Self, TextIO, TypeAlias
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, Self, TextIO, TypeAlias
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from grue import messages as m
-from grue.cli.live_progress import Doing, Progress
-from grue.cli.live_story import CYAN, Story, painted
+from grue.cli.live_story import CYAN, Story, call_text, painted, tool_name
 from grue.cli.live_terminal import Terminal
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.runtime.loops.closing import Closing
-from grue.runtime.safe_text import ELLIPSIS
+from grue.runtime.safe_text import ELLIPSIS, printable
 from grue.runtime.trace.recorder import Envelope
+from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S
+from grue.tracing import facts
 from grue.tracing.columns import cells, cut
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
+from grue.tracing.steps import Step, StepBegan, StepTracker
 
 _LEFT_OUT = ("settings", "conditions")  # fields of `EpisodeStarted` and `EpisodeResumed` that are not printed
 
@@ -95,6 +97,128 @@ class JsonLines(JsonPrinter):
             self.write({**self._turn, "reply": reply, "score_after": score})
 
 
+_PREVIEW_CHARS = 400
+_NAME_CHARS = 60
+
+Activity = Literal[
+    "starting", "checking", "thinking", "retrying", "calling", "closing", "stopping", "playing", "finishing"
+]
+
+
+class Doing(Struct, frozen=True, kw_only=True):
+    """A step that is under way, as the status line shows it."""
+
+    activity: Activity
+    since: float  # when it began, or for a retry that still waits, when it will begin
+    name: str = ""  # of the server or tool, if the step has one
+    limit_s: float | None = None  # counted from `since`; `None`: no limit of its own
+    attempt: int = 1
+    text: str = ""  # the end of an arriving reply, a call's arguments, or a server's progress
+
+
+class Progress:
+    """The state of an episode, updated by each message of its trace."""
+
+    def __init__(self, max_turns: int = 0) -> None:
+        self.doing: dict[Hashable, Doing] = {}  # oldest first, by the key that `StepTracker` gives a step
+        self.turn = 0
+        self.max_turns = max_turns  # 0: not known until `EpisodeStarted`
+        self.score: int | None = None
+        self.max_score: int | None = None
+        self.usage = m.Usage()  # of all replies so far, including dropped ones
+        self.dropped = 0  # replies dropped since a server did not start or listed other tools than offered
+        self.deadline: float | None = None  # when the turn's time limit ends the turn, if it has one
+        self._call_timeout_s: float | None = None
+        self._steps = StepTracker()
+
+    def note(self, envelope: Envelope[Any], now: float) -> None:
+        """Update the state with a message, recorded at `now`. One that a fork has copied changes nothing."""
+        if envelope.copied:
+            return
+        for change in self._steps.take(envelope):
+            if isinstance(change, StepBegan):
+                self._begin(change.step, now, pause_s=change.step.start_s - envelope.t)
+            elif not change.retried:
+                self.doing.pop(change.step.key, None)
+        self._follow(envelope.body, now)
+
+    def _begin(self, step: Step, now: float, *, pause_s: float) -> None:
+        match step.began.body:
+            case m.OpenSession(server=server, timeout_s=timeout_s) if step.kind == "startup":
+                name = printable(server, _NAME_CHARS)
+                if timeout_s == DOWNLOAD_TIMEOUT_S:
+                    name = f"{name} (may still be downloading)"
+                doing = Doing(activity="starting", name=name, since=now, limit_s=timeout_s)
+            case m.CloseSession(server=server):
+                doing = Doing(activity="closing", name=printable(server, _NAME_CHARS), since=now)
+            case m.ToolCalled() as call:
+                doing = Doing(
+                    activity="calling",
+                    name=tool_name(call),
+                    since=now,
+                    limit_s=self._call_timeout_s,
+                    text=call_text(call),
+                )
+            case m.RequestCompletion():
+                activity: Activity = "thinking" if step.attempt == 1 else "retrying"
+                doing = Doing(activity=activity, since=now + pause_s)
+            case m.CheckToolSupport():
+                doing = Doing(activity="checking", since=now)
+            case Decided():
+                doing = Doing(activity="playing", since=now)
+            case _:
+                return
+        self.doing[step.key] = structs.replace(doing, attempt=step.attempt)
+
+    def _follow(self, body: Struct, now: float) -> None:
+        match body:
+            case facts.EpisodeStarted(max_turns=max_turns):
+                self.max_turns = max_turns
+            case Observed(turn=turn, score=score, max_score=max_score):
+                self.turn, self.score, self.max_score = turn, score, max_score
+            case facts.EpisodeEnded():
+                self.doing = {"end": Doing(activity="finishing", since=now)}
+            case m.RunTurn(turn=turn, limits=limits):
+                self.doing.clear()
+                self.turn = max(self.turn, turn)
+                self.deadline = None if limits.turn_timeout_s is None else now + limits.turn_timeout_s
+            case m.TurnCompleted() | m.TurnFailed():
+                self.doing.clear()
+                self.deadline = None
+            case m.TurnInterrupted() | m.DeadlinePassed():
+                # From now on the turn only closes its sessions.
+                self.doing = {"stop": Doing(activity="stopping", since=now)}
+            case m.CallTools(timeout_s=timeout_s):
+                self._call_timeout_s = timeout_s
+            case m.CompletionReceived(usage=usage):
+                self.usage += usage
+            case m.ReplyDropped(usage=usage):
+                self.usage += usage
+                self.dropped += 1
+            case _:
+                self._text_arrives(body)
+
+    def _text_arrives(self, body: Struct) -> None:
+        match body:
+            case m.ServerNoted(kind="progress", server=server, text=text):
+                prefix = f"{printable(server)}."
+                calls = [key for key, doing in self.doing.items() if doing.name.startswith(prefix)]
+                self._show_text(calls, lambda _: f"{ELLIPSIS} {printable(text, _PREVIEW_CHARS)}")
+            case m.ReplyCut() | m.TextDelta(restart=True):
+                self._show_text(self._requests(), lambda _: "")
+            case m.TextDelta(text=text):
+                added = printable(text.replace("\n", " "))
+                self._show_text(self._requests(), lambda so_far: (so_far + added)[-_PREVIEW_CHARS:])
+
+    def _requests(self) -> list[Hashable]:
+        return [key for key, doing in self.doing.items() if doing.activity in ("thinking", "retrying")]
+
+    def _show_text(self, keys: list[Hashable], text: Callable[[str], str]) -> None:
+        if keys:
+            doing = self.doing[keys[-1]]
+            self.doing[keys[-1]] = structs.replace(doing, text=text(doing.text))
+
+
 Row: TypeAlias = tuple[tuple[str, str], ...]  # pieces of text, each with its ANSI attributes
 _TICKS_PER_S = 10
 _FEWEST_LINES = 6  # if the terminal has fewer lines, only the status line is shown
@@ -106,11 +230,8 @@ _BETWEEN = " · "
 
 
 def status_rows(progress: Progress, now: float, size: os.terminal_size, spinner: str) -> tuple[Row, ...]:
-    """Return the status rows, two at most; none if there is nothing to show or no room.
-
-    The last column of the terminal stays free, because a terminal may wrap there.
-    """
-    width = size.columns - 1
+    """Return the status rows, two at most; none if there is nothing to show or no room."""
+    width = size.columns - 1  # a terminal may wrap in the last column
     doing = [*progress.doing.values()]
     status = _status(progress, now, width, spinner)
     if not status or size.columns < _FEWEST_COLUMNS:
@@ -161,7 +282,8 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
     if progress.dropped:
         parts.append((6, f"{progress.dropped} dropped", YELLOW))
     if progress.usage.cost_usd is not None:
-        parts.append((4, _cost(progress.usage), DIM))
+        cost = progress.usage.cost_usd
+        parts.append((4, f"${cost:.2f}" if cost >= 1 else f"${cost:.4f}", DIM))
     return parts
 
 
@@ -193,11 +315,6 @@ def _count(tokens: int) -> str:
     return f"{tokens / 1000:.1f}k" if tokens < 999_950 else f"{tokens / 1_000_000:.1f}M"
 
 
-def _cost(usage: m.Usage) -> str:
-    cost = usage.cost_usd or 0.0
-    return f"${cost:.2f}" if cost >= 1 else f"${cost:.4f}"
-
-
 def _tail(text: str, width: int) -> str:
     text = text.lstrip()
     if cells(text) <= width:
@@ -214,11 +331,7 @@ _NARROWEST = 20
 
 
 class LiveView(Closing):
-    """Shows an episode while it is played: an observer of the trace, and a context manager.
-
-    `max_turns` is shown until the trace has an `EpisodeStarted`; 0: no limit is shown. `clock` returns
-    monotonic seconds.
-    """
+    """Shows an episode while it is played: an observer of the trace. `max_turns` 0: no limit is known."""
 
     def __init__(
         self,

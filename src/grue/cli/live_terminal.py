@@ -5,6 +5,7 @@ import select
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TextIO
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -16,11 +17,16 @@ class Terminal:
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
         self._stream = stream
-        self._fd = _descriptor(stream)
+        self._fd: int | None = None
+        with suppress(OSError):
+            self._fd = stream.fileno()
         self._encoding = stream.encoding or sys.getdefaultencoding()
         self.redraws = stream.isatty() and environ.get("TERM") != "dumb"
         self.colour = self.redraws and not environ.get("NO_COLOR")
-        self.spinner = SPINNER if self._can_show(SPINNER) else ASCII_SPINNER
+        self.spinner = ASCII_SPINNER
+        with suppress(UnicodeEncodeError):
+            SPINNER.encode(self._encoding)
+            self.spinner = SPINNER
 
     def size(self) -> os.terminal_size:
         """Return the size of the terminal; if unknown, as `shutil.get_terminal_size`, by default 80 x 24."""
@@ -46,17 +52,3 @@ class Terminal:
             except BlockingIOError:
                 # Another program that shares the terminal has set O_NONBLOCK, so wait for the terminal here.
                 select.select([], [self._fd], [])
-
-    def _can_show(self, text: str) -> bool:
-        try:
-            text.encode(self._encoding)
-        except UnicodeEncodeError:
-            return False
-        return True
-
-
-def _descriptor(stream: TextIO) -> int | None:
-    try:
-        return stream.fileno()
-    except OSError:
-        return None

@@ -43,9 +43,7 @@ def stored_login(server: HttpServer) -> str | None:
     """Describe the stored login without secrets; `None`: none is stored. May raise `AuthorizationRefused`."""
     store = token_store(server)
     record = store.load()
-    if record is None:
-        return None
-    return f"{stored(record)}; in {store.place}"
+    return None if record is None else f"{stored(record)}; in {store.place}"
 
 
 def stored(record: TokenRecord) -> str:
@@ -74,7 +72,5 @@ def _by_url(name: str, mcp_config: Path | None) -> HttpServer:
 
 
 def _has_browser() -> bool:
-    on_screen = sys.platform == "darwin" or bool(
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    )
+    on_screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return on_screen and sys.stderr.isatty()

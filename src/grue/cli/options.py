@@ -1,9 +1,11 @@
 """Options and arguments that several commands have."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+from msgspec import Struct
 
 from grue.field_checks import is_usable
 
@@ -26,6 +28,14 @@ McpConfigFile = Annotated[
     Path | None, typer.Option("--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED)
 ]
 """For commands that change the file, or need a server of the user's own."""
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def options_of(kind: type[S], given: Mapping[str, Any], **others: Any) -> S:
+    """Return the options of a command: for each field one of `others`, or else the parameter in `given`."""
+    return kind(**{name: others[name] if name in others else given[name] for name in kind.__struct_fields__})
 
 
 def finite(number: float | None) -> float | None:

@@ -9,10 +9,9 @@ from typing import Any
 
 from msgspec import structs
 
-from grue.cli.backends import chosen_backends
 from grue.cli.live import JsonLines, LiveView
 from grue.cli.live_terminal import Terminal
-from grue.cli.play_options import RECORDED, PlayOptions, as_started, recorded_options
+from grue.cli.play_options import RECORDED, PlayOptions, as_started, chosen_backends, recorded_options
 from grue.cli.project import declines_mcp
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_argument, shown_path
@@ -199,10 +198,8 @@ def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
 
 
 def _summary(result: EpisodeResult, folder: Path) -> str:
-    score = ""
-    if result.score is not None:
-        most = f" of {result.max_score}" if result.max_score is not None else ""
-        score = f" {result.score}{most} points,"
+    most = f" of {result.max_score}" if result.max_score is not None else ""
+    score = f" {result.score}{most} points," if result.score is not None else ""
     model = f"{result.model} (scripted, no LLM)" if result.scripted else result.model
     numbers = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
     counts = ", ".join(counted(count, noun) for count, noun in numbers)

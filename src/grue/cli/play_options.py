@@ -1,8 +1,9 @@
 """The options of `grue play`, and which of them an episode records so that it can be resumed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -12,6 +13,9 @@ from grue.errors import MCPConfigError
 from grue.field_checks import fault_of
 from grue.hosts.zork.past import GamePast
 from grue.policies import StartAhead, StartWhen
+
+if TYPE_CHECKING:
+    from grue.tracing.observers.outbox import Outbox
 
 
 class EpisodeOptions(Struct, frozen=True, kw_only=True):
@@ -43,18 +47,8 @@ class PlayOptions(EpisodeOptions, frozen=True, kw_only=True):
     output: Literal["live", "json", "quiet"] = "live"
 
 
-RECORDED = (
-    "game",
-    "offline",
-    "model",
-    "base_url",
-    "mcp_config",
-    "mcp",
-    "turns",
-    "seed",
-    "turn_timeout_s",
-    "interpreter",
-)
+ASKED = ("offline", "model", "base_url", "mcp_config", "mcp")
+RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")
 """Options that are recorded, and restored when the episode is resumed."""
 
 
@@ -105,3 +99,21 @@ def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], co
     return structs.replace(
         options, **{name: getattr(started, name) for name in names}, resume=folder.absolute()
     )
+
+
+@contextmanager
+def chosen_backends(episode_id: str, *, langfuse: bool, otel: bool) -> "Iterator[list[Outbox]]":
+    """Yield the chosen trace observers. At the end they send what is left, for a few seconds at most."""
+    with ExitStack() as open_ones:
+        chosen: list[Outbox] = []
+        if langfuse:
+            from grue.tracing.observers.langfuse import LangfuseObserver, require_langfuse
+
+            require_langfuse()
+            chosen.append(open_ones.enter_context(closing(LangfuseObserver(session_id=episode_id))))
+        if otel:
+            from grue.tracing.observers.otel import OtelObserver, require_otel
+
+            require_otel()
+            chosen.append(open_ones.enter_context(closing(OtelObserver(session_id=episode_id))))
+        yield chosen

@@ -125,10 +125,10 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
 
 
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], tuple[str, str]]]:
-    """Return a server that grue will watch, not limit, and a function that proposes a sandbox for it.
+    """Return a server that is watched, not limited, and a function that proposes a sandbox for it.
 
-    Call the function after the server has ended. It returns the sandbox, as JSON; and a sentence about
-    folders that the server used but the sandbox does not permit, or an empty text.
+    Call the function after the server's end. It returns the sandbox, as JSON, and a sentence about folders
+    that the server used but the sandbox does not permit (or an empty text).
     """
     server = named_server(known, name, preset=False)
     watch = Watch()

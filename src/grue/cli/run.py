@@ -11,11 +11,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from grue import messages as m
-from grue.cli.backends import chosen_backends
 from grue.cli.live import JsonPrinter, LiveView
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
-from grue.cli.play_options import EpisodeOptions, resumed_options
+from grue.cli.play_options import EpisodeOptions, chosen_backends, resumed_options
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, from_here, say, shown_argument
 from grue.config.mcp_servers import without_network
@@ -163,7 +162,8 @@ def _run(options: RunOptions) -> RunResult:
             config, folder=folder, approve=ask_at_terminal if at_terminal else None, recorder=recorder
         )
         agent.stream, agent.scripted = options.stream, options.offline
-        agent.settings = _settings(options, path)
+        chosen = {name: getattr(options, name) for name in _RECORDED}
+        agent.settings = msgspec.to_builtins({**chosen, "agent": str(path.absolute())}, enc_hook=str)
         try:
             result = agent.run(task) if options.resume is None else agent.resume()
         except KeyboardInterrupt:
@@ -226,12 +226,6 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
     config.llm = llm = LlmEndpoint(llm).settings
     otherwise = ", name another endpoint with --base-url, or try the example with --offline"
     require_key(llm.base_url, llm.api_key, otherwise)
-
-
-def _settings(options: RunOptions, path: Path) -> m.JsonObject:
-    chosen = {name: getattr(options, name) for name in _RECORDED}
-    settings: m.JsonObject = msgspec.to_builtins({**chosen, "agent": str(path.absolute())}, enc_hook=str)
-    return settings
 
 
 def _summary(result: RunResult, folder: Path) -> str:

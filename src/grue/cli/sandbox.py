@@ -116,11 +116,7 @@ def _waited(process: "subprocess.Popen[bytes]") -> int:
 
 
 def learn(path: Path, name: str, traces: list[Path]) -> bool:
-    """Make calls to a server, watch what it opens, and print the sandbox that would have sufficed.
-
-    The calls in `traces`, or else on standard input, are made. Return whether every call succeeded: one that
-    failed may need more than the printed sandbox permits.
-    """
+    """Make the calls in `traces`, or on stdin, and print a sandbox for them; return whether all succeeded."""
     watched, learned = watched_server(_known(path), name)
     count = failed = 0
     with ToolClient({name: watched}) as client:

@@ -43,12 +43,10 @@ class ListingNotices:
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Keep the text of the message, if it reports a malformed tool or schema."""
-        match envelope.body:
-            case m.ServerNoted(kind="bad_tool" | "bad_schema" as kind, server=server, text=text):
-                effect = "" if kind == "bad_tool" else " (its results are not checked)"
-                self.of[server].append(printable(text, _MOST_NOTICE) + effect)
-            case _:
-                pass
+        note = envelope.body
+        if isinstance(note, m.ServerNoted) and note.kind in ("bad_tool", "bad_schema"):
+            effect = "" if note.kind == "bad_tool" else " (its results are not checked)"
+            self.of[note.server].append(printable(note.text, _MOST_NOTICE) + effect)
 
 
 def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[m.ToolDrifted]:

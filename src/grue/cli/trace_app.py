@@ -145,7 +145,7 @@ def trace_cache(file: TraceFile = None, as_json: Json = False, width: _Width = N
 
     again: about how many tokens have to be paid again because of the difference.
     """
-    from grue.cli.trace_cache import cache
+    from grue.cli.trace import cache
 
     take_interrupts()
     cache(chosen_trace(file), as_json=as_json, width=width)

@@ -30,17 +30,11 @@ def changes_from(
     after_timeout: str | None = None,
     system: Path | None = None,
 ) -> Changes:
-    """Return the changes for a replay.
-
-    Each of `settings` is `KEY=VALUE`. KEY is a field of `FailurePolicy` or `TurnLimits`, or `budget.` and a
-    field of the budget. VALUE is JSON or a word. `system` is a file with the new system text.
-    """
-    given = [setting.partition("=") for setting in settings]
+    """Return the changes for a replay. `settings`: `KEY=VALUE` of a policy, a limit or (`budget.KEY`) a budget."""
+    given = (setting.partition("=") for setting in settings)
     values = {key.strip(): value_of(value) for key, _, value in given}
-    if max_iterations is not None:
-        values["max_tool_iterations"] = max_iterations
-    if after_timeout is not None:
-        values["after_timeout"] = after_timeout
+    named = {"max_tool_iterations": max_iterations, "after_timeout": after_timeout}
+    values |= {key: value for key, value in named.items() if value is not None}
     try:
         policy, limits = parted(values)
         return Changes(policy=policy, limits=limits, system=None if system is None else text_of(system))

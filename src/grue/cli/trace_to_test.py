@@ -1,8 +1,4 @@
-"""`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies.
-
-The test has the recorded limits and policies. Its tools are functions that return the recorded results, or
-with `--tools` your own functions.
-"""
+"""`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies."""
 
 import base64
 import importlib
@@ -60,12 +56,7 @@ def to_test(
     answer: str | None = None,
     run_once: bool = True,
 ) -> bool:
-    """Write the test file, run the test, print the result, and return whether it has passed.
-
-    Each of `tools` is `SERVER=MODULE:NAME`, the functions that the test calls as the server's tools. `answer`
-    is `MODULE:NAME`, the type of the answer or an `AnswerSpec`; `None`: the test maps each recorded text to
-    the recorded answer. Without `run_once`, the test counts as passed.
-    """
+    """Write the test file, run the test unless told not to, and return whether it has passed."""
     run = read_run(file, turn)
     fault = _not_again(run)
     if fault:

@@ -6,7 +6,6 @@ import shutil
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -18,7 +17,7 @@ from grue.tracing.diff import changed_answers, render
 from grue.tracing.diff import diff as diff_traces
 from grue.tracing.live_server import LiveFeed, serving
 from grue.tracing.page_file import refuse_foreign
-from grue.tracing.reading import EpisodeEnvelope, open_episode, trace_schema
+from grue.tracing.reading import open_episode, trace_schema
 from grue.tracing.turn_slices import split_turns
 from grue.tracing.viewer import write_comparison, write_html
 
@@ -26,23 +25,15 @@ from grue.tracing.viewer import write_comparison, write_html
 def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:
     """Print a sequence diagram of one turn or all; return whether the trace had messages to draw."""
     drawn = False
-    envelopes = _chosen(file, turn)
-    for line in mermaid(envelopes) if as_mermaid else plain(envelopes, width=_width()):
+    slices = (each for each in split_turns(open_episode(file)) if turn in (None, each.turn))
+    envelopes = itertools.chain.from_iterable(each.envelopes for each in slices)
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    for line in mermaid(envelopes) if as_mermaid else plain(envelopes, width=width):
         say(line)
         drawn = True
     if turn is not None and not drawn:
         raise MCPConfigError(f"{file} has no turn {turn}.")
     return drawn
-
-
-def _chosen(file: Path, turn: int | None) -> Iterator[EpisodeEnvelope]:
-    for turn_slice in split_turns(open_episode(file)):
-        if turn in (None, turn_slice.turn):
-            yield from turn_slice.envelopes
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:

@@ -142,7 +142,6 @@ def sandbox_of(value: object) -> Sandbox | None:
 
     `None`, `False` and `"none"` mean no box; `True` means the preset `files`. VS Code's table is such as
     `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`.
-    The text of a `ValueError` says what is wrong.
     """
     match value:
         case None | False | "none":
@@ -226,9 +225,9 @@ def _fault(box: Sandbox) -> str | None:
     if given["preset"] not in get_args(Preset):
         return f"preset should be {_presets()}"
     for key in ("read", "write", "hide", "execute"):
-        fault = _path_fault(key, given[key])
-        if fault is not None:
-            return fault
+        listed = given[key]
+        if not (listed is None and key == "execute") and not _are_paths(listed):
+            return f"{key} should be a list of paths"
     for key in _UNITS:
         number = given[key]
         if number is not None and (type(number) is not int or not 0 < number < 2**40):
@@ -239,13 +238,10 @@ def _fault(box: Sandbox) -> str | None:
     return _network_fault(given["network"])
 
 
-def _path_fault(key: str, listed: Any) -> str | None:
-    if listed is None and key == "execute":
-        return None
-    fits = isinstance(listed, list | tuple) and all(
+def _are_paths(listed: Any) -> bool:
+    return isinstance(listed, list | tuple) and all(
         isinstance(path, str) and path.strip() and "\0" not in path for path in listed
     )
-    return None if fits else f"{key} should be a list of paths"
 
 
 def _network_fault(network: Any) -> str | None:

@@ -109,16 +109,16 @@ class Boxed:
         """Set the box's resource limits for a process that does not run the program yet."""
         box = self._box
         _lower(pid, resource.RLIMIT_CORE, 0)
-        if box.memory_mb is not None:
+        for which, limit, unit in (
             # `RLIMIT_AS` would stop Node, which reserves gigabytes of address space that it never uses.
-            _lower(pid, resource.RLIMIT_DATA, box.memory_mb * _MIB)
-        if box.open_files is not None:
-            _lower(pid, resource.RLIMIT_NOFILE, box.open_files)
-        if box.file_mb is not None:
-            _lower(pid, resource.RLIMIT_FSIZE, box.file_mb * _MIB)
+            (resource.RLIMIT_DATA, box.memory_mb, _MIB),
+            (resource.RLIMIT_NOFILE, box.open_files, 1),
+            (resource.RLIMIT_FSIZE, box.file_mb, _MIB),
+        ):
+            if limit is not None:
+                _lower(pid, which, limit * unit)
         if box.cpu_s is not None:
-            # At the lower limit the kernel sends SIGXCPU, whose name says why the program has ended. At the
-            # higher one it sends SIGKILL.
+            # At the lower limit the kernel sends SIGXCPU, which says why the program has ended; then SIGKILL.
             _lower(pid, resource.RLIMIT_CPU, box.cpu_s, box.cpu_s + 1)
         if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
@@ -133,10 +133,7 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each known refusal of the box. `died`: the program itself failed.
-
-        `text` is the program's standard error, or the error text of a tool call.
-        """
+        """Return a sentence for each known refusal. `text`: what the program wrote. `died`: it failed."""
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places
@@ -242,10 +239,7 @@ def boxed(
     cwd: str | None,
     scratch: str | None = None,
 ) -> Boxed:
-    """Prepare a start in a box. `program` is an absolute path.
-
-    `cwd` is the working directory; `None`: grue's own. The folder `scratch` is made here; `None`: a new path.
-    """
+    """Prepare a start in a box. `program` is an absolute path. `cwd` is `None`: grue's own."""
     folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
     if isinstance(box, Watching):
         return box.start(program=program, args=args, env=env, cwd=folder, scratch=scratch)
@@ -326,10 +320,9 @@ def _no_thread(full: RuntimeError) -> SandboxError:
 
 
 class ConfinedThread(Generic[Started]):
-    """A thread that calls `confined`, which puts it into a box, then `start`, and after `go_on` `afterwards`.
+    """A thread that calls `confined` (enters a box), then `start`, and after `go_on` still `afterwards`.
 
-    `afterwards` runs in the box too, so it must not do what the box refuses. A `threading.Thread` would take
-    0.1 ms more to start.
+    A `threading.Thread` would take 0.1 ms more to start.
     """
 
     def __init__(
@@ -350,17 +343,15 @@ class ConfinedThread(Generic[Started]):
         self._asked_in = _thread_of_the_system()
 
     def call(self, serve: Callable[[int], object] | None) -> Started:
-        """Start the thread, wait until it has called `start`, and return the result of `start`.
-
-        `serve` gets the filter's listener before `start`, because a call in `start` may wait for its answer.
-        `serve` runs in the caller's thread: a thread that the confined thread starts would be confined, too.
-        """
+        """Start the thread, and return the result of `start`. Before that, `serve` gets the listener."""
         self._runs.acquire()
         try:
             start_new_thread(self._run, ())
         except RuntimeError as full:  # no further thread can be started
             self._runs.release()
             raise _no_thread(full) from full
+        # A call in `start` may wait for the listener's answer. `serve` runs in the caller's thread, since a
+        # thread that the confined thread starts would be confined, too.
         if serve is not None:
             listener = self._listener.get()
             if listener is not None:

@@ -47,13 +47,9 @@ _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
 
 
 class Places(Struct, frozen=True):
-    """What a box opens, for one program on this machine.
+    """What a box opens, for one program on this machine."""
 
-    While the system's files do not change, `system` is the same object at each start, so that `launch.py` can
-    compare it with `is`. It is empty if the box hides something.
-    """
-
-    system: tuple[Rule, ...]
+    system: tuple[Rule, ...]  # the same object while the system does not change; empty if anything is hidden
     own: tuple[Rule, ...]  # rules for all other files
     opened: tuple[str, ...]  # besides the system's files
     written: tuple[str, ...]  # besides the scratch folder
@@ -107,11 +103,7 @@ def places_of(
 def own_folders(
     chain: Sequence[str], args: Sequence[str], cwd: str, written: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the files and folders of the installations of a program and its script.
-
-    `chain`: the program's file, links and interpreters. `.pth` files below the folders `written` add nothing,
-    because the program may have changed them.
-    """
+    """Return the folders of a program's and its script's installation. `chain`: file, links, interpreters."""
     found: list[str] = []
     for path in chain:
         found += _installation(path, written)
@@ -211,11 +203,9 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 
 
 def _environment(root: str, written: Sequence[str]) -> list[str]:
-    """Return the virtual environment `root`, folders of its base Python, and folders that `.pth` files list.
-
-    If `root` lies in a folder `written`, `.pth` files are not read: the program could have added any folder.
-    """
+    """Return the virtual environment `root`, folders of its base Python, and those that `.pth` files list."""
     found = [root]
+    # The program could have added any folder to `.pth` files in a folder that it may write.
     changeable = any(within(real_path(root), real_path(folder)) for folder in written)
     for line in _text(f"{root}/pyvenv.cfg"):
         key, _, value = line.partition("=")

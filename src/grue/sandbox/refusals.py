@@ -67,10 +67,9 @@ def refusals(
 ) -> tuple[str, ...]:
     """Return a sentence for each thing that a box is known to have refused, at most five.
 
-    `network`: `none`, `hosts` (listed ones) or `any`. A relative path counts only if it exists in `folder`.
-    `broken`: folders that contain a hidden file or folder. `mark`: the box's name in the audit log; empty:
-    the log is not read. Most refusals there are harmless, so it is read only if nothing else is found, and
-    the program has `died` or `text` has "permission denied".
+    `network`: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain something hidden.
+    `mark`: the box's name in the audit log, if that can be read. Most refusals there are harmless: it is read
+    only if nothing else is found, and the program has `died` or `text` has "permission denied".
     """
     found: dict[str, None] = {}
     paths: dict[str, str] = {}

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from grue import LlmSettings, Runner
 from grue.cli.app import app
 from grue.cli.fleet_export import export_fleet
-from grue.cli.fleet_failures import print_failures, score_episodes
-from grue.cli.fleet_view import print_status, print_table
+from grue.cli.fleet_view import print_failures, print_status, print_table, score_episodes
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
 from grue.fleet.report import write_report

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from grue.cli.live import status_rows
-from grue.cli.live_progress import Progress
+from grue.cli.live import Progress, status_rows
 from grue.cli.live_terminal import ASCII_SPINNER, SPINNER
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import (

@@ -12,7 +12,7 @@ from recorded_turns import Tape
 from trace_files import TraceFile
 
 from grue import messages as m
-from grue.cli.trace_cache import cache
+from grue.cli.trace import cache
 from grue.protocol.context.history import History, Ledger
 from grue.testing import assert_prefix_stable
 from grue.tracing import prompt_cache

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.cli.chat.facts import ChatPast
-from grue.cli.play_options import EpisodeOptions, existing, resumed_options
+from grue.cli.play_options import ASKED, EpisodeOptions, existing, resumed_options
 from grue.cli.project import BUNDLED_SERVER, KnownServers, declines_mcp, known_servers, watched_server
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
@@ -35,15 +35,12 @@ class ChatOptions(EpisodeOptions, frozen=True, kw_only=True):
     learn: str | None = None
 
 
-RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions", "ask", "turn_timeout_s")
+RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")
 """Options that are recorded, and restored when the chat is resumed."""
 
 
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
-    """Return the options for resuming a chat: those of its first run, with the last chosen model.
-
-    `quiet`, and `turn_timeout_s` if it was given, are taken from `options`.
-    """
+    """Return a chat's recorded options, with the last chosen model, and `quiet` and a given time limit."""
     started = resumed_options(options, past.started.settings, (*RECORDED, "started_in"), "grue chat")
     return replace(
         started,

@@ -175,10 +175,7 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks the person at the terminal, and remembers for which tools the answer was "always".
-
-    `reader` is called anew for each question. Secrets that `redaction` knows are not shown.
-    """
+    """Asks the person at the terminal, by a new `reader()` for each question. Hides secrets."""
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
         self._reader = reader
@@ -219,10 +216,7 @@ class Person:
                     return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
 
     def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Ask the person to fill in a server's form, and return the values, or `Declined` with the reason.
-
-        Without a schema, ask whether the person has done what the message says, and return no values.
-        """
+        """Ask for the values of a server's form; without a form, whether what the server wants is done."""
         reader = self._reader()
         if not reader.asks:
             return Declined("there is no terminal to ask at")

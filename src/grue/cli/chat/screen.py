@@ -69,8 +69,6 @@ class TerminalScreen(Closing):
                 self._end_words()
                 self._print(lines.notice(text))
                 self._row.show("thinking")
-            case _:
-                pass
 
     def end(self, answer: str | None) -> None:
         """End the output of a turn: print the answer, unless it was streamed or is `None`."""
@@ -144,8 +142,6 @@ class PipeScreen:
                 self.tell(lines.ended(event))
             case Noticed(text=text):
                 self.tell(lines.notice(text))
-            case _:
-                pass
 
     def end(self, answer: str | None) -> None:
         """Print the answer, if there is one."""

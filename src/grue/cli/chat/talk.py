@@ -69,8 +69,6 @@ def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
                     parts.append("## Assistant\n\n" + "\n".join(lines))
             case m.ToolMessage(content=content):
                 parts.append(f"### Result\n\n{_fenced(content)}")
-            case _:
-                pass
     return written_out("\n\n".join(parts)) + "\n"
 
 
@@ -98,10 +96,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
 
 
 class Talk:
-    """A conversation. Use it as a context manager.
-
-    `on_event` gets each event of a turn (`LoopEvent`, `Question`, `Noticed`), in the thread that calls `say`.
-    """
+    """A conversation, as a context manager. `on_event` is called in the thread that calls `say`."""
 
     def __init__(self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[Any], object]) -> None:
         self._asker = Asker()
@@ -166,10 +161,7 @@ class Talk:
         return self.runner.tools() if self.runner.servers else ()
 
     def say(self, text: str) -> str:
-        """Run a turn with the user's `text`, and return the model's answer.
-
-        If this raises, the conversation keeps the messages of the turn so far.
-        """
+        """Run a turn, and return the answer. If this raises, the conversation keeps the turn's messages."""
         file = self._file()
         self.turn += 1
         said = UserSaid(turn=self.turn, file=file.name, size=file.stat().st_size)
@@ -301,8 +293,7 @@ class Talk:
         return path
 
     def _next_file(self) -> Path:
-        numbers = (number for number in range(2, 1_000_000))
-        names = (self.path / f"conversation-{number}.jsonl" for number in numbers)
+        names = (self.path / f"conversation-{number}.jsonl" for number in range(2, 1_000_000))
         return next(path for path in names if not path.exists())
 
     def _record(self, fact: grue.tracing.facts.Fact, turn: int | None = None) -> None:
