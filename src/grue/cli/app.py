@@ -11,37 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from grue import __version__
+from grue.cli import options as opt
 from grue.cli import take_interrupts
 from grue.cli.fleet_app import fleet_app
-from grue.cli.options import (
-    CONFIGURED,
-    FILE_OF_SERVERS,
-    BaseUrl,
-    Changes,
-    Json,
-    JsonLines,
-    Langfuse,
-    McpConfig,
-    McpConfigFile,
-    Model,
-    Offline,
-    Otel,
-    OtherModel,
-    OtherSystem,
-    OtherUrl,
-    Quiet,
-    Stream,
-    TraceFile,
-    base_url,
-    finite,
-    model,
-    offline,
-    options_of,
-    resume,
-    run_folder,
-    turn_number,
-    turn_timeout,
-)
 from grue.cli.plain_errors import FAILED, Commands
 from grue.cli.sandbox_app import sandbox_app
 from grue.cli.trace_app import chosen_trace, trace_app
@@ -134,7 +106,7 @@ _INTERPRETER = typer.Option(
 _GAME_SERVERS = typer.Option(
     None,
     metavar="FILE",
-    help=f"{FILE_OF_SERVERS} Only the first server is used.",
+    help=f"{opt.FILE_OF_SERVERS} Only the first server is used.",
     show_default="with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or "
     "mcp_config.json; with `enabled = false`: no server; otherwise a server that comes with grue",
 )
@@ -161,30 +133,30 @@ def play(
     context: typer.Context,
     game: str = _GAME,
     interpreter: Literal["dfrotz", "fernz"] | None = _INTERPRETER,
-    offline: Offline = False,
-    model: Model = None,
-    base_url: BaseUrl = None,
+    offline: opt.Offline = False,
+    model: opt.Model = None,
+    base_url: opt.BaseUrl = None,
     mcp_config: Path | None = _GAME_SERVERS,
     no_mcp: bool = typer.Option(False, "--no-mcp", help="Play without tools."),
     turns: int | None = _TURNS,
     seed: int = typer.Option(0, metavar="N", help="Random seed of the game."),
-    run_dir: Path | None = run_folder("the trace, the logs and the result are written."),
-    turn_timeout: float | None = turn_timeout(
+    run_dir: Path | None = opt.run_folder("the trace, the logs and the result are written."),
+    turn_timeout: float | None = opt.turn_timeout(
         "A turn that takes longer ends without an answer, and the move is `look`. "
         f"{FailurePolicy().fallbacks_before_stop} such turns in a row end the episode."
     ),
-    resume: Path | None = resume(
+    resume: Path | None = opt.resume(
         "episode",
         "--turns, --turn-timeout and the options below",
         ". Without --turns, its last value is kept",
     ),
     start: Literal[StartWhen, StartAhead] | None = _START,
-    stream: Stream = False,
+    stream: opt.Stream = False,
     pace: float = _PACE,
-    langfuse: Langfuse = False,
-    otel: Otel = False,
-    quiet: Quiet = False,
-    as_json: JsonLines = False,
+    langfuse: opt.Langfuse = False,
+    otel: opt.Otel = False,
+    quiet: opt.Quiet = False,
+    as_json: opt.JsonLines = False,
 ) -> bool:
     """Play a text adventure with an agent that uses MCP tools.
 
@@ -200,7 +172,7 @@ def play(
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     _refuse_both("--quiet", "--json", both=quiet and as_json)
     _refuse_beside_resume(context, resume)
-    options = options_of(
+    options = opt.options_of(
         PlayOptions,
         locals(),
         mcp=not no_mcp,
@@ -327,7 +299,7 @@ def add(
         "pyproject.toml names none.",
         show_default="registry under tool.grue.mcp in pyproject.toml",
     ),
-    mcp_config: McpConfigFile = None,
+    mcp_config: opt.McpConfigFile = None,
     yes: bool = typer.Option(
         False, "--yes", "-y", help="Do not ask: start the server and approve its tools. Needed in a pipe."
     ),
@@ -350,13 +322,13 @@ def add(
     from grue.cli.add import Adding, add_server
 
     take_interrupts()
-    return add_server(options_of(Adding, locals(), values=tuple(values or ())))
+    return add_server(opt.options_of(Adding, locals(), values=tuple(values or ())))
 
 
 @app.command()
 def remove(
     server: str = typer.Argument(..., metavar="SERVER", help="The server's name in mcp_config.json."),
-    mcp_config: McpConfigFile = None,
+    mcp_config: opt.McpConfigFile = None,
 ) -> None:
     """Remove an MCP server from mcp_config.json.
 
@@ -374,18 +346,18 @@ def chat(
     context: typer.Context,
     offline: Annotated[
         bool,
-        offline(
+        opt.offline(
             " If you type 'call TOOL {\"x\": 1}', the script calls this tool with these arguments and "
             "repeats the result."
         ),
     ] = False,
-    model: Model = None,
-    base_url: BaseUrl = None,
+    model: opt.Model = None,
+    base_url: opt.BaseUrl = None,
     mcp_config: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help=FILE_OF_SERVERS,
-        show_default=f"{CONFIGURED}. No such file: a server that comes with grue. enabled = false under "
+        help=opt.FILE_OF_SERVERS,
+        show_default=f"{opt.CONFIGURED}. No such file: a server that comes with grue. enabled = false under "
         "tool.grue.mcp: no server",
     ),
     no_mcp: bool = typer.Option(False, "--no-mcp", help="Chat without tools."),
@@ -396,11 +368,11 @@ def chat(
         show_default="a short one, which tells the model to be brief",
     ),
     ask: bool = typer.Option(False, "--ask", help="Ask you before each tool call whether to make it."),
-    run_dir: Path | None = run_folder("the trace, the logs and the conversation are written."),
-    turn_timeout: float | None = turn_timeout(
+    run_dir: Path | None = opt.run_folder("the trace, the logs and the conversation are written."),
+    turn_timeout: float | None = opt.turn_timeout(
         "A turn that takes longer ends with an error, and the chat goes on."
     ),
-    resume: Path | None = resume(
+    resume: Path | None = opt.resume(
         "chat", "--turn-timeout and --quiet", ", but the model is the one last chosen by /model"
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="In a pipe, print only answers and errors."),
@@ -425,7 +397,7 @@ def chat(
     take_interrupts()
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     _refuse_beside_resume(context, resume)
-    options = options_of(
+    options = opt.options_of(
         ChatOptions,
         locals(),
         mcp=not no_mcp,
@@ -456,19 +428,19 @@ def run(
     context: typer.Context,
     agent: str | None = _AGENT,
     task: str | None = _TASK,
-    offline: Annotated[bool, offline(" The script can do only the task of the example.")] = False,
-    model: Annotated[str | None, model("model.name in AGENT.yaml")] = None,
-    base_url: Annotated[str | None, base_url("model.base_url in AGENT.yaml")] = None,
-    run_dir: Path | None = run_folder(
+    offline: Annotated[bool, opt.offline(" The script can do only the task of the example.")] = False,
+    model: Annotated[str | None, opt.model("model.name in AGENT.yaml")] = None,
+    base_url: Annotated[str | None, opt.base_url("model.base_url in AGENT.yaml")] = None,
+    run_dir: Path | None = opt.run_folder(
         "the trace and the logs are written. If the result of a tool is shortened for the model, the "
         "full one is written there too."
     ),
-    resume: Path | None = resume("task", "the options below"),
-    stream: Stream = False,
-    langfuse: Langfuse = False,
-    otel: Otel = False,
-    quiet: Quiet = False,
-    as_json: JsonLines = False,
+    resume: Path | None = opt.resume("task", "the options below"),
+    stream: opt.Stream = False,
+    langfuse: opt.Langfuse = False,
+    otel: opt.Otel = False,
+    quiet: opt.Quiet = False,
+    as_json: opt.JsonLines = False,
 ) -> None:
     """Run a task with an agent whose model writes its next steps, such as tool calls, as JSON.
 
@@ -487,7 +459,7 @@ def run(
     _refuse_beside_resume(context, resume)
     if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):
         agent, task = None, agent
-    options = options_of(
+    options = opt.options_of(
         RunOptions,
         locals(),
         agent=None if agent is None else Path(agent),
@@ -528,13 +500,13 @@ _OTHER_TOOLS = typer.Option(
 
 @app.command()
 def fork(
-    trace: TraceFile = None,
-    turn: int | None = turn_number("forked; with --at M, the one with message M."),
+    trace: opt.TraceFile = None,
+    turn: int | None = opt.turn_number("forked; with --at M, the one with message M."),
     at: int | None = _AT,
-    model: OtherModel = None,
-    base_url: OtherUrl = None,
-    system: OtherSystem = None,
-    settings: Changes = None,
+    model: opt.OtherModel = None,
+    base_url: opt.OtherUrl = None,
+    system: opt.OtherSystem = None,
+    settings: opt.Changes = None,
     tool_result: list[str] | None = _TOOL_RESULT,
     tools: Path | None = _OTHER_TOOLS,
     misses: Misses = typer.Option(
@@ -546,9 +518,12 @@ def fork(
         "ask: ask you at the terminal whether to call it.",
     ),
     mcp_config: Path | None = typer.Option(
-        None, metavar="FILE", help=f"With --misses call or ask: {FILE_OF_SERVERS}", show_default=CONFIGURED
+        None,
+        metavar="FILE",
+        help=f"With --misses call or ask: {opt.FILE_OF_SERVERS}",
+        show_default=opt.CONFIGURED,
     ),
-    run_dir: Path | None = run_folder("the trace of the fork is written."),
+    run_dir: Path | None = opt.run_folder("the trace of the fork is written."),
 ) -> None:
     """Run a recorded turn again, with another model, prompt, limit, tool or result.
 
@@ -565,7 +540,9 @@ def fork(
     take_interrupts()
     load_hosts()
     chosen, results = chosen_trace(trace), tool_result or ()
-    fork_turn(options_of(ForkOptions, locals(), trace=chosen, settings=settings or (), tool_results=results))
+    fork_turn(
+        opt.options_of(ForkOptions, locals(), trace=chosen, settings=settings or (), tool_results=results)
+    )
 
 
 @app.command()
@@ -604,8 +581,8 @@ def tools(
     server: str | None = typer.Argument(
         None, metavar="SERVER", help="Name of a server: list only its tools.", show_default="all servers"
     ),
-    mcp_config: McpConfig = None,
-    as_json: Json = False,
+    mcp_config: opt.McpConfig = None,
+    as_json: opt.Json = False,
     lock: bool = typer.Option(
         False,
         "--lock",
@@ -667,16 +644,16 @@ def call(
         'type than a string, write VALUE as JSON, such as limit=10 or \'tags=\\["a", "b"]\'. If the '
         "argument JSON has NAME too, the VALUE given here is used.",
     ),
-    mcp_config: McpConfig = None,
+    mcp_config: opt.McpConfig = None,
     timeout: float | None = typer.Option(
         None,
         min=0.1,
-        callback=finite,
+        callback=opt.finite,
         metavar="SECONDS",
         help="Time limit of the call.",
         show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
     ),
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> bool:
     """Call a tool of an MCP server and print its result. The exit status is 1 if the call fails."""
     from grue.cli.call import call_tool
@@ -688,7 +665,7 @@ def call(
 @app.command()
 def login(
     server: _ServerByUrl,
-    mcp_config: McpConfigFile = None,
+    mcp_config: opt.McpConfigFile = None,
     scope: str | None = typer.Option(
         None,
         metavar="SCOPES",
@@ -710,7 +687,7 @@ def login(
 
 
 @app.command()
-def logout(server: _ServerByUrl, mcp_config: McpConfigFile = None) -> None:
+def logout(server: _ServerByUrl, mcp_config: opt.McpConfigFile = None) -> None:
     """Delete the stored OAuth tokens of an MCP server, and revoke them if its authorization server can."""
     from grue.cli.login import logout as log_out
 
@@ -720,9 +697,9 @@ def logout(server: _ServerByUrl, mcp_config: McpConfigFile = None) -> None:
 
 @app.command()
 def doctor(
-    mcp_config: McpConfig = None,
-    model: Model = None,
-    base_url: BaseUrl = None,
+    mcp_config: opt.McpConfig = None,
+    model: opt.Model = None,
+    base_url: opt.BaseUrl = None,
     no_network: bool = typer.Option(
         False, "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
     ),

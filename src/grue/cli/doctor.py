@@ -91,8 +91,9 @@ _SHEBANG_BYTES = 256
 
 def _is_installed(server: McpServer) -> bool:
     # For npx, a direct command exists only if the package is installed. grue cannot tell this for uvx.
-    by_npx = isinstance(server, StdioServer) and launcher_of(server) == "npx"
-    return by_npx and direct_command(server) is not None
+    if not isinstance(server, StdioServer) or launcher_of(server) != "npx":
+        return False
+    return direct_command(server) is not None
 
 
 def boot_lines(
@@ -465,11 +466,8 @@ def _logins(known: KnownServers) -> Iterator[Finding]:
 
 
 def _node(known: KnownServers) -> Iterator[Finding]:
-    servers = [
-        server
-        for server in known.servers.values()
-        if isinstance(server, StdioServer) and PurePath(server.command).name in _NODE
-    ]
+    servers = [each for each in known.servers.values() if isinstance(each, StdioServer)]
+    servers = [each for each in servers if PurePath(each.command).name in _NODE]
     if not servers:
         return
     needed_by = ", ".join(server.name for server in servers)

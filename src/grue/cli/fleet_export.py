@@ -8,16 +8,7 @@ from grue.cli.fleet_view import say_columns
 from grue.cli.runs import holds, traces_in
 from grue.cli.saying import say, say_json, shown_path
 from grue.errors import FleetError
-from grue.fleet.export import (
-    EpisodeRow,
-    Exported,
-    export_samples,
-    export_tables,
-    export_trajectories,
-    fleet_episodes,
-    query,
-    run_episode,
-)
+from grue.fleet import export as exports
 from grue.fleet.folder import MANIFEST, require_fleet
 from grue.fleet.results import require_score, results
 from grue.runtime.safe_text import printable
@@ -33,14 +24,14 @@ _TABLE = "episodes.parquet"
 def export_fleet(directory: Path, target: Path | None, form: str, score: str) -> None:
     """Write a fleet's episodes in another format, and print what was written."""
     require_fleet(directory)
-    place, episodes = target or directory / "export", fleet_episodes(directory)
+    place, episodes = target or directory / "export", exports.fleet_episodes(directory)
     if form == "parquet":
-        done = export_tables(episodes, place)
+        done = exports.export_tables(episodes, place)
     else:
         lacking = require_score(results(directory), score)
         if lacking:
             say(lacking, err=True)
-        export = export_samples if form == "samples" else export_trajectories
+        export = exports.export_samples if form == "samples" else exports.export_trajectories
         done = export(episodes, place, score=score)
     one = {name: "trajectory" if name == "trajectories" else name[:-1] for name in done.rows}
     counts = ", ".join(counted(count, one[name]) for name, count in done.rows.items())
@@ -52,7 +43,7 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
     """Print the rows that a query finds: as a table with long values cut, or as JSON Lines without cuts."""
     exported = [place for place in places if (place / _TABLE).is_file()]
     others = [place for place in places if place not in exported]
-    answer = query(sql, chain.from_iterable(_episodes(place) for place in others), exported)
+    answer = exports.query(sql, chain.from_iterable(_episodes(place) for place in others), exported)
     if as_json:
         for row in answer.rows:
             say_json(dict(zip(answer.columns, row, strict=True)))
@@ -61,20 +52,20 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
     _say_rest(answer.read)
 
 
-def _episodes(place: Path) -> Iterator[EpisodeRow]:
+def _episodes(place: Path) -> Iterator[exports.EpisodeRow]:
     if (place / MANIFEST).is_file():
-        yield from fleet_episodes(place)
+        yield from exports.fleet_episodes(place)
     elif place.is_file() or (place / TRACE_FILE).is_file():
         open_episode(place)  # raises if the file is no trace
-        yield run_episode(place)
+        yield exports.run_episode(place)
     else:
         found = [*traces_in(place)]
         fleets = [each for each in place.iterdir() if holds(each, MANIFEST)] if place.is_dir() else []
         if not found and not fleets:
             raise FleetError(f"There is no fleet, no run folder and no trace in {place}.")
         for fleet in sorted(fleets):
-            yield from fleet_episodes(fleet)
-        yield from map(run_episode, found)
+            yield from exports.fleet_episodes(fleet)
+        yield from map(exports.run_episode, found)
 
 
 def _word(value: object) -> str:
@@ -84,7 +75,7 @@ def _word(value: object) -> str:
     return cut(printable(" ".join(text.split()), 4 * _WIDEST), _WIDEST)
 
 
-def _say_rest(done: Exported) -> None:
+def _say_rest(done: exports.Exported) -> None:
     if done.without_trace:
         say(f"{counted(done.without_trace, 'episode')} without a trace.", err=True)
     if done.left_out:

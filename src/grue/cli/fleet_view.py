@@ -102,7 +102,7 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
 def print_table(
     directory: Path, by: Sequence[str] | None, *, as_json: bool, everything: bool = False
 ) -> None:
-    """Print mean scores, one row per combination of the settings `by`; `None`: those that differ, but not seed."""
+    """Print mean scores, one row per combination of the settings `by`; `None`: of those that differ."""
     _, manifest = _opened(directory)
     found, earlier = (list(results(directory)), 0) if everything else latest_results(directory)
     require_settings(found, by or ())

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -164,14 +164,12 @@ def _servers(mcp_config: Path | None, needed: Iterable[str]) -> dict[str, ToolSe
     return {**known.servers, **{name: known.usable(name) for name in needed if name in known.unusable}}
 
 
-def _pairs(option: str, form: str, given: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = [each.partition("=") for each in given]
-    wrong = next(
-        (each for each, (key, sign, _) in zip(given, pairs, strict=True) if not (key and sign)), None
-    )
-    if wrong is not None:
-        raise MCPConfigError(f"{option} wants {form}, not {wrong!r:.60}.")
-    return [(key.strip(), value) for key, _, value in pairs]
+def _pairs(option: str, form: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for each in given:
+        key, sign, value = each.partition("=")
+        if not (key and sign):
+            raise MCPConfigError(f"{option} wants {form}, not {each!r:.60}.")
+        yield key.strip(), value
 
 
 def _content(file: Path) -> object:

@@ -69,24 +69,16 @@ class JsonLines(JsonPrinter):
                 self.write({"type": "episode" if isinstance(begun, EpisodeStarted) else "resumed", **fields})
             case Observed() as seen:
                 self._finish_turn(seen)
-                self._turn = {
-                    "type": "turn",
-                    "turn": seen.turn,
-                    "location": seen.location,
-                    "score": seen.score,
-                }
+                self._turn = {"type": "turn", "turn": seen.turn}
+                self._turn |= {"location": seen.location, "score": seen.score}
             case m.TurnCompleted() as end:
                 self._turn["tool_calls"] = [
                     {"name": call.name, "arguments": call.arguments, "settlement": call.settlement}
                     for call in end.tool_calls
                 ]
             case Decided() as decided:
-                self._turn |= {
-                    "action": decided.action,
-                    "reasoning": decided.reasoning,
-                    "kind": decided.kind,
-                    "reason": decided.reason,
-                }
+                names = ("action", "reasoning", "kind", "reason")
+                self._turn |= {name: getattr(decided, name) for name in names}
             case EpisodeEnded() as ended:
                 self._finish_turn(None)
                 self.write({"type": "end", **structs.asdict(ended)})

@@ -109,8 +109,7 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
     """Return a server that grue starts as a process. `preset`: an error about the name lists the presets."""
     if name in known.unusable:
         raise MCPConfigError(known.unusable[name])
-    server = known.servers.get(name)
-    if server is None:
+    if (server := known.servers.get(name)) is None:
         listed = ", ".join((*only_started(known.servers), *known.unusable)) or "none"
         no, presets = ("no preset and no", " Presets: pure, files, web.") if preset else ("no", "")
         raise MCPConfigError(

@@ -20,16 +20,7 @@ from grue.cli.saying import GRUE, from_here, say, shown_argument
 from grue.config.mcp_servers import without_network
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
-from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
-from grue.hosts.skill_agent.facts import (
-    FACTS,
-    ActionsPlanned,
-    EventFact,
-    McpServersConnected,
-    RunEnded,
-    RunStarted,
-    StepEnded,
-)
+from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, facts, load_config
 from grue.hosts.skill_agent.past import read_run
 from grue.hosts.skill_agent.registry import StepExecutionResult
 from grue.runtime.safe_text import printable
@@ -42,7 +33,7 @@ from grue.tracing.stats_table import duration
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
 
 _TEXT_CHARS = 300
-_PRINTED: tuple[type[Fact], ...] = (*FACTS, RunStarted, EpisodeResumed, RunEnded)
+_PRINTED: tuple[type[Fact], ...] = (*facts.FACTS, facts.RunStarted, EpisodeResumed, facts.RunEnded)
 
 
 class RunStory(Story):
@@ -51,36 +42,36 @@ class RunStory(Story):
     def __init__(self, *, beside_status: bool = False) -> None:
         super().__init__(beside_status=beside_status)
         self._printers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
-            RunStarted: self._run_started,
+            facts.RunStarted: self._run_started,
             EpisodeResumed: self._resumed,
-            McpServersConnected: self._connected,
-            ActionsPlanned: self._planned,
-            StepEnded: self._step_ended,
+            facts.McpServersConnected: self._connected,
+            facts.ActionsPlanned: self._planned,
+            facts.StepEnded: self._step_ended,
             m.ServerNoted: self._noted,
         }
 
     def lines(self, body: Struct) -> Iterator[Line]:
         """Return the lines for a message; most messages have none."""
-        if type(body) not in self._printers and isinstance(body, EventFact) and body.level != "info":
+        if type(body) not in self._printers and isinstance(body, facts.EventFact) and body.level != "info":
             return iter((complaint(body.summary()),))
         return super().lines(body)
 
-    def _run_started(self, body: RunStarted) -> Iterator[Line]:
+    def _run_started(self, body: facts.RunStarted) -> Iterator[Line]:
         yield Line(printable(body.task, _TEXT_CHARS), BOLD)
         yield Line(printable(f"model {body.model}"), DIM)
         if body.scripted:
             yield Line("The model is a script that comes with grue. No LLM is used.", DIM)
 
-    def _connected(self, body: McpServersConnected) -> Iterator[Line]:
+    def _connected(self, body: facts.McpServersConnected) -> Iterator[Line]:
         yield Line(printable(body.summary(), _TEXT_CHARS), DIM)
 
-    def _planned(self, body: ActionsPlanned) -> Iterator[Line]:
+    def _planned(self, body: facts.ActionsPlanned) -> Iterator[Line]:
         yield Line("")
         yield Line(f"Turn {body.turn}", BOLD)
         if body.thought:
             yield Line(f"  {printable(body.thought, _TEXT_CHARS)}", DIM, "  ")
 
-    def _step_ended(self, body: StepEnded) -> Iterator[Line]:
+    def _step_ended(self, body: facts.StepEnded) -> Iterator[Line]:
         result = body.result
         if result.action == "respond" and result.status == "completed":
             yield Line(f"  {printable(result.output, _TEXT_CHARS)}", "", "  ")

@@ -30,7 +30,7 @@ def changes_from(
     after_timeout: str | None = None,
     system: Path | None = None,
 ) -> Changes:
-    """Return the changes for a replay. `settings`: `KEY=VALUE` of a policy, a limit or (`budget.KEY`) a budget."""
+    """Return the changes for a replay: `settings` (`KEY=VALUE`, `budget.KEY=VALUE`), and the others."""
     given = (setting.partition("=") for setting in settings)
     values = {key.strip(): value_of(value) for key, _, value in given}
     named = {"max_tool_iterations": max_iterations, "after_timeout": after_timeout}

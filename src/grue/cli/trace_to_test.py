@@ -104,20 +104,18 @@ def _not_again(run: RecordedRun) -> str:
     end = _end(run)
     broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
     if broken is not None:
-        return (
-            f"its call of {broken.name} {broken.settlement}. The fixture faulty_mcp_server makes such faults."
-        )
-    unanswered = next(
-        (each.body for each in run.envelopes if isinstance(each.body, m.CompletionFailed)), None
-    )
-    if unanswered is not None:
-        words = printable(failure_words(unanswered.failure).short, _SHORT)
+        what = f"its call of {broken.name} {broken.settlement}"
+        return f"{what}. The fixture faulty_mcp_server makes such faults."
+    failed = [each.body.failure for each in run.envelopes if isinstance(each.body, m.CompletionFailed)]
+    if failed:
+        words = printable(failure_words(failed[0]).short, _SHORT)
         return f"its model failed ({words}). The fixture scripted_llm makes such faults, with error_reply."
     if end is None:
         return "it has no end. Choose a turn that was answered."
-    if isinstance(end, m.TurnFailed) and not (
-        isinstance(end.failure, m.NoAnswer) and run.begun.answer is not None and not end.failure.stopped
-    ):
+    refused = (
+        isinstance(end, m.TurnFailed) and isinstance(end.failure, m.NoAnswer) and not end.failure.stopped
+    )
+    if isinstance(end, m.TurnFailed) and not (refused and run.begun.answer is not None):
         words = printable(failure_words(end.failure).short, _SHORT)
         return f"it failed ({words}), and the replies of its model alone do not bring that about again."
     return ""
@@ -283,13 +281,9 @@ def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Ite
 def _recorded_spec(run: RecordedRun) -> str:
     """Return Python source of an `AnswerSpec`; empty: not needed, each answer was the model's text itself."""
     form, fallback = run.begun.answer, run.begun.fallback
-    read = _read(run)
-    if (
-        form is None
-        and fallback is None
-        and all(text == found for text, found in read[0].items())
-        and not read[1]
-    ):
+    answers, refused = _read(run)
+    as_written = not refused and all(text == found for text, found in answers.items())
+    if form is None and fallback is None and as_written:
         return ""
     parts = ["recorded_answer"]
     if form is not None:
@@ -429,11 +423,8 @@ def _sent(call: m.ToolCallRecord) -> object:
 
 def _parameters(tool: m.ToolDefinition) -> list[str]:
     properties: Any = tool.input_schema.get("properties") or {}
-    return [
-        name
-        for name in properties
-        if name.isidentifier() and not iskeyword(name) and not name.startswith("__") and name != "recorded"
-    ]
+    usable = (name for name in properties if name.isidentifier() and not iskeyword(name))
+    return [name for name in usable if not name.startswith("__") and name != "recorded"]
 
 
 def _takes_more(tool: m.ToolDefinition, calls: Sequence[m.ToolCallRecord]) -> bool:

@@ -521,12 +521,9 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _without_proxy_headers(headers: bytes) -> bytes:
-    kept = [
-        line
-        for line in headers.split(b"\r\n")
-        if line and not line.lower().startswith((b"proxy-", b"connection:", b"keep-alive:", b"host:"))
-    ]
-    return b"".join(line + b"\r\n" for line in kept)
+    dropped = (b"proxy-", b"connection:", b"keep-alive:", b"host:")
+    lines = (line for line in headers.split(b"\r\n") if line and not line.lower().startswith(dropped))
+    return b"".join(line + b"\r\n" for line in lines)
 
 
 def _say(client: socket.socket, status: int, text: str) -> None:

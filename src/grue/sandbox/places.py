@@ -258,11 +258,9 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
     """Return a value that changes when a settings file that every box opens is made, replaced or removed."""
     found = []
     for folder in _system_folders():
-        try:
+        with contextlib.suppress(OSError):
             now = os.stat(folder)  # noqa: PTH116
-        except OSError:
-            continue
-        found.append((now.st_ino, now.st_ctime_ns))
+            found.append((now.st_ino, now.st_ctime_ns))
     return tuple(found)
 
 

@@ -1,5 +1,6 @@
 """Translate a box to a profile for macOS's `sandbox-exec` (Seatbelt), on the Mac that will use it."""
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -44,7 +45,9 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
     `hidden`: absolute paths that stay closed inside opened folders. `SandboxError`: a profile cannot express
     a host other than this machine, or a path with an unprintable character.
     """
-    lines = [_HEAD.format(words=" ".join(words.split())), *_not_said(box), _ALWAYS]
+    limits = ", ".join(key for key in LIMITS if getattr(box, key) is not None)
+    not_said = f"; Not in this profile: {limits}. Use ulimit.\n" if limits else ""
+    lines = [_HEAD.format(words=" ".join(words.split())), not_said, _ALWAYS]
     rules = [*_distinct(places.rules)]
     for operations, access in (
         ("file-read* file-map-executable", READ_FILE),
@@ -69,7 +72,7 @@ def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
         path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)
         if path == SCRATCH or os.path.exists(path):  # noqa: PTH110 - what is made there later stays closed
             found[path] = found.get(path, 0) | rule.access
-    yield from (Rule(path, access) for path, access in found.items())
+    return itertools.starmap(Rule, found.items())
 
 
 def _filter(path: str) -> str:
@@ -95,16 +98,9 @@ def _network(box: Sandbox) -> Iterator[str]:
         yield _UNIX_SOCKETS
 
 
-def _not_said(box: Sandbox) -> Iterator[str]:
-    limits = [key for key in LIMITS if getattr(box, key) is not None]
-    if limits:
-        yield f"; Not in this profile: {', '.join(limits)}. Use ulimit.\n"
-
-
 def _quoted(path: str) -> str:
     if not path.isprintable():
-        raise SandboxError(
-            f"A Seatbelt profile cannot name {path!a}: it has a character that cannot be printed."
-        )
+        why = "it has a character that cannot be printed"
+        raise SandboxError(f"A Seatbelt profile cannot name {path!a}: {why}.")
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -43,26 +43,18 @@ class ChatCommands:
         self._talk = talk
         self._here = here
         self._screen = screen
-        self._run: dict[str, Callable[[str], None]] = {
-            "/tools": self._tools,
-            "/trace": self._trace,
-            "/save": self._save,
-            "/model": self._model,
-            "/cost": self._cost,
-            "/undo": self._undo,
-            "/help": self._help,
-        }
 
     def run(self, line: str) -> bool:
         """Run a command. Return whether the chat goes on."""
         name, _, rest = line.strip().partition(" ")
         if name == "/quit":
             return False
-        if name not in self._run:
+        if name not in COMMANDS:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             meant = f" Did you mean {near[0]}?" if near else ""
             raise UnknownCommand(f"There is no command {printable(name, 40)}.{meant} /help lists them.")
-        self._run[name](rest.strip())
+        run: Callable[[str], None] = getattr(self, name.replace("/", "_"))  # such as `_tools`
+        run(rest.strip())
         return True
 
     def _tools(self, wanted: str) -> None:
@@ -101,13 +93,15 @@ class ChatCommands:
 
     def _undo(self, wanted: str) -> None:
         del wanted
-        texts = [each for each in self._talk.conversation.history if isinstance(each, m.UserText)]
+        texts = self._texts()
         undone = self._talk.undo()
         if undone is None:
             raise UnknownCommand("There is nothing to take back.")
-        left = [each for each in self._talk.conversation.history if isinstance(each, m.UserText)]
-        gone = texts[len(left)].text if len(texts) > len(left) else "a turn without a text"
-        self._screen.show(lines.undone_lines(gone, undone.calls))
+        gone = [*texts[len(self._texts()) :], "a turn without a text"]
+        self._screen.show(lines.undone_lines(gone[0], undone.calls))
+
+    def _texts(self) -> list[str]:
+        return [each.text for each in self._talk.conversation.history if isinstance(each, m.UserText)]
 
     def _help(self, wanted: str) -> None:
         del wanted

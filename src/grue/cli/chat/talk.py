@@ -15,16 +15,8 @@ from msgspec import Struct
 
 import grue
 from grue import messages as m
+from grue.cli.chat import facts
 from grue.cli.chat.asking import Asker
-from grue.cli.chat.facts import (
-    ChatPast,
-    EpisodeStarted,
-    ModelChanged,
-    TakenBack,
-    UserSaid,
-    called_in,
-    read_chat,
-)
 from grue.cli.chat.options import RECORDED, ChatOptions, ChatWiring
 from grue.cli.chat.screen import Noticed
 from grue.cli.play_options import recorded_options
@@ -105,7 +97,7 @@ class Talk:
         self._began = time.monotonic()
         self._recorder = Recorder()
         self.path = options.resume or options.run_dir or new_run_path(RUNS)
-        past = read_chat(self.path) if options.resume else None
+        past = facts.read_chat(self.path) if options.resume else None
         self._id = past.started.episode_id if past else well_formed(self.path.name)
         self.changed: tuple[ConditionChanged, ...] = ()
         with ExitStack() as open_things:
@@ -113,14 +105,14 @@ class Talk:
                 RunFolder(self.path, self._recorder, episode_id=self._id, resume=past is not None)
             )
             # Read the chat again: another process may have continued it before `RunFolder` locked the folder.
-            self._past = read_chat(self.path) if past else None
+            self._past = facts.read_chat(self.path) if past else None
             self._told: set[str] = set()
             self._recorder.add(self._note)
             self._loop = open_things.enter_context(self._open_loop(on_event))
             self.runner = self._loop.runner
             self._asker.report = self._loop.report
             self._calls: dict[int, list[str]] = {}
-            self._said: list[UserSaid] = []
+            self._said: list[facts.UserSaid] = []
             self.turn = 0  # number of the last turn in the trace
             self._begin(self._past)
             self._open = open_things.pop_all()
@@ -164,12 +156,12 @@ class Talk:
         """Run a turn, and return the answer. If this raises, the conversation keeps the turn's messages."""
         file = self._file()
         self.turn += 1
-        said = UserSaid(turn=self.turn, file=file.name, size=file.stat().st_size)
+        said = facts.UserSaid(turn=self.turn, file=file.name, size=file.stat().st_size)
         self._record(said)
         self._said.append(said)
         return self._loop.run(text, turn=self.turn)
 
-    def undo(self) -> TakenBack | None:
+    def undo(self) -> facts.TakenBack | None:
         """Take back the last turn, and return the recorded fact; `None`: there is no turn."""
         if not self._said:
             return None
@@ -184,7 +176,7 @@ class Talk:
         self._load(new)
         self._said.pop()
         calls = tuple(self._calls.get(last.turn, ()))
-        taken_back = TakenBack(turn=last.turn, file=new.name, calls=calls)
+        taken_back = facts.TakenBack(turn=last.turn, file=new.name, calls=calls)
         self._record(taken_back)
         return taken_back
 
@@ -193,7 +185,7 @@ class Talk:
         before, file = self.model, self._file()
         self._wiring.endpoint.change_model(model)
         self._load(file)
-        self._record(ModelChanged(before=before, now=model))
+        self._record(facts.ModelChanged(before=before, now=model))
 
     def save(self, path: Path) -> None:
         """Write the conversation to a new file: JSON Lines if its name ends in `.jsonl`, else Markdown."""
@@ -243,7 +235,7 @@ class Talk:
         }
         return AgentLoop(wiring.endpoint, system=system, servers=wiring.servers, on_event=on_event, **runner)
 
-    def _begin(self, past: ChatPast | None) -> None:
+    def _begin(self, past: facts.ChatPast | None) -> None:
         conditions = {
             "model": self.model,
             "endpoint": self.endpoint,
@@ -251,7 +243,7 @@ class Talk:
         }
         if past is None:
             self.conversation.save(self.path / FIRST_FILE)
-            started = EpisodeStarted(
+            started = facts.EpisodeStarted(
                 episode_id=self._id,
                 model=self.model,
                 servers=tuple(self._wiring.servers),
@@ -307,4 +299,4 @@ class Talk:
             self._told.add(problem)
             self._loop.report(Noticed(text=problem))
         if envelope.turn:
-            self._calls.setdefault(envelope.turn, []).extend(called_in(envelope))
+            self._calls.setdefault(envelope.turn, []).extend(facts.called_in(envelope))
