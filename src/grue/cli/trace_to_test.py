@@ -112,12 +112,11 @@ def _not_again(run: RecordedRun) -> str:
         return f"its model failed ({words}). The fixture scripted_llm makes such faults, with error_reply."
     if end is None:
         return "it has no end. Choose a turn that was answered."
-    refused = (
-        isinstance(end, m.TurnFailed) and isinstance(end.failure, m.NoAnswer) and not end.failure.stopped
-    )
-    if isinstance(end, m.TurnFailed) and not (refused and run.begun.answer is not None):
-        words = printable(failure_words(end.failure).short, _SHORT)
-        return f"it failed ({words}), and the replies of its model alone do not bring that about again."
+    if isinstance(end, m.TurnFailed):
+        refused = isinstance(end.failure, m.NoAnswer) and not end.failure.stopped
+        if not refused or run.begun.answer is None:
+            words = printable(failure_words(end.failure).short, _SHORT)
+            return f"it failed ({words}), and the replies of its model alone do not bring that about again."
     return ""
 
 
