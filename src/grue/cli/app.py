@@ -6,7 +6,7 @@ status is 1.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
@@ -87,9 +87,9 @@ _START = typer.Option(
 )
 
 
-_ServerByUrl = Annotated[
-    str, typer.Argument(metavar="SERVER", help="Name of a server in mcp_config.json that has a URL.")
-]
+_SERVER_BY_URL = typer.Argument(
+    ..., metavar="SERVER", help="Name of a server in mcp_config.json that has a URL."
+)
 
 
 _GAME = typer.Option(
@@ -133,9 +133,9 @@ def play(
     context: typer.Context,
     game: str = _GAME,
     interpreter: Literal["dfrotz", "fernz"] | None = _INTERPRETER,
-    offline: opt.Offline = False,
-    model: opt.Model = None,
-    base_url: opt.BaseUrl = None,
+    offline: bool = opt.OFFLINE,
+    model: str | None = opt.MODEL,
+    base_url: str | None = opt.BASE_URL,
     mcp_config: Path | None = _GAME_SERVERS,
     no_mcp: bool = typer.Option(False, "--no-mcp", help="Play without tools."),
     turns: int | None = _TURNS,
@@ -151,12 +151,12 @@ def play(
         ". Without --turns, its last value is kept",
     ),
     start: Literal[StartWhen, StartAhead] | None = _START,
-    stream: opt.Stream = False,
+    stream: bool = opt.STREAM,
     pace: float = _PACE,
-    langfuse: opt.Langfuse = False,
-    otel: opt.Otel = False,
-    quiet: opt.Quiet = False,
-    as_json: opt.JsonLines = False,
+    langfuse: bool = opt.LANGFUSE,
+    otel: bool = opt.OTEL,
+    quiet: bool = opt.QUIET,
+    as_json: bool = opt.JSON_LINES,
 ) -> bool:
     """Play a text adventure with an agent that uses MCP tools.
 
@@ -299,7 +299,7 @@ def add(
         "pyproject.toml names none.",
         show_default="registry under tool.grue.mcp in pyproject.toml",
     ),
-    mcp_config: opt.McpConfigFile = None,
+    mcp_config: Path | None = opt.MCP_CONFIG_FILE,
     yes: bool = typer.Option(
         False, "--yes", "-y", help="Do not ask: start the server and approve its tools. Needed in a pipe."
     ),
@@ -328,7 +328,7 @@ def add(
 @app.command()
 def remove(
     server: str = typer.Argument(..., metavar="SERVER", help="The server's name in mcp_config.json."),
-    mcp_config: opt.McpConfigFile = None,
+    mcp_config: Path | None = opt.MCP_CONFIG_FILE,
 ) -> None:
     """Remove an MCP server from mcp_config.json.
 
@@ -344,15 +344,12 @@ def remove(
 @app.command()
 def chat(
     context: typer.Context,
-    offline: Annotated[
-        bool,
-        opt.offline(
-            " If you type 'call TOOL {\"x\": 1}', the script calls this tool with these arguments and "
-            "repeats the result."
-        ),
-    ] = False,
-    model: opt.Model = None,
-    base_url: opt.BaseUrl = None,
+    offline: bool = opt.offline(
+        " If you type 'call TOOL {\"x\": 1}', the script calls this tool with these arguments and "
+        "repeats the result."
+    ),
+    model: str | None = opt.MODEL,
+    base_url: str | None = opt.BASE_URL,
     mcp_config: Path | None = typer.Option(
         None,
         metavar="FILE",
@@ -428,19 +425,19 @@ def run(
     context: typer.Context,
     agent: str | None = _AGENT,
     task: str | None = _TASK,
-    offline: Annotated[bool, opt.offline(" The script can do only the task of the example.")] = False,
-    model: Annotated[str | None, opt.model("model.name in AGENT.yaml")] = None,
-    base_url: Annotated[str | None, opt.base_url("model.base_url in AGENT.yaml")] = None,
+    offline: bool = opt.offline(" The script can do only the task of the example."),
+    model: str | None = opt.model("model.name in AGENT.yaml"),
+    base_url: str | None = opt.base_url("model.base_url in AGENT.yaml"),
     run_dir: Path | None = opt.run_folder(
         "the trace and the logs are written. If the result of a tool is shortened for the model, the "
         "full one is written there too."
     ),
     resume: Path | None = opt.resume("task", "the options below"),
-    stream: opt.Stream = False,
-    langfuse: opt.Langfuse = False,
-    otel: opt.Otel = False,
-    quiet: opt.Quiet = False,
-    as_json: opt.JsonLines = False,
+    stream: bool = opt.STREAM,
+    langfuse: bool = opt.LANGFUSE,
+    otel: bool = opt.OTEL,
+    quiet: bool = opt.QUIET,
+    as_json: bool = opt.JSON_LINES,
 ) -> None:
     """Run a task with an agent whose model writes its next steps, such as tool calls, as JSON.
 
@@ -500,13 +497,13 @@ _OTHER_TOOLS = typer.Option(
 
 @app.command()
 def fork(
-    trace: opt.TraceFile = None,
+    trace: Path | None = opt.TRACE_FILE,
     turn: int | None = opt.turn_number("forked; with --at M, the one with message M."),
     at: int | None = _AT,
-    model: opt.OtherModel = None,
-    base_url: opt.OtherUrl = None,
-    system: opt.OtherSystem = None,
-    settings: opt.Changes = None,
+    model: str | None = opt.OTHER_MODEL,
+    base_url: str | None = opt.OTHER_URL,
+    system: Path | None = opt.OTHER_SYSTEM,
+    settings: list[str] | None = opt.CHANGES,
     tool_result: list[str] | None = _TOOL_RESULT,
     tools: Path | None = _OTHER_TOOLS,
     misses: Misses = typer.Option(
@@ -581,8 +578,8 @@ def tools(
     server: str | None = typer.Argument(
         None, metavar="SERVER", help="Name of a server: list only its tools.", show_default="all servers"
     ),
-    mcp_config: opt.McpConfig = None,
-    as_json: opt.Json = False,
+    mcp_config: Path | None = opt.MCP_CONFIG,
+    as_json: bool = opt.JSON,
     lock: bool = typer.Option(
         False,
         "--lock",
@@ -644,7 +641,7 @@ def call(
         'type than a string, write VALUE as JSON, such as limit=10 or \'tags=\\["a", "b"]\'. If the '
         "argument JSON has NAME too, the VALUE given here is used.",
     ),
-    mcp_config: opt.McpConfig = None,
+    mcp_config: Path | None = opt.MCP_CONFIG,
     timeout: float | None = typer.Option(
         None,
         min=0.1,
@@ -653,7 +650,7 @@ def call(
         help="Time limit of the call.",
         show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
     ),
-    as_json: opt.Json = False,
+    as_json: bool = opt.JSON,
 ) -> bool:
     """Call a tool of an MCP server and print its result. The exit status is 1 if the call fails."""
     from grue.cli.call import call_tool
@@ -664,8 +661,8 @@ def call(
 
 @app.command()
 def login(
-    server: _ServerByUrl,
-    mcp_config: opt.McpConfigFile = None,
+    server: str = _SERVER_BY_URL,
+    mcp_config: Path | None = opt.MCP_CONFIG_FILE,
     scope: str | None = typer.Option(
         None,
         metavar="SCOPES",
@@ -687,7 +684,7 @@ def login(
 
 
 @app.command()
-def logout(server: _ServerByUrl, mcp_config: opt.McpConfigFile = None) -> None:
+def logout(server: str = _SERVER_BY_URL, mcp_config: Path | None = opt.MCP_CONFIG_FILE) -> None:
     """Delete the stored OAuth tokens of an MCP server, and revoke them if its authorization server can."""
     from grue.cli.login import logout as log_out
 
@@ -697,9 +694,9 @@ def logout(server: _ServerByUrl, mcp_config: opt.McpConfigFile = None) -> None:
 
 @app.command()
 def doctor(
-    mcp_config: opt.McpConfig = None,
-    model: opt.Model = None,
-    base_url: opt.BaseUrl = None,
+    mcp_config: Path | None = opt.MCP_CONFIG,
+    model: str | None = opt.MODEL,
+    base_url: str | None = opt.BASE_URL,
     no_network: bool = typer.Option(
         False, "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
     ),

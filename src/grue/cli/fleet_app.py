@@ -1,12 +1,12 @@
 """The subcommands of `grue fleet` and their options."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import Changes, Json, OpenPage, OtherModel, OtherSystem, OtherUrl, finite, out
+from grue.cli.options import CHANGES, JSON, OPEN_PAGE, OTHER_MODEL, OTHER_SYSTEM, OTHER_URL, finite, out
 from grue.cli.plain_errors import FAILED, USAGE, Commands
 
 _ABOUT = """Run thousands of episodes and compare their results.
@@ -31,20 +31,15 @@ The latest sweep is the one that was run last in the folder.
 
 fleet_app = typer.Typer(cls=Commands, help=_ABOUT, no_args_is_help=True)
 
-_Directory = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR", help="The fleet's folder, such as runs/NAME, which `grue fleet run NAME.toml` makes."
-    ),
-]
-_Sweep = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SWEEP.toml",
-        help="The sweep: a file that names a function, the cases to call it with and the settings to "
-        "compare. `grue fleet --help` shows one.",
-    ),
-]
+_DIRECTORY = typer.Argument(
+    ..., metavar="DIR", help="The fleet's folder, such as runs/NAME, which `grue fleet run NAME.toml` makes."
+)
+_SWEEP = typer.Argument(
+    ...,
+    metavar="SWEEP.toml",
+    help="The sweep: a file that names a function, the cases to call it with and the settings to "
+    "compare. `grue fleet --help` shows one.",
+)
 
 
 def _place(what: str, default: str) -> Any:
@@ -61,34 +56,29 @@ def _workers(what: str, default: str) -> Any:
 
 _PLACE = _place("episodes", "runs/SWEEP for SWEEP.toml")
 _WORKERS = _workers("episodes", "workers in SWEEP.toml, else one per core")
-_Engine = Annotated[
-    Literal["local", "ray"],
-    typer.Option(metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."),
-]
-_Ray = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|ADDRESS",
-        help="With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
-        show_default="start a cluster on this machine",
-    ),
-]
+_ENGINE = typer.Option(
+    "local", metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."
+)
+_RAY = typer.Option(
+    None,
+    metavar="auto|ADDRESS",
+    help="With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
+    show_default="start a cluster on this machine",
+)
 
 
-_Batch = Annotated[
-    bool,
-    typer.Option(
-        "--batch",
-        help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
-        "may take a day; the command waits for them. Whenever answers have arrived, it calls the function "
-        "anew. So the function must make the same requests each time.",
-    ),
-]
+_BATCH = typer.Option(
+    False,
+    "--batch",
+    help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
+    "may take a day; the command waits for them. Whenever answers have arrived, it calls the function "
+    "anew. So the function must make the same requests each time.",
+)
 
 
 @fleet_app.command()
 def run(
-    sweep: _Sweep,
+    sweep: Path = _SWEEP,
     directory: Path | None = _PLACE,
     plan: bool = typer.Option(
         False,
@@ -97,9 +87,9 @@ def run(
         "or more are done, also print what the others would cost.",
     ),
     workers: int | None = _WORKERS,
-    engine: _Engine = "local",
-    ray: _Ray = None,
-    batch: _Batch = False,
+    engine: Literal["local", "ray"] = _ENGINE,
+    ray: str | None = _RAY,
+    batch: bool = _BATCH,
 ) -> bool:
     """Run the episodes of a sweep that have no result yet. After a stop, the same command continues.
 
@@ -128,12 +118,12 @@ def run(
 
 @fleet_app.command()
 def retry(
-    sweep: _Sweep,
+    sweep: Path = _SWEEP,
     directory: Path | None = _PLACE,
     workers: int | None = _WORKERS,
-    engine: _Engine = "local",
-    ray: _Ray = None,
-    batch: _Batch = False,
+    engine: Literal["local", "ray"] = _ENGINE,
+    ray: str | None = _RAY,
+    batch: bool = _BATCH,
 ) -> bool:
     """Run those episodes of a sweep that have no result, even if `grue fleet run` has given them up.
 
@@ -185,10 +175,10 @@ def fork(
         "folder, or a trace.jsonl.",
     ),
     where: str = _WHERE,
-    model: OtherModel = None,
-    base_url: OtherUrl = None,
-    system: OtherSystem = None,
-    settings: Changes = None,
+    model: str | None = OTHER_MODEL,
+    base_url: str | None = OTHER_URL,
+    system: Path | None = OTHER_SYSTEM,
+    settings: list[str] | None = CHANGES,
     misses: Literal["fail", "call"] = typer.Option(
         "fail",
         metavar="fail|call",
@@ -244,7 +234,7 @@ def fork(
 
 
 @fleet_app.command()
-def status(directory: _Directory, as_json: Json = False) -> None:
+def status(directory: Path = _DIRECTORY, as_json: bool = JSON) -> None:
     """Print how many episodes of a fleet's latest sweep are done. The sweep may still be running.
 
     The latest sweep is the one that was run last in this folder.
@@ -267,10 +257,10 @@ def _by(what: str, most: str) -> Any:
 
 @fleet_app.command()
 def table(
-    directory: _Directory,
+    directory: Path = _DIRECTORY,
     by: str | None = _by("Print a row", "24 rows"),
     every: bool = typer.Option(False, "--all", help="Also count episodes that are not in the latest sweep."),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Print a table with a row per combination of settings: mean scores and standard errors.
 
@@ -298,16 +288,14 @@ def _pass(otherwise: str) -> Any:
 
 
 _PASS = _pass("all scores pass")
-_FailedAs = Annotated[
-    float | None,
-    typer.Option(
-        callback=finite,
-        metavar="SCORE",
-        help="The score to use for an episode in which the sweep's function has failed.",
-        show_default="0; with --lower-is-better, you have to give one if an episode has failed",
-    ),
-]
-_LowerIsBetter = Annotated[bool, typer.Option("--lower-is-better", help="Smaller scores are better.")]
+_FAILED_AS = typer.Option(
+    None,
+    callback=finite,
+    metavar="SCORE",
+    help="The score to use for an episode in which the sweep's function has failed.",
+    show_default="0; with --lower-is-better, you have to give one if an episode has failed",
+)
+_LOWER_IS_BETTER = typer.Option(False, "--lower-is-better", help="Smaller scores are better.")
 _CELL = typer.Argument(
     ...,
     metavar="A",
@@ -342,7 +330,7 @@ def compare(
         "2: not certain; or there is no interval, or an error occurred.",
     ),
     passing: float | None = _pass("the chances to pass are not compared"),
-    failed_as: _FailedAs = None,
+    failed_as: float | None = _FAILED_AS,
     cluster: str | None = typer.Option(
         None,
         metavar="SETTING,...",
@@ -350,11 +338,11 @@ def compare(
         "questions about one document: --cluster document. The interval then needs 15 such groups.",
         show_default="all cases are independent",
     ),
-    lower_is_better: _LowerIsBetter = False,
+    lower_is_better: bool = _LOWER_IS_BETTER,
     every: bool = typer.Option(
         False, "--all", help="List all cases whose scores differ, not only those that differ most."
     ),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
@@ -398,7 +386,7 @@ def compare(
 
 @fleet_app.command()
 def score(
-    directory: _Directory,
+    directory: Path = _DIRECTORY,
     scorers: str = typer.Argument(
         ...,
         metavar="SCORER",
@@ -430,26 +418,24 @@ def score(
     return score_episodes(directory, scorers, again=again)
 
 
-_Score = Annotated[
-    str,
-    typer.Option(
-        "--score",
-        metavar="NAME",
-        help="Name of the score that decides whether an episode passes; see --pass.",
-    ),
-]
+_SCORE = typer.Option(
+    "score",
+    "--score",
+    metavar="NAME",
+    help="Name of the score that decides whether an episode passes; see --pass.",
+)
 
 
 @fleet_app.command()
 def failures(
-    directory: _Directory,
-    score: _Score = "score",
+    directory: Path = _DIRECTORY,
+    score: str = _SCORE,
     passing: float | None = _PASS,
-    lower_is_better: _LowerIsBetter = False,
+    lower_is_better: bool = _LOWER_IS_BETTER,
     every: bool = typer.Option(
         False, "--all", help="List all episodes of each group, not only three of them."
     ),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
@@ -474,14 +460,14 @@ def failures(
 
 @fleet_app.command()
 def report(
-    directory: _Directory,
-    score: _Score = "score",
+    directory: Path = _DIRECTORY,
+    score: str = _SCORE,
     passing: float | None = _PASS,
-    failed_as: _FailedAs = None,
-    lower_is_better: _LowerIsBetter = False,
+    failed_as: float | None = _FAILED_AS,
+    lower_is_better: bool = _LOWER_IS_BETTER,
     by: str | None = _by("Show the scores", "12 combinations"),
     out: Path | None = out("DIR/report.html"),
-    open_browser: OpenPage = False,
+    open_browser: bool = OPEN_PAGE,
 ) -> None:
     """Write an HTML page about the latest sweep: costs, cases, failures, episodes, scores by settings.
 
@@ -508,7 +494,7 @@ def report(
 
 @fleet_app.command()
 def export(
-    directory: _Directory,
+    directory: Path = _DIRECTORY,
     form: Literal["parquet", "samples", "atif"] = typer.Option(
         "parquet",
         "--as",
@@ -534,7 +520,7 @@ def export(
 
 @fleet_app.command()
 def show(
-    directory: _Directory,
+    directory: Path = _DIRECTORY,
     episode: str = typer.Argument(
         ...,
         metavar="ID",
@@ -550,7 +536,7 @@ def show(
 
 
 @fleet_app.command()
-def stop(directory: _Directory) -> None:
+def stop(directory: Path = _DIRECTORY) -> None:
     """Stop a fleet: let its running episodes end, and start no others. To go on, run the sweep again.
 
     A second `grue fleet stop` cancels the running episodes.

@@ -1,8 +1,7 @@
 """Options and arguments that several commands have."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from msgspec import Struct
@@ -13,20 +12,18 @@ FILE_OF_SERVERS = 'JSON file with the MCP servers, in the form {"mcpServers": ..
 CONFIGURED = "config_file under tool.grue.mcp in pyproject.toml, else mcp_config.json"
 """The default of `--mcp-config`."""
 _LLM = "under tool.grue.llm in pyproject.toml, else"
-McpConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--mcp-config",
-        metavar="FILE",
-        help=FILE_OF_SERVERS,
-        show_default=f"{CONFIGURED}. If this file does not exist, or enabled = false under tool.grue.mcp, a "
-        "server that comes with grue is used instead",
-    ),
-]
+MCP_CONFIG = typer.Option(
+    None,
+    "--mcp-config",
+    metavar="FILE",
+    help=FILE_OF_SERVERS,
+    show_default=f"{CONFIGURED}. If this file does not exist, or enabled = false under tool.grue.mcp, a "
+    "server that comes with grue is used instead",
+)
 """For commands that use the bundled server if none is configured."""
-McpConfigFile = Annotated[
-    Path | None, typer.Option("--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED)
-]
+MCP_CONFIG_FILE = typer.Option(
+    None, "--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED
+)
 """For commands that change the file, or need a server of the user's own."""
 
 
@@ -81,61 +78,54 @@ def out(default: str, condition: str = "") -> Any:
     )
 
 
-Langfuse = Annotated[
-    bool,
-    typer.Option(
-        "--langfuse",
-        help="Also send the trace to Langfuse; needs the package langfuse, and LANGFUSE_PUBLIC_KEY and "
-        "LANGFUSE_SECRET_KEY in the environment.",
-    ),
-]
-Otel = Annotated[
-    bool,
-    typer.Option(
-        "--otel",
-        help="Also send the trace by OpenTelemetry, to the URL that OTEL_EXPORTER_OTLP_ENDPOINT in the "
-        "environment names; needs the package opentelemetry-sdk.",
-    ),
-]
+LANGFUSE = typer.Option(
+    False,
+    "--langfuse",
+    help="Also send the trace to Langfuse; needs the package langfuse, and LANGFUSE_PUBLIC_KEY and "
+    "LANGFUSE_SECRET_KEY in the environment.",
+)
+OTEL = typer.Option(
+    False,
+    "--otel",
+    help="Also send the trace by OpenTelemetry, to the URL that OTEL_EXPORTER_OTLP_ENDPOINT in the "
+    "environment names; needs the package opentelemetry-sdk.",
+)
 
 
 def offline(also: str = "") -> Any:
     """Return the option `--offline`. `also`: what the help adds."""
-    return typer.Option("--offline", help=f"Use a script in place of an LLM; needs no API key.{also}")
+    return typer.Option(False, "--offline", help=f"Use a script in place of an LLM; needs no API key.{also}")
 
 
 def model(default: str) -> Any:
     """Return the option `--model`."""
-    return typer.Option(metavar="NAME", help="Name of the model.", show_default=default)
+    return typer.Option(None, metavar="NAME", help="Name of the model.", show_default=default)
 
 
 def base_url(default: str) -> Any:
     """Return the option `--base-url`."""
-    return typer.Option(metavar="URL", help="URL of the LLM endpoint; most end in /v1.", show_default=default)
+    return typer.Option(
+        None, metavar="URL", help="URL of the LLM endpoint; most end in /v1.", show_default=default
+    )
 
 
-Offline = Annotated[bool, offline()]
-Model = Annotated[str | None, model(f"agent_model {_LLM} anthropic/claude-haiku-5.5")]
-BaseUrl = Annotated[str | None, base_url(f"client_base_url {_LLM} https://openrouter.ai/api/v1")]
-Stream = Annotated[
-    bool,
-    typer.Option(
-        "--stream", help="Request the model's replies as streams, and show their text while it arrives."
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one object per line.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+OFFLINE = offline()
+MODEL = model(f"agent_model {_LLM} anthropic/claude-haiku-5.5")
+BASE_URL = base_url(f"client_base_url {_LLM} https://openrouter.ai/api/v1")
+STREAM = typer.Option(
+    False, "--stream", help="Request the model's replies as streams, and show their text while it arrives."
+)
+QUIET = typer.Option(False, "--quiet", "-q", help="Print only the result.")
+JSON_LINES = typer.Option(False, "--json", help="Print JSON instead of text, one object per line.")
+JSON = typer.Option(False, "--json", help="Print JSON instead of text.")
+OPEN_PAGE = typer.Option(False, "--open", help="Open the page in a browser.")
 
-TraceFile = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="TRACE",
-        help="A trace.jsonl, or the run folder that holds it.",
-        show_default="the latest in runs and the working directory",
-    ),
-]
+TRACE_FILE = typer.Argument(
+    None,
+    metavar="TRACE",
+    help="A trace.jsonl, or the run folder that holds it.",
+    show_default="the latest in runs and the working directory",
+)
 
 
 def turn_number(taken: str) -> Any:
@@ -150,28 +140,20 @@ def turn_number(taken: str) -> Any:
     )
 
 
-OtherModel = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Ask this model instead.", show_default="the recorded one")
-]
-OtherUrl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="Use the LLM endpoint at this URL instead.", show_default="the recorded one"
-    ),
-]
-OtherSystem = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Use the system prompt in this file instead.", show_default="the recorded one"
-    ),
-]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "
-        "such as max_tool_iterations=5; repeatable. --set llm.x=0 prints the names of all settings of the "
-        "model, and --set x=0 those of all limits and policies.",
-    ),
-]
+OTHER_MODEL = typer.Option(
+    None, metavar="NAME", help="Ask this model instead.", show_default="the recorded one"
+)
+OTHER_URL = typer.Option(
+    None, metavar="URL", help="Use the LLM endpoint at this URL instead.", show_default="the recorded one"
+)
+OTHER_SYSTEM = typer.Option(
+    None, metavar="FILE", help="Use the system prompt in this file instead.", show_default="the recorded one"
+)
+CHANGES = typer.Option(
+    None,
+    "--set",
+    metavar="KEY=VALUE",
+    help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "
+    "such as max_tool_iterations=5; repeatable. --set llm.x=0 prints the names of all settings of the "
+    "model, and --set x=0 those of all limits and policies.",
+)

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import FILE_OF_SERVERS, McpConfig
+from grue.cli.options import FILE_OF_SERVERS, MCP_CONFIG
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show what a sandbox permits, try a command in one, or find out what a server needs.
@@ -34,7 +34,7 @@ def sandbox_show(
         help="A server in mcp_config.json, whose sandbox is shown, or a preset: pure, files or web.",
         show_default="all servers",
     ),
-    mcp_config: McpConfig = None,
+    mcp_config: Path | None = MCP_CONFIG,
     seatbelt: bool = typer.Option(
         False,
         "--seatbelt",
@@ -62,7 +62,7 @@ def sandbox_try(
     command: list[str] = typer.Argument(
         ..., metavar="COMMAND", help="The command and its arguments, after --."
     ),
-    mcp_config: McpConfig = None,
+    mcp_config: Path | None = MCP_CONFIG,
 ) -> None:
     """Run a command in a sandbox, at this terminal. The exit status is that of the command.
 

@@ -1,12 +1,12 @@
 """The subcommands of `grue trace` and their options."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import Json, JsonLines, OpenPage, TraceFile, out, turn_number
+from grue.cli.options import JSON, JSON_LINES, OPEN_PAGE, TRACE_FILE, out, turn_number
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show, compare, replay or convert the trace of an episode.
@@ -41,20 +41,18 @@ def chosen_trace(file: Path | None) -> Path:
     return latest
 
 
-_Width = Annotated[
-    int | None,
-    typer.Option(
-        min=20,
-        metavar="N",
-        help="Cut lines that are longer than N characters.",
-        show_default="the terminal's width; in a pipe, no line is cut",
-    ),
-]
+_WIDTH = typer.Option(
+    None,
+    min=20,
+    metavar="N",
+    help="Cut lines that are longer than N characters.",
+    show_default="the terminal's width; in a pipe, no line is cut",
+)
 
 
 @trace_app.command("show")
 def trace_show(
-    file: TraceFile = None,
+    file: Path | None = TRACE_FILE,
     turn: list[str] | None = typer.Option(
         None,
         metavar="N|N-M",
@@ -92,8 +90,8 @@ def trace_show(
         help="After the recorded messages, print new ones as they come, until the episode ends or "
         "you press Ctrl-C.",
     ),
-    as_json: JsonLines = False,
-    width: _Width = None,
+    as_json: bool = JSON_LINES,
+    width: int | None = _WIDTH,
 ) -> bool:
     """Show the messages of an episode, one line each, and a summary.
 
@@ -122,7 +120,7 @@ def trace_show(
 
 
 @trace_app.command("stats")
-def trace_stats(file: TraceFile = None, as_json: Json = False, width: _Width = None) -> None:
+def trace_stats(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int | None = _WIDTH) -> None:
     """Count an episode's turns, requests, tool calls and tokens, and show what took how long."""
     from grue.cli.trace import stats
 
@@ -131,7 +129,7 @@ def trace_stats(file: TraceFile = None, as_json: Json = False, width: _Width = N
 
 
 @trace_app.command("cache")
-def trace_cache(file: TraceFile = None, as_json: Json = False, width: _Width = None) -> None:
+def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int | None = _WIDTH) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
     A provider's prompt cache can serve the beginning of a prompt, as far as it is
@@ -151,15 +149,13 @@ def trace_cache(file: TraceFile = None, as_json: Json = False, width: _Width = N
     cache(chosen_trace(file), as_json=as_json, width=width)
 
 
-_Turn = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Only this turn.", show_default="all turns")
-]
+_TURN = typer.Option(None, min=1, metavar="N", help="Only this turn.", show_default="all turns")
 
 
 @trace_app.command("diagram")
 def trace_diagram(
-    file: TraceFile = None,
-    turn: _Turn = None,
+    file: Path | None = TRACE_FILE,
+    turn: int | None = _TURN,
     mermaid: bool = typer.Option(False, "--mermaid", help="Print the diagram as source text for Mermaid."),
 ) -> None:
     """Print the messages of an episode as a sequence diagram."""
@@ -190,14 +186,14 @@ def trace_diff(
 
 @trace_app.command("html")
 def trace_html(
-    file: TraceFile = None,
+    file: Path | None = TRACE_FILE,
     other: Path | None = typer.Argument(
         None, metavar="OTHER", help="A second trace, to show beside the first.", show_default="none"
     ),
     out: Path | None = out(
         "trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl"
     ),
-    open_browser: OpenPage = False,
+    open_browser: bool = OPEN_PAGE,
 ) -> None:
     """Write an HTML page that shows an episode, or two side by side.
 
@@ -214,7 +210,7 @@ def trace_html(
 
 @trace_app.command("serve")
 def trace_serve(
-    file: TraceFile = None,
+    file: Path | None = TRACE_FILE,
     port: int = typer.Option(
         0,
         min=0,
@@ -223,7 +219,7 @@ def trace_serve(
         help="Serve on this port of 127.0.0.1.",
         show_default="a free one",
     ),
-    open_browser: OpenPage = False,
+    open_browser: bool = OPEN_PAGE,
 ) -> None:
     """Serve a web page that shows an episode, also while the episode runs.
 
@@ -251,7 +247,7 @@ def trace_query(
         "these, or a folder of tables from `grue fleet export`. There can be several.",
         show_default="runs",
     ),
-    as_json: JsonLines = False,
+    as_json: bool = JSON_LINES,
 ) -> None:
     """Query recorded episodes in DuckDB's SQL. Needs the package duckdb.
 
@@ -266,8 +262,8 @@ def trace_query(
 
 @trace_app.command("replay")
 def trace_replay(
-    file: TraceFile = None,
-    turn: _Turn = None,
+    file: Path | None = TRACE_FILE,
+    turn: int | None = _TURN,
     changes: list[str] | None = typer.Option(
         None,
         "--set",
@@ -321,7 +317,7 @@ def trace_replay(
 
 @trace_app.command("to-test")
 def trace_to_test(
-    file: TraceFile = None,
+    file: Path | None = TRACE_FILE,
     turn: int | None = turn_number("used."),
     tools: list[str] | None = typer.Option(
         None,
