@@ -1,12 +1,8 @@
 """The command `grue`. This module decides what a Ctrl-C does while the command starts and while it exits.
 
-After a Ctrl-C, Python raises KeyboardInterrupt at whatever instruction it executes. During an import, the
-user would then see a traceback, or the imported module would turn the KeyboardInterrupt into another
-exception. So until a command has imported all that it needs, and again after its work is done, a Ctrl-C ends
-the process at once, with status 130. The guard (`grue.runtime.processes.guard`) then kills the servers that
-still run.
-
-This code is in `__init__`, which Python runs before `main.py`.
+A KeyboardInterrupt during an import would print a traceback, or become another exception. So until a command
+has imported all that it needs, and again after its work, a Ctrl-C ends the process at once, with status 130.
+The guard (`grue.runtime.processes.guard`) then kills the servers that still run.
 """
 
 import os

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -20,10 +20,11 @@ from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MCPServerStartupError, MCPToolCallError
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Preset, Sandbox, in_words
-from grue.sandbox.launch import boxed, missing_for
+from grue.sandbox.launch import Start, boxed, missing_for
 from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import LIMITS, SCRATCH, profile
 from grue.tool_sessions.failures import failure_text
+from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.facts import counted
 from grue.tracing.reading import open_episode
 
@@ -36,7 +37,7 @@ _EXAMPLE = 'read_file {"path": "notes.txt"}'
 def show(name: str | None, mcp_config: Path | None) -> None:
     """Print what the sandbox of a preset, of a server, or of every server permits."""
     if name in get_args(Preset):
-        _show(f"preset {name}", Sandbox(preset=name), "/bin/sh", (), os.getcwd(), dict(os.environ))  # type: ignore[arg-type]  # noqa: PTH109
+        _show(f"preset {name}", *_named(str(name), mcp_config))
         return
     known = _known(mcp_config)
     for why in () if name else known.unusable.values():
@@ -45,26 +46,15 @@ def show(name: str | None, mcp_config: Path | None) -> None:
         if each.sandbox is None:
             say(f"{each.name}: no box. It can reach all that you can.")
             continue
-        env = each.environment()
-        program = shutil.which(each.command, path=env.get("PATH")) or each.command
-        _show(each.name, each.sandbox, program, each.args, str(Path(each.cwd or "").absolute()), env)
+        _show(each.name, each.sandbox, *_start_of(each))
 
 
 def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
     """Print the sandbox of a preset or a server as a profile for macOS' `sandbox-exec`."""
     if name is None:
         raise MCPConfigError("A profile is for one program: grue sandbox show SERVER --seatbelt.")
-    cwd, program, args, env = os.getcwd(), "/bin/sh", tuple[str, ...](), dict(os.environ)  # noqa: PTH109
-    if name in get_args(Preset):
-        box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
-    else:
-        server = named_server(_known(mcp_config), name)
-        box, args, env = server.sandbox, tuple(server.args), server.environment()
-        cwd = str(Path(server.cwd or "").absolute())
-        program = shutil.which(server.command, path=env.get("PATH")) or server.command
-    if box is None:
-        raise MCPConfigError(f"The server {name!r} has no box.")
-    places = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch=SCRATCH)
+    box, cwd, start = _named(name, mcp_config)
+    places = places_of(box, cwd=cwd, scratch=SCRATCH, **start)
     hidden = tuple(str(Path(cwd, Path(path).expanduser())) for path in box.hide)
     words = printable(f"{name}: {in_words(box)}")
     say(profile(box, places, words=words, hidden=hidden).rstrip())
@@ -72,14 +62,7 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
 
 def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
     """Run a command in the sandbox of a preset or a server, at this terminal; return its exit status."""
-    if name in get_args(Preset):
-        box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
-        cwd = None
-    else:
-        server = named_server(_known(mcp_config), name)
-        box, cwd = server.sandbox, server.cwd
-    if box is None:
-        raise MCPConfigError(f"The server {name!r} has no box.")
+    box, cwd, _ = _named(name, mcp_config)
     program = shutil.which(command[0])
     if program is None:
         raise MCPConfigError(f"The command {printable(command[0])!r} was not found.")
@@ -171,9 +154,26 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
         raise MCPConfigError("The calls on standard input are not UTF-8 text.") from error
 
 
-def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, env: dict[str, str]) -> None:
+def _named(name: str, mcp_config: Path | None) -> tuple[Sandbox, str, Start]:
+    """Return the sandbox of a preset (for a shell) or a server, the working directory and the program."""
+    if name in get_args(Preset):
+        start = Start(program="/bin/sh", args=(), env=dict(os.environ))
+        return Sandbox(preset=name), os.getcwd(), start  # type: ignore[arg-type]  # noqa: PTH109
+    server = named_server(_known(mcp_config), name)
+    if server.sandbox is None:
+        raise MCPConfigError(f"The server {name!r} has no box.")
+    return server.sandbox, *_start_of(server)
+
+
+def _start_of(server: StdioServer) -> tuple[str, Start]:
+    env = server.environment()
+    program = shutil.which(server.command, path=env.get("PATH")) or server.command
+    return str(Path(server.cwd or "").absolute()), Start(program=program, args=server.args, env=env)
+
+
+def _show(name: str, box: Sandbox, cwd: str, start: Start) -> None:
     say(f"{name}: {in_words(box)}")
-    found = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch="/nonexistent")
+    found = places_of(box, cwd=cwd, scratch="/nonexistent", **start)
     for verb, paths in (("reads", found.opened), ("writes", found.written)):
         for path in paths:
             absent = "" if Path(path).exists() else " (does not exist)"

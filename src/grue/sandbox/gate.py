@@ -1,17 +1,12 @@
 """The network of a box that lists hosts: a proxy on loopback, and the check of each `connect`.
 
-The kernel holds back each `connect` of the program until the `Gate` has decided. The gate makes an allowed
-connection itself, on a copy of the program's socket. If it let the program's own call continue, another
-thread of the program could change the address after the check. The gate allows connections to its own proxy,
-to a listed port of this machine (`localhost:5432`), to a listed IP address, and to Unix sockets if the box
-allows them.
+The kernel holds back each `connect` of the program until the program's `Gate` has decided. The gate makes an
+allowed connection itself, on a copy of the program's socket: another thread of the program could change the
+address after the check. Allowed are the gate's own proxy, listed ports of this machine (`localhost:5432`),
+listed IP addresses, and Unix sockets if the box allows them.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
-the address that it has checked. It serves only connections that the gate has made, so that no other program
-of this machine can use it.
-
-Each program has its own gate, which runs in threads: one that waits for system calls and new connections, and
-one for each connection.
+the address that it has checked. It serves only connections that the gate has made, and no other programs.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ import warnings
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from msgspec import Struct
 
@@ -37,6 +37,14 @@ _REMEDY = (
 )
 
 
+class Start(TypedDict):
+    """A program to start in a box: its absolute path, its arguments, and its environment."""
+
+    program: str
+    args: Sequence[str]
+    env: Mapping[str, str]
+
+
 class SandboxWarning(RuntimeWarning):
     """A program runs in a box that this machine enforces only in part."""
 
@@ -48,16 +56,7 @@ class Boxed:
     home.
     """
 
-    def __init__(
-        self,
-        box: Sandbox,
-        *,
-        program: str,
-        args: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        scratch: str | None = None,
-    ) -> None:
+    def __init__(self, box: Sandbox, *, cwd: str, scratch: str | None = None, **start: Unpack[Start]) -> None:
         self._box, self._cwd = box, cwd
         # Without a listener, connections cannot be checked. Then a box with a list of hosts allows any host.
         self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
@@ -66,12 +65,12 @@ class Boxed:
         self.scratch = scratch or scratch_path()
         os.mkdir(self.scratch, 0o700)  # noqa: PTH102 - as below
         try:
-            self._places = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch=self.scratch)
+            self._places = places_of(box, cwd=cwd, scratch=self.scratch, **start)
             self.gate = self._gate()
         except BaseException:
             self.end()
             raise
-        self.env = dict(env)
+        self.env = dict(start["env"])
         if not coverage().supported:
             return
         self.env.update({"TMPDIR": self.scratch, "TMP": self.scratch, "TEMP": self.scratch})
@@ -230,29 +229,18 @@ class Watching(Sandbox, frozen=True, kw_only=True):
     start: Callable[..., Boxed]
 
 
-def boxed(
-    box: Sandbox,
-    *,
-    program: str,
-    args: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str | None,
-    scratch: str | None = None,
-) -> Boxed:
-    """Prepare a start in a box. `program` is an absolute path. `cwd` is `None`: grue's own."""
+def boxed(box: Sandbox, *, cwd: str | None, scratch: str | None = None, **start: Unpack[Start]) -> Boxed:
+    """Prepare a start in a box. `cwd` is the working directory; `None`: grue's own."""
     folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
     if isinstance(box, Watching):
-        return box.start(program=program, args=args, env=env, cwd=folder, scratch=scratch)
+        return box.start(cwd=folder, scratch=scratch, **start)
     missing = missing_for(box)
     if missing and box.required:
         raise SandboxError(f"The box cannot be enforced: {'; '.join(missing)}.", remedy=_REMEDY)
     if missing:
-        warnings.warn(
-            f"{program} runs in a box that is enforced in part: {'; '.join(missing)}.",
-            SandboxWarning,
-            stacklevel=2,
-        )
-    return Boxed(box, program=program, args=args, env=env, cwd=folder, scratch=scratch)
+        said = f"{start['program']} runs in a box that is enforced in part: {'; '.join(missing)}."
+        warnings.warn(said, SandboxWarning, stacklevel=2)
+    return Boxed(box, cwd=folder, scratch=scratch, **start)
 
 
 def missing_for(box: Sandbox) -> tuple[str, ...]:

@@ -10,14 +10,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeVar, Unpack
 
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
 from grue.sandbox.gate import Asked, Gate, is_loopback
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
-from grue.sandbox.launch import Boxed, ConfinedThread, Watching
+from grue.sandbox.launch import Boxed, ConfinedThread, Start, Watching
 from grue.sandbox.places import is_too_wide, packages_of, within
 from grue.sandbox.seccomp import known_machine
 
@@ -110,24 +110,15 @@ def watching(watch: Watch) -> Sandbox:
 class Watched(Boxed):
     """One start of a program that is watched. The program keeps its `HOME`."""
 
-    def __init__(
-        self,
-        watch: Watch,
-        *,
-        program: str,
-        args: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        scratch: str | None = None,
-    ) -> None:
+    def __init__(self, watch: Watch, *, cwd: str, scratch: str | None = None, **start: Unpack[Start]) -> None:
         if not coverage().listener:
             raise SandboxError("Watching needs seccomp's listener.", remedy="Linux 5.9 and later have it.")
         self._watch = watch
-        super().__init__(Sandbox(), program=program, args=args, env=env, cwd=cwd, scratch=scratch)
+        super().__init__(Sandbox(), cwd=cwd, scratch=scratch, **start)
         watch.opened = (*watch.opened, *self._places.rules)
-        if "HOME" in env:
-            self.env["HOME"] = env["HOME"]
-            watch.homes[os.path.realpath(env["HOME"])] = None
+        if (home := start["env"].get("HOME")) is not None:
+            self.env["HOME"] = home
+            watch.homes[os.path.realpath(home)] = None
 
     def _gate(self) -> Gate:
         self._watching = _WatchingGate(self._watch)
