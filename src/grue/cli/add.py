@@ -86,9 +86,8 @@ def add_server(adding: Adding) -> bool:
     source = Path(adding.source)
     if source.suffix == f".{descriptions.BUNDLE}":
         if "://" in adding.source:
-            raise MCPConfigError(
-                "Download the bundle yourself, and name its file. --sha256 checks its digest."
-            )
+            fault = "Download the bundle yourself, and name its file. --sha256 checks its digest."
+            raise MCPConfigError(fault)
         return _add_bundle(adding, source, adding.sha256, path, answers)
     own = _own(adding, path.parent)
     if own is not None:
@@ -104,9 +103,8 @@ def add_server(adding: Adding) -> bool:
     if offered is not None:
         with _downloaded(offered, adding) as file:
             return _add_bundle(adding, file, adding.sha256 or offered.sha256, path, answers, offered)
-    server = descriptions.read_server(
-        description, answers, name=adding.name, kind=adding.kind, env=os.environ.keys()
-    )
+    env = os.environ.keys()
+    server = descriptions.read_server(description, answers, name=adding.name, kind=adding.kind, env=env)
     if adding.source.partition(":")[0] in _PACKAGES:
         given = [each for each in server.entry["args"] if each.startswith("/") and _exists(each)]
         server = msgspec.structs.replace(server, paths=tuple(given))
@@ -182,9 +180,8 @@ def _add(
     answers.refuse_unused()
     name, entry = server.name, _in_a_box(server)
     if not _FOLDER_NAME.fullmatch(name):
-        raise MCPConfigError(
-            f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
-        )
+        fault = f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
+        raise MCPConfigError(fault)
     missing = [each for each in server.variables if not os.environ.get(each)]
     config = MCPConfig.from_mapping({name: entry}, source=path)
     if not missing:
@@ -235,8 +232,7 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
-        # Do not write a lock with this server's tools alone: all tools of the other servers would then count
-        # as not approved.
+        # A lock with this server's tools alone would leave the tools of all other servers unapproved.
         command = f"{GRUE} tools --lock{with_file}"
         say(f"The file's servers have no tool lock. To approve the tools of all: {command}")
     else:
@@ -284,10 +280,8 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
     if kind in _PACKAGES and rest:
         arguments = adding.arguments
         if arguments is None and _at_a_terminal() and not adding.yes:
-            typed = typer.prompt(
-                "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
-            )
-            arguments = _words(typed)
+            question = "Its arguments, as in a shell (none: press Enter)"
+            arguments = _words(typer.prompt(question, default="", show_default=False))
         # The agent may be started in another folder, and the sandbox opens absolute paths only.
         absolute = [_absolute(each) if "/" in each and _exists(each) else each for each in arguments or ()]
         return descriptions.package_description(kind, rest, absolute)
@@ -302,9 +296,8 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
     if "://" in source:
         return _fetched(source)
     if source in _INSTEAD:
-        raise MCPConfigError(
-            f"'{source}' is a command. Write {_INSTEAD[source]} in its place, and the arguments after --."
-        )
+        fault = f"'{source}' is a command. Write {_INSTEAD[source]} in its place, and the arguments after --."
+        raise MCPConfigError(fault)
     if "/" not in name or name.startswith((".", "/", "~")):
         raise MCPConfigError(
             f"There is no file '{printable(source)}'. Name a program of yours (server.py), a server.json or"
@@ -353,8 +346,7 @@ def _fetch(url: str, into: BinaryIO, most: int, within_s: float, *, redirects: i
     """Write the body at `url`, of at most `most` bytes, into a file. Sends no API key."""
     import httpx
 
-    # No proxy can reach an address on this machine. `mounts` decides for each address, because a redirect may
-    # lead from this machine to another, or back.
+    # No proxy can reach this machine. `mounts` decides for each address that a redirect leads to.
     direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
 
     async def fetch() -> None:
@@ -508,8 +500,7 @@ def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
         read.insert(0, f"${{workspaceFolder}}/{descriptions.BUNDLES}/{server.name}")
     caches = _CACHES.get(entry["command"])
     if caches is not None:
-        # Give the server a package cache of its own: in a shared cache, the server could change packages that
-        # other programs run.
+        # In a shared package cache, the server could change packages that other programs run.
         folder = f"${{workspaceFolder}}/{descriptions.PACKAGES}/{server.name}"
         entry["env"] = {**entry.get("env", {}), **{each: f"{folder}/{each.lower()}" for each in caches}}
         box |= {"preset": "web", "write": [folder]}

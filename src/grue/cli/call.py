@@ -46,9 +46,8 @@ def _object(text: str) -> m.JsonObject:
     try:
         value = json_value(text)
     except (ValueError, RecursionError) as error:
-        raise MCPConfigError(
-            f"""The arguments are not JSON: {error}. Write '{{"name": value}}', or --arg name=value."""
-        ) from error
+        fault = f"""The arguments are not JSON: {error}. Write '{{"name": value}}', or --arg name=value."""
+        raise MCPConfigError(fault) from error
     if not isinstance(value, dict):
         raise MCPConfigError("""The arguments are not a JSON object: write '{"name": value}'.""")
     return value
@@ -89,14 +88,8 @@ def _kinds(schema: object) -> frozenset[str]:
     return frozenset[str]().union(*each) if all(each) else frozenset()
 
 
-_KINDS = {
-    NoneType: ["null"],
-    bool: ["boolean"],
-    int: ["integer", "number"],
-    str: ["string"],
-    list: ["array"],
-    dict: ["object"],
-}
+_KINDS = {NoneType: ["null"], bool: ["boolean"], int: ["integer", "number"]}
+_KINDS |= {str: ["string"], list: ["array"], dict: ["object"]}
 
 
 def _kinds_of(value: object) -> frozenset[str]:
@@ -156,9 +149,8 @@ def _server_of(name: str) -> str:
     try:
         return split_name(name)[0]
     except ValueError as error:
-        raise MCPConfigError(
-            f"{name!r} is not a tool's full name. Write SERVER.TOOL; {GRUE} tools lists them."
-        ) from error
+        fault = f"{name!r} is not a tool's full name. Write SERVER.TOOL; {GRUE} tools lists them."
+        raise MCPConfigError(fault) from error
 
 
 def _show_notes(envelope: Envelope[Any], line: bytes) -> None:

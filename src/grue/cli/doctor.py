@@ -161,13 +161,8 @@ def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
         return None
     begun = time.monotonic()
     try:
-        subprocess.run(
-            [*command, *words],
-            env=server.environment(),
-            capture_output=True,
-            timeout=_INTERPRETER_S,
-            check=True,
-        )
+        env = server.environment()
+        subprocess.run([*command, *words], env=env, capture_output=True, timeout=_INTERPRETER_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return name, time.monotonic() - begun
@@ -302,8 +297,7 @@ def _settings_in(path: Path, text: str) -> Iterator[_Named]:
 
 
 def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
-    # `chosen`: whether the project names an endpoint. If not, the later checks use the first endpoint that a
-    # program names.
+    # If the project names no endpoint (`chosen`), the later checks use the first that a program names.
     for named in dict.fromkeys(_programs()):
         url = shown_endpoint(named.base_url)
         what = f"{shown_path(named.path)} names {printable(named.model)} at {url}"
@@ -379,8 +373,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    # `WRONG`: a tool was refused because it has changed, and the user can approve the tool. `note`: a changed
-    # tool is still used, or a tool is malformed, which only its author can mend.
+    # `note`: a changed tool is used all the same, or a tool is malformed, which only its author can mend.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used

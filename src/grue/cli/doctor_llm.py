@@ -48,11 +48,8 @@ for a tool call or a JSON object."""
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
-_SWATCH: m.JsonObject = {
-    "type": "object",
-    "properties": {"swatch": {"type": "string"}},
-    "required": ["swatch"],
-}
+_TEXT = {"swatch": {"type": "string"}}
+_SWATCH: m.JsonObject = {"type": "object", "properties": _TEXT, "required": ["swatch"]}
 """The schema of an answer. Only a model that gets the schema will write the property `swatch`."""
 
 _SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
@@ -96,15 +93,12 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
 def names_an_endpoint(config: GameConfiguration) -> bool:
     """Return whether the project's table `llm` has any setting, or the endpoint is not the default one."""
     project = project_tables()
-    return (
-        bool(project and project.tables["llm"])
-        or config.client_base_url != GameConfiguration().client_base_url
-    )
+    other = config.client_base_url != GameConfiguration().client_base_url
+    return other or bool(project and project.tables["llm"])
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    # To end soon, a check does not retry after an error or a truncated reply. Its time limit is
-    # `_PATIENCE_S`, unless the project configures another limit.
+    # To end soon, a check does not retry. A time limit that the project configures is kept.
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
@@ -163,9 +157,8 @@ def _brief(endpoint: LlmEndpoint) -> LlmEndpoint:
 
 def _short_reply(endpoint: LlmEndpoint, tried: "_Tried") -> Finding:
     settings = endpoint.settings
-    where = (
-        f"{settings.model} at {shown_endpoint(settings.base_url)} ({endpoint.profile.wire.replace('_', ' ')})"
-    )
+    wire = endpoint.profile.wire.replace("_", " ")
+    where = f"{settings.model} at {shown_endpoint(settings.base_url)} ({wire})"
     if tried.failure is not None:
         return Finding("WRONG", f"{where} does not answer.\n{tried.failure}")
     return Finding("ok", f"{where}; a short reply takes {tried.replies[0].elapsed_s:.2f} s")
@@ -181,17 +174,13 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
         return _not_shown(counts)
     called = "it called one" if tried.replies[0].tool_calls else "they were accepted, but it did not call one"
     rule = rule_for(endpoint.settings.model)
-    doubt = (
-        f"\nBy its name it would not support them: {rule.reason}."
-        if rule is not None and not rule.supported
-        else ""
-    )
-    return Finding("note" if doubt else "ok", f"Tools: {called}{doubt}")
+    if rule is not None and not rule.supported:
+        return Finding("note", f"Tools: {called}\nBy its name it would not support them: {rule.reason}.")
+    return Finding("ok", f"Tools: {called}")
 
 
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
-    # If the turn with a tool has timed out, run it again with a limit of `_SHORT` tokens: a short reply may
-    # come in time, and says how many tokens the prompt has.
+    # After a timeout try again: a short reply may come in time, and says how many tokens the prompt has.
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None
     counts = _left_out(endpoint, brief, spoken) if brief is not None and brief.replies else None
@@ -233,9 +222,8 @@ def _shape(endpoint: LlmEndpoint) -> Finding:
     if not has_shape(_SWATCH, tried.replies[0].content or ""):
         told = has_shape(_SWATCH, tried.replies[-1].content or "")
         then = "told in the prompt, the model keeps to it" if told else "the model does not keep to it either"
-        return Finding(
-            "note", f"Structured output: the endpoint accepts a JSON schema and ignores it; {then}."
-        )
+        ignored = "the endpoint accepts a JSON schema and ignores it"
+        return Finding("note", f"Structured output: {ignored}; {then}.")
     return Finding("ok", "Structured output: held to a JSON schema")
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fork import Change, ForkOptions, change_of, refuse_script
@@ -78,10 +78,8 @@ def print_plan(options: FleetRunOptions) -> None:
     planned = read_plan(sweep, options.place)
     free = FleetFolder(options.place).free_bytes()
     short = "" if planned.bytes_needed < free else ", which is not enough"
-    say(
-        f"{options.sweep}: {counted(planned.total, 'episode')} of {planned.work},"
-        f" {planned.missing:,} of them missing."
-    )
+    episodes = f"{counted(planned.total, 'episode')} of {planned.work}"
+    say(f"{options.sweep}: {episodes}, {planned.missing:,} of them missing.")
     say(f"Disk: about {planned.bytes_needed / 2**20:,.0f} MB, {free / 2**20:,.0f} MB are free{short}.")
     workers = options.workers or sweep.workers or default_workers()
     say(f"Workers: {workers}. Limits: {_limits(sweep)}.")
@@ -132,9 +130,8 @@ def summary_of(finished: Finished, place: Path, again: str) -> str:
     if finished.reason == "budget":
         lines.append(f"Ended, because {finished.why}. With a larger budget the same command plays the rest.")
     elif tally.unpaid:
-        lines.append(
-            f"{counted(tally.unpaid, 'episode')} not played to the end: the budget has refused a request."
-        )
+        unpaid = counted(tally.unpaid, "episode")
+        lines.append(f"{unpaid} not played to the end: the budget has refused a request.")
     if tally.waiting:
         waiting = counted(tally.waiting, "episode")
         lines.append(f"{waiting} waiting for the replies of a batch: the same command goes on with that.")
@@ -171,12 +168,8 @@ def warnings_of(sweep: Sweep) -> list[str]:
 
 
 def _limits(sweep: Sweep) -> str:
-    given = {
-        name: getattr(table, name)
-        for table in (sweep.budget, sweep.rate)
-        for name in table.__struct_fields__
-        if name != "prices"
-    } | {"servers": sweep.servers}
+    given = {**structs.asdict(sweep.budget), **structs.asdict(sweep.rate), "servers": sweep.servers}
+    given.pop("prices")
     return ", ".join(f"{name} = {value:g}" for name, value in given.items() if value is not None) or "none"
 
 

@@ -84,8 +84,7 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # `manifest.total` counts the episodes of the latest run. `outcomes` has more if the folder's list of the
-    # latest run's episodes cannot be read: then `outcomes` also counts episodes of earlier runs.
+    # If the list of the latest run's episodes cannot be read, `outcomes` counts those of earlier runs too.
     if outcomes.total() > manifest.total:
         count = f"{counted(done, 'episode')} of {manifest.work} done"
         said = f"{count}; the latest run was about {manifest.total:,}."
@@ -139,9 +138,8 @@ def print_table(
     if by is None and (left := [name for name in differing if name not in axes]):
         say(f"Each row is a mean over {', '.join(left)}. A row for each: --by {','.join(differing)}")
     if earlier:
-        say(
-            f"{counted(earlier, 'episode')} not in the latest sweep, and not in the table; --all counts them."
-        )
+        others = counted(earlier, "episode")
+        say(f"{others} not in the latest sweep, and not in the table; --all counts them.")
     if failed:
         say(f"{counted(failed, 'failed episode')} without a score, not in the table.")
     if unplayed := sum(not each.played and each.outcome != "damaged" for each in found):
@@ -186,8 +184,7 @@ def print_episode(directory: Path, beginning: str) -> None:
         say(f"  case: {json.dumps(case.settings)}, repetition {case.repetition}")
     marks = read_marks(episode.path)
     numbers = {number for number, _ in episode.attempts()}
-    # The folder of the committed attempt may have been deleted (see `Fleet(keep=...)`), but the commit has
-    # the attempt's result.
+    # If the committed attempt's folder was deleted (see `Fleet(keep=...)`), the commit has its result.
     for number in sorted(numbers if commit is None else {*numbers, commit.attempt}):
         attempt = episode.path / f"attempt-{number}"
         end = commit.end if commit is not None and commit.attempt == number else episode.end_of(attempt)

@@ -184,8 +184,7 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    # `file` is a listing, or a tool lock with a listing in its folder. If there is no file `lock`, this name
-    # stands for the project's tool lock.
+    # `file`: a listing, or a tool lock beside one. `lock`, if no file has this name: the project's lock.
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_lock_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

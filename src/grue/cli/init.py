@@ -162,10 +162,8 @@ def _offered(folder: Path) -> list[FoundServers]:
     for each in found:
         names = printable(", ".join(each.servers))
         if asks:
-            if typer.confirm(
-                f"{each.host} has the servers {names}. Copy them, without secrets?", default=False
-            ):
-                chosen.append(each)
+            question = f"{each.host} has the servers {names}. Copy them, without secrets?"
+            chosen += [each] if typer.confirm(question, default=False) else []
         else:
             copy = f"grue init {quote(str(folder))} --from {quote(str(each.path))}"
             say(f"found    servers of {each.host}: {names}. What to add for them: {copy}")

@@ -341,8 +341,7 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # A daemon thread: at exit, the interpreter waits for all threads that are not daemons, and a stopped
-        # terminal may block this thread.
+        # At exit the interpreter waits for threads that are no daemons, and a stopped terminal blocks this.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:

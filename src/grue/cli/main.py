@@ -39,8 +39,7 @@ def _run() -> None:
         sys.stdout.write(f"grue {__version__}\n")
         sys.stdout.flush()
         return
-    # Without arguments, print the first steps. A shell that completes a command gives no arguments either,
-    # but sets `_GRUE_COMPLETE`.
+    # A shell that completes a command gives no arguments either, but sets `_GRUE_COMPLETE`.
     if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
         sys.stdout.write(FIRST_STEPS.format(version=__version__))
         sys.stdout.flush()

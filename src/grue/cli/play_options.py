@@ -59,9 +59,8 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     """
     settings = past.started.settings
     if not settings:
-        raise MCPConfigError(
-            f"{options.resume} was not made by `grue play`. Resume it with the program that made it."
-        )
+        fault = f"{options.resume} was not made by `grue play`. Resume it with the program that made it."
+        raise MCPConfigError(fault)
     started = resumed_options(options, settings, (*RECORDED, "started_in"), "grue play")
     return structs.replace(
         started,

@@ -61,25 +61,22 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
     The project's file is used if a setting turns MCP on, or if it exists and pyproject.toml does not have
     `enabled = false`. An invalid server goes into `unusable`; an invalid file raises `MCPConfigError`.
     """
-    if mcp_config is None and not takes_servers(config, project_tables()):
-        bundled, unused = bundled_server(), config.mcp_config_path
-        return KnownServers(
-            source=BUNDLED_SERVER,
-            servers={bundled.name: bundled},
-            passed_over=str(from_here(unused)) if unused.is_file() else None,
-        )
-    path = config.mcp_config_path if mcp_config is None else mcp_config
-    file = MCPConfig.from_file(path, named=mcp_config is not None)
     servers: dict[str, McpServer] = {}
     unusable: dict[str, str] = {}
+    if mcp_config is None and not takes_servers(config, project_tables()):
+        bundled, unused = bundled_server(), config.mcp_config_path
+        passed_over = str(from_here(unused)) if unused.is_file() else None
+        servers[bundled.name] = bundled
+        return KnownServers(source=BUNDLED_SERVER, servers=servers, passed_over=passed_over)
+    path = config.mcp_config_path if mcp_config is None else mcp_config
+    file = MCPConfig.from_file(path, named=mcp_config is not None)
     for name in file.mcpServers:
         try:
             servers[name] = to_tool_server(name, file.server(name))
         except MCPConfigError as error:
             unusable[name] = str(error)
-    return KnownServers(
-        source=str(from_here(path)), servers=servers, unusable=unusable, warnings=file.warnings
-    )
+    source = str(from_here(path))
+    return KnownServers(source=source, servers=servers, unusable=unusable, warnings=file.warnings)
 
 
 def own_python() -> str:
@@ -112,9 +109,8 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
     if (server := known.servers.get(name)) is None:
         listed = ", ".join((*only_started(known.servers), *known.unusable)) or "none"
         no, presets = ("no preset and no", " Presets: pure, files, web.") if preset else ("no", "")
-        raise MCPConfigError(
-            f"There is {no} server {printable(name)!r} to start.{presets} Servers: {listed}."
-        )
+        fault = f"There is {no} server {printable(name)!r} to start.{presets} Servers: {listed}."
+        raise MCPConfigError(fault)
     if not isinstance(server, StdioServer):
         raise MCPConfigError(
             f"grue reaches the server {printable(name)!r} by URL, so there is no process that could run in a"

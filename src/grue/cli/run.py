@@ -133,25 +133,22 @@ def _run(options: RunOptions) -> RunResult:
     config = load_config(path)
     task = options.task or config.task
     if not task and options.resume is None:
-        raise MCPConfigError(
-            f"There is no task. Name one: grue run {shown_argument(path)} 'TASK'; or set `task`."
-        )
+        fault = f"There is no task. Name one: grue run {shown_argument(path)} 'TASK'; or set `task`."
+        raise MCPConfigError(fault)
     _choose_model(config, options)
     folder = options.resume or options.run_dir or new_run_path(RUNS)
     recorder, folder = Recorder(), folder.absolute()
     with ExitStack() as stack:
         stack.callback(_remove_if_empty, folder)
-        backends = stack.enter_context(
-            chosen_backends(folder.name, langfuse=options.langfuse, otel=options.otel)
-        )
+        backends = chosen_backends(folder.name, langfuse=options.langfuse, otel=options.otel)
+        observers = stack.enter_context(backends)
         lines = RunLines(sys.stdout)
         view = stack.enter_context(_shown(recorder, options, lines))
-        for observer in backends:
+        for observer in observers:
             recorder.add(observer)
         at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-        agent = Orchestrator(
-            config, folder=folder, approve=ask_at_terminal if at_terminal else None, recorder=recorder
-        )
+        approve = ask_at_terminal if at_terminal else None
+        agent = Orchestrator(config, folder=folder, approve=approve, recorder=recorder)
         agent.stream, agent.scripted = options.stream, options.offline
         chosen = {name: getattr(options, name) for name in _RECORDED}
         agent.settings = msgspec.to_builtins({**chosen, "agent": str(path.absolute())}, enc_hook=str)

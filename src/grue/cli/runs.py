@@ -61,9 +61,8 @@ def _episodes(folder: Path, beside: Path) -> list[Path]:
     if found:
         return found
     if not folder.is_dir():
-        raise MCPConfigError(
-            f"There is no folder {shown_path(folder)}. `grue play --offline` makes one named runs."
-        )
+        fault = f"There is no folder {shown_path(folder)}. `grue play --offline` makes one named runs."
+        raise MCPConfigError(fault)
     raise MCPConfigError(f"There is no trace in {shown_path(folder)}.{_of_fleet(folder)}")
 
 

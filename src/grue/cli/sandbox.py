@@ -139,9 +139,8 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
         try:
             arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise MCPConfigError(
-                f"Write TOOL and a JSON object in one line, as {_EXAMPLE}: {error}."
-            ) from error
+            fault = f"Write TOOL and a JSON object in one line, as {_EXAMPLE}: {error}."
+            raise MCPConfigError(fault) from error
         yield tool, arguments
 
 

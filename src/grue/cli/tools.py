@@ -68,9 +68,8 @@ def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterato
     secrets. A server whose tool definitions contain a secret is left out of `mcp_tools.listing.json`.
     """
     if known.source == BUNDLED_SERVER:
-        raise MCPConfigError(
-            "There is nothing to lock: no file of MCP servers is configured. Name one with --mcp-config."
-        )
+        fault = "There is nothing to lock: no file of MCP servers is configured. Name one with --mcp-config."
+        raise MCPConfigError(fault)
     path = tool_lock_file.lock_path(Path(known.source))
     secret = [name for name, tools in listings.items() if shown[name] != tools]
     plain = {name: tools for name, tools in listings.items() if name not in secret}
@@ -186,10 +185,8 @@ def _print(outcomes: Mapping[str, Outcome], known: KnownServers) -> None:
 
 def described(opened: m.SessionOpened, source: str, width: int) -> Iterator[str]:
     """Yield printable lines that describe a server and its tools."""
-    heading = (
-        f"{opened.server} · {counted(len(opened.tools), 'tool')} · MCP {opened.protocol_version} · {source}"
-    )
-    yield from _wrapped(heading, width)
+    tools = counted(len(opened.tools), "tool")
+    yield from _wrapped(f"{opened.server} · {tools} · MCP {opened.protocol_version} · {source}", width)
     for tool in opened.tools:
         yield ""
         yield from _wrapped(f"  {tool.name}", width)

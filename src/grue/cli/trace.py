@@ -31,29 +31,29 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue trace show`. An empty filter matches every message."""
 
     file: Path
-    turns: Sequence[str] = ()
-    messages: Sequence[str] = ()
-    actors: Sequence[str] = ()
-    kinds: Sequence[str] = ()
-    texts: Sequence[str] = ()
-    failures: bool = False
-    whole: bool = False
-    follow: bool = False
-    as_json: bool = False
-    width: int | None = None
+    turn: Sequence[str] | None
+    message: Sequence[str] | None
+    actor: Sequence[str] | None
+    kind: Sequence[str] | None
+    text: Sequence[str] | None
+    failures: bool
+    whole: bool
+    follow: bool
+    as_json: bool
+    width: int | None
 
 
 def show(options: ShowOptions) -> bool:
     """Print a trace as a table or as JSON Lines; return `False` if no message matches the filters."""
     episode = open_episode(options.file)
     wanted = Filter.of(
-        turns=options.turns,
-        messages=options.messages,
-        actors=options.actors,
-        kinds=options.kinds,
-        texts=options.texts,
+        turns=options.turn or (),
+        messages=options.message or (),
+        actors=options.actor or (),
+        kinds=options.kind or (),
+        texts=options.text or (),
         failures=options.failures,
-        facts=set(map(kind_of_line, episode.lines())) if options.kinds else (),
+        facts=set(map(kind_of_line, episode.lines())) if options.kind else (),
     )
     if not options.follow and wanted != EVERYTHING and not any(map(wanted.wants_line, episode.lines())):
         fits = "reports a failure or a problem" if wanted == Filter(failures=True) else "fits"
@@ -67,8 +67,7 @@ def show(options: ShowOptions) -> bool:
 
 
 def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
-    # Several turns have the number that the user asked for if a parked turn was resumed, or if `Runner.map`
-    # was called several times, because each call counts its turns from 1.
+    # Several turns have the same number after a parked turn was resumed, or several calls of `Runner.map`.
     begun, last = [], 0
     for line in episode.lines() if len(turns) == 1 and turns.start else ():
         last = line.line.seq
@@ -99,9 +98,9 @@ def _what_there_is(episode: EpisodeReader) -> str:
     if not last:
         return "It has no messages."
     named = sorted(turns - {0})
-    between = (
-        f", of the turns {named[0]} to {named[-1]}" if named[1:] else f", of turn {named[0]}" if named else ""
-    )
+    between = f", of turn {named[0]}" if named else ""
+    if named[1:]:
+        between = f", of the turns {named[0]} to {named[-1]}"
     return (
         f"It has the messages {first} to {last}{between}.\n"
         f"Actors: {_some(actors)}.\nKinds of messages: {_some(kinds)}."

@@ -6,7 +6,7 @@ from typing import Literal
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import JSON, JSON_LINES, OPEN_PAGE, TRACE_FILE, out, turn_number
+from grue.cli.options import JSON, JSON_LINES, OPEN_PAGE, TRACE_FILE, options_of, out, turn_number
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show, compare, replay or convert the trace of an episode.
@@ -103,20 +103,7 @@ def trace_show(
     from grue.cli.trace import ShowOptions, show
 
     take_interrupts()
-    options = ShowOptions(
-        file=chosen_trace(file),
-        turns=turn or (),
-        messages=message or (),
-        actors=actor or (),
-        kinds=kind or (),
-        texts=text or (),
-        failures=failures,
-        whole=whole,
-        follow=follow,
-        as_json=as_json,
-        width=width,
-    )
-    return show(options)
+    return show(options_of(ShowOptions, locals(), file=chosen_trace(file)))
 
 
 @trace_app.command("stats")

@@ -41,9 +41,7 @@ _SHORT = 300
 """The longest result that a test asserts, and the longest error text that is printed, in characters."""
 
 _FIND_TOOLS = find_tools(()).name
-
 _NOT_AGAIN = ("timed_out", "died", "interrupted")
-
 _SET_BY_THE_RUNNER = ("server_startup_timeout_s", "startup_timeouts_s", "teardown_s")
 
 
@@ -215,8 +213,6 @@ _ABOUT = (
     "",
     "A scripted model says the same whatever it is asked, so for your prompt look at what it was sent, too.",
 )
-
-
 _PACKAGES = (grue, errors, m, decisions, llm_server)
 
 _OWN = re.findall(
@@ -237,8 +233,7 @@ def _names_of(places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def _names(module: Any) -> list[str]:
-    # The written test imports each of these names that occurs in its text. `tool` is left out, because it is
-    # a frequent word in recorded texts.
+    # The test imports each of these names that occurs in its text. `tool` is too frequent in recorded texts.
     listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
     return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]
@@ -331,8 +326,7 @@ def _replies(run: RecordedRun) -> Iterator[str]:
             case m.CompletionReceived() as reply if envelope.receiver == AGENT:
                 replies[reply.request] = reply
             case m.ReplyDropped(request=request):
-                # The recorded turn dropped this reply, because a server did not start or listed other tools
-                # than expected. The test drops no reply: its servers list their tools before the request.
+                # The test drops no reply: its servers list their tools before the request.
                 replies.pop(request, None)
     yield "REPLIES = ["
     for reply in replies.values():
@@ -440,8 +434,7 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
     parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
     passed = "".join(f", {name}={name}" for name in ordered)
     yield from ("", "")
-    # Every policy trusts the annotations of a Python function. So copy a recorded tool's annotations only if
-    # the recorded policy trusted its server.
+    # A policy trusts the annotations of functions. So copy only those that the recorded policy trusted.
     if tool.annotations is not None and (tool.trusted or tool.server in run.begun.tool_policy.trusted):
         yield f"@tool(annotations={_literal(tool.annotations)})"
     yield f"def {function}({parameters}) -> Any:"
@@ -535,9 +528,8 @@ def _settings(run: RecordedRun, *, stood_in: bool) -> Iterator[str]:
     if search is not None and stood_in and _has_searched(run):
         # The test has only the tools that were called, maybe too few to switch the search on: always search.
         search = structs.replace(search, above=0)
-    limits = structs.replace(
-        begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
-    )
+    usual_limits = {name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
+    limits = structs.replace(begun.limits, **usual_limits)
     rules: Any = structs.replace(begun.tool_policy, parking=False, trusted=())
     for name, value, usual in (
         ("limits", limits, TurnLimits()),

@@ -181,8 +181,7 @@ class Gate:
             return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # Without the lock, another thread could close the listener, and its descriptor's number could then
-        # belong to another file.
+        # Without the lock, the listener's number could belong to another file, after a close.
         with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
@@ -204,8 +203,7 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # This raises `OSError` if the process no longer waits for the answer: `pid` may then be the id of
-            # another process.
+            # Raises `OSError` if the process no longer waits: `pid` may then be the id of another process.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
@@ -219,8 +217,7 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                # Refuse `listen` for TCP: the kernel gives a socket a port even without `bind`, and Landlock
-                # checks only `bind`.
+                # The kernel gives a socket a port even without `bind`, and Landlock checks only `bind`.
                 return errno.EACCES
             own.listen(backlog)
             return 0

@@ -94,13 +94,12 @@ class Boxed:
         wanted = Wanted(network=network, unix_sockets=unix, watches=watches, ask=asks)
         serve = None if self.gate is None else self.gate.serve
         system, any_network = self._places.system, self._any_network
-        thread: ConfinedThread[Started] = ConfinedThread(
-            lambda: confine(
-                _take_ahead(system, any_network=any_network), self._places.own, wanted, self._mark
-            ),
-            start,
-            lambda: _make_ahead(system, any_network=any_network),
-        )
+
+        def confined() -> int | None:
+            ruleset = _take_ahead(system, any_network=any_network)
+            return confine(ruleset, self._places.own, wanted, self._mark)
+
+        thread = ConfinedThread(confined, start, lambda: _make_ahead(system, any_network=any_network))
         self._thread = thread
         return thread.call(serve)
 

@@ -74,10 +74,8 @@ def places_of(
         written.insert(0, _workspace(cwd))
     for path in written:
         if not os.path.exists(path):  # noqa: PTH110 - `Path` is slower, and this runs before each start
-            raise SandboxError(
-                f"The box lets the program write {path}, which does not exist.",
-                remedy="Create it, or leave it out.",
-            )
+            why = f"The box lets the program write {path}, which does not exist."
+            raise SandboxError(why, remedy="Create it, or leave it out.")
     # Resolve the program's path only once, so that the check and the rules are about the same files.
     chain = tuple(_chain(program))
     _refuse_planted_interpreter(chain, written)
@@ -89,9 +87,8 @@ def places_of(
     system = _system_rules(_state_of_system(), executable=started is None)
     run = EXECUTE if started is None else 0
     trees = _opened_trees()
-    rules = [
-        Rule(path, READ | run) for path in dict.fromkeys(real[len(written) :]) if not path.startswith(trees)
-    ]
+    others = dict.fromkeys(real[len(written) :])
+    rules = [Rule(path, READ | run) for path in others if not path.startswith(trees)]
     rules += [Rule(path, READ | WRITE | run) for path in (*real[: len(written)], scratch)]
     rules += [Rule(path, READ_FILE | EXECUTE) for path in started or ()]
     broken: dict[str, None] = {}
@@ -158,11 +155,8 @@ def is_too_wide(folder: str) -> bool:
 
 def _is_wide_workspace(folder: str) -> bool:
     mine = home()
-    return (
-        folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
-        or within(mine, folder)
-        or within(mine, real_path(folder))
-    )
+    shared = folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
+    return shared or within(mine, folder) or within(mine, real_path(folder))
 
 
 def _chain(program: str) -> Iterator[str]:
@@ -289,19 +283,17 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
 
 
 def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    # Leave out rules that another rule covers, such as one for `/lib` if it is a link into `/usr`: each rule
-    # costs microseconds whenever a ruleset is made.
+    # Each rule costs time at each start, so leave out those that others cover (`/lib` may link into `/usr`).
     found: dict[str, int] = {}
     for rule in rules:
         real = real_path(rule.path)
         found[real] = found.get(real, 0) | rule.access
-    return tuple(
-        Rule(path, access)
-        for path, access in found.items()
-        if not any(
-            path != other and within(path, other) and access & more == access for other, more in found.items()
-        )
-    )
+
+    def is_covered(path: str, access: int) -> bool:
+        others = (more for other, more in found.items() if path != other and within(path, other))
+        return any(access & more == access for more in others)
+
+    return tuple(Rule(path, access) for path, access in found.items() if not is_covered(path, access))
 
 
 def _base_python() -> tuple[str, ...]:
@@ -363,8 +355,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
             # Allow this link: virtual environments link to `python`, and an interpreter holds no secrets.
             continue
         for folder, base in bases:
-            # `folder` may itself be a link. The program cannot replace that link, so what counts is whether
-            # `real` is inside the link's target.
+            # `folder` may be a link, which the program cannot replace: compare with the link's target.
             if path != folder and within(path, folder) and not within(real, base):
                 raise SandboxError(
                     f"The box opens {path}, which is a link to {real}, and the program may write there.",

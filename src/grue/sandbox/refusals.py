@@ -78,11 +78,8 @@ def refusals(
     for line in text[-_MOST_CHARS:].splitlines():
         if len(paths) < _MOST_PATHS and _DENIED.search(line):
             speaker = _SPEAKER.match(line)
-            if (
-                speaker is not None
-                and speaker[1].isprintable()
-                and _may_start(os.path.realpath(speaker[1]), opened)
-            ):
+            named = speaker is not None and speaker[1].isprintable()
+            if speaker and named and _may_start(os.path.realpath(speaker[1]), opened):
                 line = line[speaker.end() :]
             rest = _QUOTED.sub(" ", line)
             named = [*_QUOTED.findall(line), *_PLAIN.findall(rest), *_in_folder(folder, line)]

@@ -226,8 +226,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # In a new user namespace a program has all capabilities, and can use most functions of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # Refuse to change RTTIME: by its value, which children inherit, grue finds processes that a server
-        # has left running (runtime/processes/descendants.py).
+        # By RTTIME grue finds processes that a server left running (runtime/processes/descendants.py).
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
         # These calls can change other processes of this user. The id 0 is the calling thread.
@@ -259,8 +258,7 @@ def _sockets(wanted: Wanted) -> list[bytes]:
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
     if wanted.network != "none":
-        # TCP only (with `any`, UDP too). Landlock's rules for TCP do not apply to raw and packet sockets,
-        # MPTCP, SCTP, SMC, VSOCK and Bluetooth, so these stay refused.
+        # Landlock's rules for TCP do not apply to raw sockets, MPTCP, SCTP, SMC, VSOCK and others.
         rows += [(family, _STREAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_TCP)]
         rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # 0: NETLINK_ROUTE, to list interfaces
     if wanted.network == "any":

@@ -98,8 +98,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 
 
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
-    # With `ask`, ask about each call that `policy` would allow. Never park: a person at a terminal is asked
-    # at once, and in a pipe the call is denied.
+    # Never park: a person at a terminal is asked at once, and in a pipe the call is denied.
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)
         policy = replace(policy, rules=(*asking, ToolRule(verdict="ask")))

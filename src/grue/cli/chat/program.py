@@ -173,8 +173,7 @@ class ChatProgram:
             self._screen.end(answer)
 
     def _is_final(self, error: MCPError) -> bool:
-        # At a terminal the user may go on after any error. In a pipe, end the chat after an error of the
-        # model's endpoint with which all further lines would fail too, such as a refused API key.
+        # In a pipe, all further lines would fail with the same error too, such as a refused API key.
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

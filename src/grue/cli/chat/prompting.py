@@ -31,21 +31,13 @@ from grue.runtime.secrets.redaction import Redaction
 _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2
 _LOCAL_MODES = 3  # index of the terminal's local modes in the list that `tcgetattr` returns
-_USABLE = {
-    0: termios.ICRNL,
-    1: termios.OPOST,
-    _LOCAL_MODES: termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN,
-}
+_LOCAL = termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN
+_USABLE = {0: termios.ICRNL, 1: termios.OPOST, _LOCAL_MODES: _LOCAL}
 """The modes that are on in a usable terminal, by their index in the list that `tcgetattr` returns."""
 
 _MAX_HISTORY_BYTES = 2**20
-_STYLE = Style.from_dict(
-    {
-        "prompt": "ansigreen bold",
-        "continuation": "ansibrightblack",
-        "bottom-toolbar": "noreverse fg:ansibrightblack",
-    }
-)
+_COLOURS = {"prompt": "ansigreen bold", "continuation": "ansibrightblack"}
+_STYLE = Style.from_dict({**_COLOURS, "bottom-toolbar": "noreverse fg:ansibrightblack"})
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.agent_loop.loop import RunnerOptions
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.turn.prices import Spent
+from grue.runtime.files import os_errors_as
 from grue.runtime.safe_text import well_formed, written_out
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
@@ -167,17 +168,14 @@ class Talk:
             return None
         last = self._said[-1]
         old, new = self.path / last.file, self._next_file()
-        try:
-            with old.open("rb") as source, new.open("xb") as copy:
-                new.chmod(0o600)
-                copy.write(source.read(last.size))
-        except OSError as error:
-            raise ConversationError(f"Cannot copy {old}: {error.strerror}.", path=str(old)) from error
+        copying = os_errors_as(ConversationError, f"copy {old}", path=str(old))
+        with copying, old.open("rb") as source, new.open("xb") as copy:
+            new.chmod(0o600)
+            copy.write(source.read(last.size))
         self._load(new)
         self._said.pop()
         calls = tuple(self._calls.get(last.turn, ()))
-        taken_back = facts.TakenBack(turn=last.turn, file=new.name, calls=calls)
-        self._record(taken_back)
+        self._record(taken_back := facts.TakenBack(turn=last.turn, file=new.name, calls=calls))
         return taken_back
 
     def change_model(self, model: str) -> None:
@@ -194,13 +192,10 @@ class Talk:
             copy.save(path)
             copy.close()
             return
-
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                path.chmod(0o600)
-                file.write(transcript(self.conversation.history))
-        except OSError as error:
-            raise ConversationError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
+        writing = os_errors_as(ConversationError, f"write {path}", path=str(path))
+        with writing, path.open("x", encoding="utf-8") as file:
+            path.chmod(0o600)
+            file.write(transcript(self.conversation.history))
 
     def finish(self, reason: str) -> ChatResult:
         """Record the end of the chat, write `result.json`, and return its content."""
@@ -236,11 +231,8 @@ class Talk:
         return AgentLoop(wiring.endpoint, system=system, servers=wiring.servers, on_event=on_event, **runner)
 
     def _begin(self, past: facts.ChatPast | None) -> None:
-        conditions = {
-            "model": self.model,
-            "endpoint": self.endpoint,
-            "servers": ", ".join(self._wiring.servers) or "none",
-        }
+        servers = ", ".join(self._wiring.servers) or "none"
+        conditions = {"model": self.model, "endpoint": self.endpoint, "servers": servers}
         if past is None:
             self.conversation.save(self.path / FIRST_FILE)
             started = facts.EpisodeStarted(
