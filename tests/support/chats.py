@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grue.cli.chat.options import ChatOptions, ChatWiring
 from grue.cli.chat.program import ChatProgram
 from grue.cli.chat.screen import PipeScreen
-from grue.cli.chat.talk import Talk
+from grue.cli.chat.talk import ChatOptions, ChatWiring, Talk
 from grue.cli.live_story import Line
 from grue.hosts.agent_loop import LoopEvent
 from grue.policies import ContextPolicy, ToolPolicy, ToolRule

@@ -251,9 +251,8 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         del servers[name]
 
     if not path.exists():
-        raise MCPConfigError(
-            f"There is no file of MCP servers {path}. Name another with --mcp-config; {GRUE} init writes one."
-        )
+        none = f"There is no file of MCP servers {path}"
+        raise MCPConfigError(f"{none}. Name another with --mcp-config; {GRUE} init writes one.")
     lock = tool_lock_file.lock_path(path)
     tool_lock_file.read_tool_lock(lock)  # if the lock is damaged, this raises before anything is changed
     edit_servers(path, take)

@@ -388,8 +388,8 @@ def chat(
     command line:
     echo "What is on my list?" | grue chat
     """
-    from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
     from grue.cli.chat.program import chat as run_chat
+    from grue.cli.chat.talk import INSTRUCTIONS, ChatOptions
 
     take_interrupts()
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)

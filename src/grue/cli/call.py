@@ -139,10 +139,8 @@ def _require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
     missing = [printable(name) for name in required_of(tool) if name not in arguments]
     if missing:
         taken = "\n".join(arguments_of(tool, _WIDTH))[:_MOST_CHARS]
-        raise MCPConfigError(
-            f"{printable(tool.name)} needs {', '.join(missing)}. It takes:\n{taken}\n"
-            f"For example: {example_of(tool)}"
-        )
+        needs = f"{printable(tool.name)} needs {', '.join(missing)}"
+        raise MCPConfigError(f"{needs}. It takes:\n{taken}\nFor example: {example_of(tool)}")
 
 
 def _server_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`grue fleet run`, `retry` and `stop`: run the episodes of a sweep and show the progress, or stop them."""
+"""`grue fleet run`, `retry`, `fork` and `stop`: run episodes and show the progress, or stop them."""
 
 import sys
 from pathlib import Path
@@ -93,10 +93,9 @@ def _cost(planned: PlannedWork) -> str:
     spent = planned.spent
     money = "" if not spent.money_usd else f"${spent.money_usd / done * rest:,.2f}, "
     unknown = "" if spent.money_usd or not spent.requests else " No price is known: see budget.prices."
-    return (
-        f"about {money}{spent.requests / done * rest:,.0f} requests and"
-        f" {spent.tokens / done * rest:,.0f} tokens more, by the {done:,} that are done.{unknown}"
-    )
+    requests, tokens = spent.requests / done * rest, spent.tokens / done * rest
+    more = f"{requests:,.0f} requests and {tokens:,.0f} tokens more"
+    return f"about {money}{more}, by the {done:,} that are done.{unknown}"
 
 
 def stop_fleet(directory: Path) -> None:

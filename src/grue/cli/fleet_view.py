@@ -1,4 +1,4 @@
-"""`grue fleet status`, `table`, `compare` and `show`: print what is in the folder of a fleet."""
+"""`grue fleet status`, `table`, `compare`, `show`, `failures` and `score`: print what is in a fleet."""
 
 import json
 import math

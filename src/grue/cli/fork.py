@@ -15,7 +15,7 @@ from grue import messages as m
 from grue.cli.project import known_servers
 from grue.cli.runs import FORK, RUNS
 from grue.cli.saying import GRUE, say, say_json, shown_argument, shown_path
-from grue.cli.trace_replay import text_of, value_of
+from grue.cli.trace import text_of, value_of
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import model_for

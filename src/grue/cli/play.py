@@ -205,7 +205,5 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
     counts = ", ".join(counted(count, noun) for count, noun in numbers)
     where = shown_argument(folder)
     further = f"\nTo go on: {GRUE} play --resume {where}" if result.reason == "interrupted" else ""
-    return (
-        f"\n{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}\n"
-        f"The trace is in {where}; to read it: {GRUE} trace show {where}{further}"
-    )
+    ended = f"{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}"
+    return f"\n{ended}\nThe trace is in {where}; to read it: {GRUE} trace show {where}{further}"

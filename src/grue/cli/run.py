@@ -223,7 +223,5 @@ def _summary(result: RunResult, folder: Path) -> str:
     goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: {GRUE} run --resume {where}"
     questions = "".join(f"\n  {each.name} {each.arguments}" for each in result.questions)
     ended = f"{result.reason}: {result.detail}"
-    return (
-        f"\n{ended}; {counts}, {result.duration_s:.1f} s, {result.model}{questions}\n"
-        f"The trace is in {where}; to read it: {GRUE} trace show {where}{goes_on}"
-    )
+    ended += f"; {counts}, {result.duration_s:.1f} s, {result.model}{questions}"
+    return f"\n{ended}\nThe trace is in {where}; to read it: {GRUE} trace show {where}{goes_on}"

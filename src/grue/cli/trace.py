@@ -1,4 +1,4 @@
-"""`grue trace show` and `grue trace stats`: print a trace, or its statistics."""
+"""`grue trace show`, `stats`, `cache` and `replay`: print a trace, or what can be computed from one."""
 
 import os
 import shutil
@@ -11,9 +11,12 @@ import msgspec
 from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, shown_argument, shown_path
+from grue.errors import MCPConfigError
 from grue.runtime.safe_text import printable
+from grue.tracing import replay as replaying
 from grue.tracing import show as table
 from grue.tracing import stats_table
+from grue.tracing.changes import Changes, parted
 from grue.tracing.columns import cut
 from grue.tracing.counts import EpisodeTally, count_episode
 from grue.tracing.facts import counted
@@ -101,10 +104,8 @@ def _what_there_is(episode: EpisodeReader) -> str:
     between = f", of turn {named[0]}" if named else ""
     if named[1:]:
         between = f", of the turns {named[0]} to {named[-1]}"
-    return (
-        f"It has the messages {first} to {last}{between}.\n"
-        f"Actors: {_some(actors)}.\nKinds of messages: {_some(kinds)}."
-    )
+    which = f"It has the messages {first} to {last}{between}."
+    return f"{which}\nActors: {_some(actors)}.\nKinds of messages: {_some(kinds)}."
 
 
 def _some(counts: Counter[str]) -> str:
@@ -239,3 +240,49 @@ def _sums(report: CacheReport) -> Iterator[str]:
         yield "No request breaks off"
     if any(not prompt.whole for prompt in report.prompts):
         yield "+: the trace does not hold what was said before; that part is neither counted nor compared"
+
+
+def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
+    """Replay one turn or all, and print the result; return whether all decisions are as recorded."""
+    turns: list[replaying.TurnReplay] = list(replaying.replay(open_episode(file), changes, turn=turn))
+    if turn is not None and not turns:
+        raise MCPConfigError(f"{file} has no turn {turn}.")
+    for line in replaying.render(turns, changes):
+        say(line)
+    return all(replayed.divergence is None for replayed in turns)
+
+
+def changes_from(
+    settings: Sequence[str] = (),
+    *,
+    max_iterations: int | None = None,
+    after_timeout: str | None = None,
+    system: Path | None = None,
+) -> Changes:
+    """Return the changes for a replay: `settings` (`KEY=VALUE`, `budget.KEY=VALUE`), and the others."""
+    given = (setting.partition("=") for setting in settings)
+    values = {key.strip(): value_of(value) for key, _, value in given}
+    named = {"max_tool_iterations": max_iterations, "after_timeout": after_timeout}
+    values |= {key: value for key, value in named.items() if value is not None}
+    try:
+        policy, limits = parted(values)
+        return Changes(policy=policy, limits=limits, system=None if system is None else text_of(system))
+    except ValueError as error:
+        raise MCPConfigError(f"The replay cannot use these changes: {error}.") from error
+
+
+def value_of(text: str) -> object:
+    """Parse the value of a setting as JSON; return a text that is not JSON as it is, without outer spaces."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return text.strip()
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file; raise `MCPConfigError` if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise MCPConfigError(f"Cannot read {path}: {reason}.", path=str(path)) from error

@@ -293,7 +293,7 @@ def trace_replay(
     the first decision that would have been different. The exit status is 1 if a
     decision differs from the recorded one.
     """
-    from grue.cli.trace_replay import changes_from, replay
+    from grue.cli.trace import changes_from, replay
 
     take_interrupts()
     what_if = changes_from(

@@ -182,10 +182,7 @@ def _lines(
     used = set(re.findall(r"\b[A-Za-z]\w+", "\n".join(body)))
     marks = any(line.startswith("@tool(") for line in body)
     yield f'"""Turn {begun.turn} of {_word(run.episode)}, as it was recorded: it {_ended(end)}.'
-    yield ""
-    yield from _ABOUT
-    yield '"""'
-    yield ""
+    yield from ("", *_ABOUT, '"""', "")
     if "Path" in used:
         yield "from pathlib import Path"
     yield from ("from typing import Any", "")
@@ -469,9 +466,7 @@ def _test(
     begun = run.begun
     yield from ("", "", f"def test_turn_{begun.turn}(scripted_llm: Any) -> None:")
     yield "    llm = scripted_llm(REPLIES).settings"
-    yield "    request: Any = TurnRequest("
-    yield "        user=USER,"
-    yield "        system=SYSTEM,"
+    yield "    request: Any = TurnRequest(\n        user=USER,\n        system=SYSTEM,"
     if answer:
         yield f"        answer={answer},"
     if begun.images:
@@ -483,17 +478,12 @@ def _test(
         yield "        json_results=True,"
     if begun.tools is not None:
         yield f"        tools={begun.tools!r},"
-    yield "    )"
-    yield "    runner = Runner("
-    yield "        llm=llm,"
-    yield "        servers=servers(),"
+    yield "    )\n    runner = Runner(\n        llm=llm,\n        servers=servers(),"
     yield from _settings(run, stood_in=stood_in)
     yield "    )"
     if isinstance(end, m.TurnCompleted):
-        yield "    with runner:"
-        yield "        outcome = runner.run_turn(request)"
-        yield "    assert_calls("
-        yield "        outcome,"
+        yield "    with runner:\n        outcome = runner.run_turn(request)"
+        yield "    assert_calls(\n        outcome,"
         for call in end.tool_calls:
             yield f"        {_called(call, asserted=not stood_in or call.name != _FIND_TOOLS)},"
         yield "    )"
@@ -505,8 +495,7 @@ def _test(
         yield from _cuts(run, end)
         return
     error = "ApprovalPending" if isinstance(end, m.TurnParked) else "AnswerError"
-    yield f"    with runner, pytest.raises({error}):"
-    yield "        runner.run_turn(request)"
+    yield f"    with runner, pytest.raises({error}):\n        runner.run_turn(request)"
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:

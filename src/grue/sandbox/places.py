@@ -336,10 +336,8 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)
         if changeable and not any(within(then, each) for each in written) and not _is_interpreter(then):
-            raise SandboxError(
-                f"{path} leads to {then}, and the program may write the folder that it is in.",
-                remedy="The program may have made it so. Name the program where it is.",
-            )
+            why = f"{path} leads to {then}, and the program may write the folder that it is in."
+            raise SandboxError(why, remedy="The program may have made it so. Name the program where it is.")
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
@@ -357,10 +355,9 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         for folder, base in bases:
             # `folder` may be a link, which the program cannot replace: compare with the link's target.
             if path != folder and within(path, folder) and not within(real, base):
-                raise SandboxError(
-                    f"The box opens {path}, which is a link to {real}, and the program may write there.",
-                    remedy="The program may have made it. Remove the link, or name where it leads.",
-                )
+                why = f"The box opens {path}, which is a link to {real}, and the program may write there."
+                remedy = "The program may have made it. Remove the link, or name where it leads."
+                raise SandboxError(why, remedy=remedy)
     return found
 
 

@@ -78,8 +78,8 @@ def refusals(
     for line in text[-_MOST_CHARS:].splitlines():
         if len(paths) < _MOST_PATHS and _DENIED.search(line):
             speaker = _SPEAKER.match(line)
-            named = speaker is not None and speaker[1].isprintable()
-            if speaker and named and _may_start(os.path.realpath(speaker[1]), opened):
+            plain = speaker is not None and speaker[1].isprintable()
+            if speaker and plain and _may_start(os.path.realpath(speaker[1]), opened):
                 line = line[speaker.end() :]
             rest = _QUOTED.sub(" ", line)
             named = [*_QUOTED.findall(line), *_PLAIN.findall(rest), *_in_folder(folder, line)]
@@ -134,9 +134,8 @@ def _lines(log: str) -> Iterator[str]:
             for _ in range(_MOST_RECORDS):
                 # EPIPE means that the kernel has overwritten the next record. The next `read` skips it.
                 with contextlib.suppress(BrokenPipeError):
-                    yield (
-                        os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")
-                    )
+                    record = os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace")
+                    yield record.replace("\\x5c", "\\")
             return
         os.lseek(descriptor, max(0, os.fstat(descriptor).st_size - _MOST_LOG_BYTES), os.SEEK_SET)
         yield from os.read(descriptor, _MOST_LOG_BYTES).decode("utf-8", "replace").splitlines()

@@ -86,10 +86,8 @@ def _network(box: Sandbox) -> Iterator[str]:
         yield _ANY_NETWORK
     elsewhere = [str(host) for host in box.hosts if host.host not in _LOOPBACK]
     if elsewhere:
-        raise SandboxError(
-            f"A Seatbelt profile cannot name hosts of other machines, as {', '.join(elsewhere)}.",
-            remedy='Leave them out, or write "network": true.',
-        )
+        why = f"A Seatbelt profile cannot name hosts of other machines, as {', '.join(elsewhere)}."
+        raise SandboxError(why, remedy='Leave them out, or write "network": true.')
     ports = dict.fromkeys(port for host in box.hosts for port in host.ports)
     if ports:
         listed = " ".join(f'(remote ip "localhost:{port}")' for port in ports)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from grue import ContextPolicy, StdioServer, ToolSearch
 from grue.cli.app import app
 from grue.cli.chat import program
-from grue.cli.chat.options import ChatOptions, wire_chat
+from grue.cli.chat.talk import ChatOptions, wire_chat
 from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 

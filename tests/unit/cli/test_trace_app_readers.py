@@ -7,7 +7,7 @@ from episode_scenes import SCENES
 from recorded_turns import Play, Tape
 from trace_files import TraceFile
 
-from grue.cli.trace_replay import changes_from, replay
+from grue.cli.trace import changes_from, replay
 from grue.cli.trace_views import diagram, diff
 from grue.errors import MCPConfigError
 from grue.messages import RunTurn

@@ -10,10 +10,9 @@ from grue.cli.chat import lines
 from grue.cli.chat.asking import CallsQuestion, ServerQuestion
 from grue.cli.chat.commands import ChatCommands, UnknownCommand
 from grue.cli.chat.facts import read_chat
-from grue.cli.chat.options import ChatOptions, as_started, wire_chat
 from grue.cli.chat.person import LineReader, Person, Reader
 from grue.cli.chat.screen import Noticed, PipeScreen, Screen, TerminalScreen
-from grue.cli.chat.talk import Talk
+from grue.cli.chat.talk import ChatOptions, Talk, as_started, wire_chat
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import GRUE, from_here, shown_argument, shown_path
@@ -174,8 +173,5 @@ class ChatProgram:
 
     def _is_final(self, error: MCPError) -> bool:
         # In a pipe, all further lines would fail with the same error too, such as a refused API key.
-        return (
-            not self.reader.asks
-            and isinstance(error, LLMError)
-            and ends_episode(error, answered=bool(self.talk.spent.requests))
-        )
+        answered = bool(self.talk.spent.requests)
+        return not self.reader.asks and isinstance(error, LLMError) and ends_episode(error, answered=answered)

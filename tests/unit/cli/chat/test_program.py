@@ -11,8 +11,8 @@ from chats import ASKING, KeptScreen, ScriptedReader, cave, run_program
 
 from grue import ServerOptions, StdioServer
 from grue.cli.chat import lines, program
-from grue.cli.chat.options import ChatOptions
 from grue.cli.chat.person import NOBODY, LineReader
+from grue.cli.chat.talk import ChatOptions
 from grue.errors import ConversationError
 from grue.policies import ToolPolicy, ToolRule
 from grue.testing.fake_tools import FakeToolServer
