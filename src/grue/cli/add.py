@@ -79,7 +79,7 @@ class Adding(Struct, frozen=True, kw_only=True):
 
 
 def add_server(adding: Adding) -> bool:
-    """Add a server; return `False` if its start failed. One that lacks a variable is not started."""
+    """Add a server, start it unless a variable is not set, and return `False` if the start failed."""
     config = GameConfiguration.of_project()
     path = adding.mcp_config or config.mcp_config_path
     answers = _Answers(adding.values, ask=_at_a_terminal() and not adding.yes)

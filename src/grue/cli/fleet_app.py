@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import typer
 
+from grue.cli import options as opt
 from grue.cli import take_interrupts
-from grue.cli.options import CHANGES, JSON, OPEN_PAGE, OTHER_MODEL, OTHER_SYSTEM, OTHER_URL, finite, out
 from grue.cli.plain_errors import FAILED, USAGE, Commands
 
 _ABOUT = """Run thousands of episodes and compare their results.
@@ -107,9 +107,7 @@ def run(
     from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
 
     take_interrupts()
-    options = FleetRunOptions(
-        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
-    )
+    options = opt.options_of(FleetRunOptions, locals())
     if not plan:
         return run_fleet(options)
     print_plan(options)
@@ -135,10 +133,7 @@ def retry(
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
     take_interrupts()
-    options = FleetRunOptions(
-        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
-    )
-    return run_fleet(options, retry=True)
+    return run_fleet(opt.options_of(FleetRunOptions, locals()), retry=True)
 
 
 _WHERE = typer.Option(
@@ -175,10 +170,10 @@ def fork(
         "folder, or a trace.jsonl.",
     ),
     where: str = _WHERE,
-    model: str | None = OTHER_MODEL,
-    base_url: str | None = OTHER_URL,
-    system: Path | None = OTHER_SYSTEM,
-    settings: list[str] | None = CHANGES,
+    model: str | None = opt.OTHER_MODEL,
+    base_url: str | None = opt.OTHER_URL,
+    system: Path | None = opt.OTHER_SYSTEM,
+    settings: list[str] | None = opt.CHANGES,
     misses: Literal["fail", "call"] = typer.Option(
         "fail",
         metavar="fail|call",
@@ -234,7 +229,7 @@ def fork(
 
 
 @fleet_app.command()
-def status(directory: Path = _DIRECTORY, as_json: bool = JSON) -> None:
+def status(directory: Path = _DIRECTORY, as_json: bool = opt.JSON) -> None:
     """Print how many episodes of a fleet's latest sweep are done. The sweep may still be running.
 
     The latest sweep is the one that was run last in this folder.
@@ -260,7 +255,7 @@ def table(
     directory: Path = _DIRECTORY,
     by: str | None = _by("Print a row", "24 rows"),
     every: bool = typer.Option(False, "--all", help="Also count episodes that are not in the latest sweep."),
-    as_json: bool = JSON,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Print a table with a row per combination of settings: mean scores and standard errors.
 
@@ -280,7 +275,7 @@ def _pass(otherwise: str) -> Any:
     return typer.Option(
         None,
         "--pass",
-        callback=finite,
+        callback=opt.finite,
         metavar="SCORE",
         help="An episode passes if it has this score or a better one.",
         show_default=f"1, with --lower-is-better 0. If any score is below 0 or above 1: {otherwise}",
@@ -290,7 +285,7 @@ def _pass(otherwise: str) -> Any:
 _PASS = _pass("all scores pass")
 _FAILED_AS = typer.Option(
     None,
-    callback=finite,
+    callback=opt.finite,
     metavar="SCORE",
     help="The score to use for an episode in which the sweep's function has failed.",
     show_default="0; with --lower-is-better, you have to give one if an episode has failed",
@@ -321,7 +316,7 @@ def compare(
     ),
     fail_if_worse: float | None = typer.Option(
         None,
-        callback=finite,
+        callback=opt.finite,
         metavar="LOSS",
         help="For CI jobs: let the exit status say whether B's mean score is worse than A's by LOSS, "
         "such as 0.05, or more. Needs numpy and scipy. The exit status is:\n\n"
@@ -342,7 +337,7 @@ def compare(
     every: bool = typer.Option(
         False, "--all", help="List all cases whose scores differ, not only those that differ most."
     ),
-    as_json: bool = JSON,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
@@ -435,7 +430,7 @@ def failures(
     every: bool = typer.Option(
         False, "--all", help="List all episodes of each group, not only three of them."
     ),
-    as_json: bool = JSON,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
@@ -466,8 +461,8 @@ def report(
     failed_as: float | None = _FAILED_AS,
     lower_is_better: bool = _LOWER_IS_BETTER,
     by: str | None = _by("Show the scores", "12 combinations"),
-    out: Path | None = out("DIR/report.html"),
-    open_browser: bool = OPEN_PAGE,
+    out: Path | None = opt.out("DIR/report.html"),
+    open_browser: bool = opt.OPEN_PAGE,
 ) -> None:
     """Write an HTML page about the latest sweep: costs, cases, failures, episodes, scores by settings.
 

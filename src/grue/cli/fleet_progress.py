@@ -25,7 +25,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The state of a fleet, as the display shows it."""
 
     tally: Tally
-    running: dict[str, float]  # the monotonic time of its start, by the episode's id
+    running: dict[str, float]  # when each episode was submitted (monotonic), by its id
     costs: Costs  # of all runs; if this run has no limits, its own requests are not counted
     elapsed_s: float
 

@@ -167,7 +167,6 @@ class Story:
     def _noted(self, body: m.ServerNoted) -> Iterator[Line]:
         if body.kind == "progress" and not self._beside_status:
             yield Line(f"    … {printable(body.text, _TEXT_CHARS)}", DIM, "      ")
-
         yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:

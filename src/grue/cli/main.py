@@ -18,7 +18,7 @@ All commands: grue --help
 
 
 def main() -> None:
-    """Run the command line and exit: 0 finished, 1 failed, 2 usage, 130 interrupted, or as a help says."""
+    """Run the command line and exit: 0 finished, 1 failed, 2 usage, 130 interrupted; see also --help."""
     quit_at_once()
     try:
         _make_streams_usable()

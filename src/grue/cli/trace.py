@@ -24,7 +24,6 @@ from grue.tracing.filters import EVERYTHING, Filter, turn_of_line
 from grue.tracing.message_words import kind_of_line
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cache_report, told
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode
-from grue.tracing.show import printable_json
 
 _UNKNOWN_WIDTH = 100
 _MOST_NAMES, _NAME_CHARS = 30, 60
@@ -184,7 +183,7 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
     reader = open_episode(file)
     report = cache_report(reader.header.episode, reader)
     as_table = render(report, table_width(width))
-    print_lines([printable_json(msgspec.json.encode(report))] if as_json else as_table)
+    print_lines([table.printable_json(msgspec.json.encode(report))] if as_json else as_table)
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
@@ -259,7 +258,7 @@ def changes_from(
     after_timeout: str | None = None,
     system: Path | None = None,
 ) -> Changes:
-    """Return the changes for a replay: `settings` (`KEY=VALUE`, `budget.KEY=VALUE`), and the others."""
+    """Return the changes for a replay. Each of `settings` is `KEY=VALUE`; `system` is a prompt's file."""
     given = (setting.partition("=") for setting in settings)
     values = {key.strip(): value_of(value) for key, _, value in given}
     named = {"max_tool_iterations": max_iterations, "after_timeout": after_timeout}

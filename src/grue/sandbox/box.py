@@ -32,7 +32,7 @@ _VSCODE = {
 
 
 class HostPort(Struct, frozen=True):
-    """A host, in lower case (a name, an address, or `*.example.com` for names below), and allowed ports."""
+    """A host and its allowed ports. The host, in lower case, may be `*.example.com`: any name below that."""
 
     host: str
     ports: tuple[int, ...]

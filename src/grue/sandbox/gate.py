@@ -93,7 +93,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start the thread that runs the proxy and answers `listener`. `RuntimeError`: there are too many."""
+        """Start the thread that runs the proxy and decides about the calls that `listener` reports."""
         self._listener = listener
         thread = threading.Thread(target=self._wait, args=(listener,), name="grue-gate", daemon=True)
         thread.start()
@@ -171,7 +171,7 @@ class Gate:
     def _decide(
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
     ) -> tuple[int, int] | None:
-        """Make an allowed call in the program's place. Return errno (or 0) and flags; `None`: by a thread."""
+        """Answer a system call: return errno (0: success) and flags; `None`: another thread answers."""
         if call == known_machine().calls["listen"]:
             return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
         found = self._asked(listener, key, pid, *arguments[:3])

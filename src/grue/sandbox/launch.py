@@ -279,7 +279,7 @@ class _Ahead(Struct, frozen=True):
 
     system: tuple[Rule, ...]
     ruleset: int
-    process: int  # a forked child must not use it: its parent adds rules
+    process: int  # id of the maker: a forked child must not use the ruleset
 
 
 _ahead: dict[bool, _Ahead] = {}
@@ -307,7 +307,7 @@ def _no_thread(full: RuntimeError) -> SandboxError:
 
 
 class ConfinedThread(Generic[Started]):
-    """A thread that calls `confined` (enters a box), then `start`, and after `go_on` still `afterwards`.
+    """A thread that enters a box (`confined`), calls `start`, waits for `go_on`, and calls `afterwards`.
 
     A `threading.Thread` would take 0.1 ms more to start.
     """

@@ -49,10 +49,10 @@ _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
 class Places(Struct, frozen=True):
     """What a box opens, for one program on this machine."""
 
-    system: tuple[Rule, ...]  # the same object while the system does not change; empty if anything is hidden
+    system: tuple[Rule, ...]  # the same object until the system's files change; empty if something is hidden
     own: tuple[Rule, ...]  # rules for all other files
-    opened: tuple[str, ...]  # besides the system's files
-    written: tuple[str, ...]  # besides the scratch folder
+    opened: tuple[str, ...]  # what the program may read besides the system's files
+    written: tuple[str, ...]  # what the program may write besides the scratch folder
     broken: tuple[str, ...] = ()  # folders with something hidden: rules for each of their entries
 
     @property
@@ -100,7 +100,7 @@ def places_of(
 def own_folders(
     chain: Sequence[str], args: Sequence[str], cwd: str, written: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the folders of a program's and its script's installation. `chain`: file, links, interpreters."""
+    """Return the folders of the installation of a program (`chain`) and of its script (in `args`)."""
     found: list[str] = []
     for path in chain:
         found += _installation(path, written)

@@ -166,7 +166,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     network: str  # `none`; `tcp`: only TCP, which the `Gate` decides about; `any`: TCP and UDP
     unix_sockets: bool = False
-    watches: bool = False  # may watch any folder with inotify
+    watches: bool = False  # whether the program may watch any folder with inotify
     ask: tuple[str, ...] = ()  # system calls about which the filter asks the `Gate`
 
 

@@ -175,7 +175,7 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks the person at the terminal, by a new `reader()` for each question. Hides secrets."""
+    """Asks the person at the terminal. `reader()` reads an answer; `redaction` knows what is not shown."""
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
         self._reader = reader
@@ -216,7 +216,7 @@ class Person:
                     return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
 
     def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Ask for the values of a server's form; without a form, whether what the server wants is done."""
+        """Ask the person for the input that a server requests. `Declined` says why there is none."""
         reader = self._reader()
         if not reader.asks:
             return Declined("there is no terminal to ask at")

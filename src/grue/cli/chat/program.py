@@ -110,7 +110,7 @@ class ChatProgram:
         self._person = Person(lambda: self.reader, screen, redaction)
 
     def run(self) -> None:
-        """Read and answer until the input ends, the user types `/quit`, or a pipe's error ends the chat."""
+        """Read and answer until `/quit`, the end of the input or, in a pipe, an error that ends the chat."""
         commands = ChatCommands(self.talk, self._screen, self._here)
         while True:
             try:

@@ -64,7 +64,7 @@ RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")
 
 
 def as_started(options: ChatOptions, past: facts.ChatPast) -> ChatOptions:
-    """Return a chat's recorded options, with the last chosen model, and `quiet` and a given time limit."""
+    """Return the options of a resumed chat: the recorded ones, its last model, and what is given anew."""
     started = resumed_options(options, past.started.settings, (*RECORDED, "started_in"), "grue chat")
     return replace(
         started,
@@ -138,17 +138,8 @@ def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:
     return LlmEndpoint(settings)
 
 
-_TOLD = (
-    m.ServerNoted,
-    m.ToolDrifted,
-    m.ToolsUnseen,
-    m.ModelPassedOver,
-    m.CompletionRetried,
-    m.ReplyCut,
-    m.CostUncounted,
-    m.FinalForced,
-    m.McpDisabled,
-)
+_TOLD = (m.ServerNoted, m.ToolDrifted, m.ToolsUnseen, m.ModelPassedOver, m.CompletionRetried)
+_TOLD += (m.ReplyCut, m.CostUncounted, m.FinalForced, m.McpDisabled)
 """Kinds of messages that a chat shows while a turn runs."""
 
 
