@@ -138,8 +138,8 @@ def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:
     return LlmEndpoint(settings)
 
 
-_TOLD = (m.ServerNoted, m.ToolDrifted, m.ToolsUnseen, m.ModelPassedOver, m.CompletionRetried)
-_TOLD += (m.ReplyCut, m.CostUncounted, m.FinalForced, m.McpDisabled)
+_OF_SERVERS = (m.ServerNoted, m.ToolDrifted, m.ToolsUnseen, m.McpDisabled)
+_TOLD = (*_OF_SERVERS, m.ModelPassedOver, m.CompletionRetried, m.ReplyCut, m.CostUncounted, m.FinalForced)
 """Kinds of messages that a chat shows while a turn runs."""
 
 
