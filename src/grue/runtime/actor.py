@@ -51,16 +51,10 @@ class Tap(Protocol):
 
 
 class Mailbox(Generic[M]):
-    """A named queue of envelopes with one reader.
+    """A named queue of envelopes with one reader; `name` is the receiver in each envelope.
 
     Each envelope is recorded and queued without an `await` in between: trace and mailbox have the same order.
-
-    Args:
-        name: The owner's name, which is the receiver in every envelope of this mailbox.
-        bound: How many messages the mailbox holds before a sender has to wait; at least 1.
-
-    Raises:
-        ValueError: `bound` is less than 1.
+    The mailbox holds `bound` messages before a sender has to wait; `ValueError` if `bound` is less than 1.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int = BOUND) -> None:
@@ -194,10 +188,7 @@ class Mailbox(Generic[M]):
 
 
 class ReplyChannel:
-    """Carries the reply to one ask.
-
-    The reply bypasses mailboxes. Otherwise two actors with full mailboxes that ask each other would deadlock.
-    """
+    """Carries the reply to one ask, past all mailboxes: two actors with full ones may ask each other."""
 
     def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
         self._answerer = answerer
@@ -208,11 +199,7 @@ class ReplyChannel:
         self._abandoned = False
 
     def give(self, body: object, *, cause: int | None = None) -> None:
-        """Record the reply and wake the asker.
-
-        Raises:
-            RuntimeError: A reply was given already, or the channel was abandoned.
-        """
+        """Record the reply and wake the asker; raises `RuntimeError` after an earlier reply or `abandon`."""
         if self._given.is_set():
             raise RuntimeError(f"{self._answerer} replied twice to {self._asker}")
         self._tap(body, sender=self._answerer, receiver=self._asker, cause=cause)
@@ -242,12 +229,7 @@ class Note(Protocol):
 
 
 class Actor(Generic[M]):
-    """An actor that takes messages of type `M`.
-
-    Attributes:
-        mailbox: The mailbox that only this actor reads.
-        name: The mailbox's name, which is sender and receiver in the trace.
-    """
+    """An actor that takes messages of type `M`. Only the actor reads its `mailbox`, whose name it has."""
 
     def __init__(self, mailbox: Mailbox[M]) -> None:
         self.mailbox = mailbox
@@ -285,9 +267,8 @@ def reply(envelope: Envelope[Any], body: object) -> None:
 class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
     """Trace note: an actor, or the host's code (`actor` is then `host`), raised an unexpected exception.
 
-    Attributes:
-        error: Type and text of the exception, and the name of the host's code that raised it, if known.
-        where: `FILE:LINE FUNCTION` of the traceback's last frames, at most five, the innermost last.
+    `error` has the type and text of the exception, and the name of the host's code that raised it, if known.
+    `where`: `FILE:LINE FUNCTION` of the traceback's last frames, at most five, the innermost last.
     """
 
     actor: str
@@ -298,26 +279,19 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 class Supervisor:
     """An async context manager around a group of actors.
 
-    If the block ends without an exception, all mailboxes are closed, and each actor has `stop_grace_s` to
-    handle the messages in its mailbox. Then, or at once if the block raises, the actors that still run are
-    cancelled. An actor that sends to a closed mailbox does not count as crashed if the block is being left,
-    or if an actor that was started with `whole=True` has returned.
+    When the block ends, all mailboxes are closed, and each actor has `stop_grace_s` to handle the messages in
+    its mailbox. Then, or at once if the block raises, the actors that still run are cancelled. An actor that
+    sends to a closed mailbox does not count as crashed if the block is being left, or if an actor that was
+    started with `whole=True` has returned. `turn` is the number of the turn that the envelopes belong to; 0
+    outside turns.
 
     The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's
     task itself, and a shielded scope does not protect against that. The actors' tasks are cancelled through
     the group's scope, and a shielded scope protects them.
 
-    Args:
-        turn: Number of the turn that the envelopes belong to; 0 outside turns. The owner of a group that
-            lives for several turns sets the attribute `turn` anew for each turn.
-        stop_grace_s: Seconds an actor has to finish by itself.
-
-    Raises:
-        TraceError: On leaving, if the trace could not be written.
-        ActorCrashed: On leaving, if an actor, or code of the host in the block, raised an `Exception` other
-            than `TraceError`, or a `CancelledError` or `GeneratorExit` that does not end its task. That
-            exception is the `__cause__`. The text says whether code of the host raised it.
-        BaseException: On leaving, if an actor raised another exception that is not an `Exception`.
+    Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an `Exception`, or a
+    `CancelledError` or `GeneratorExit` that does not end its task. A `TraceError`, or an exception such as
+    `KeyboardInterrupt`, is raised as it is.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -342,10 +316,9 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task. When the actor ends, its mailbox is abandoned.
+        """Run an actor in a new task. Cancelling the returned scope ends this actor only.
 
-        `whole`: when this actor returns, the work of all actors of this supervisor is done. Cancelling the
-        returned scope ends this actor only.
+        `whole`: when this actor returns, the work of all actors of this supervisor is done.
         """
         scope = anyio.CancelScope()
         if not self._running:
@@ -355,10 +328,7 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Record `error` and cancel all actors.
-
-        `__aexit__` then raises the first recorded error, unless the block has raised an error of grue's own.
-        """
+        """Record `error` and cancel all actors. `__aexit__` raises the first error that was recorded."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
@@ -450,10 +420,7 @@ class Supervisor:
 
 
 def raise_crash(actor: str, error: BaseException) -> Never:
-    """Raise `ActorCrashed` from `error`.
-
-    Raise `error` itself if it is a `TraceError`, or an exception such as `KeyboardInterrupt`.
-    """
+    """Raise `ActorCrashed`, or `error` itself if it is a `TraceError` or such as a `KeyboardInterrupt`."""
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

@@ -1,7 +1,4 @@
-"""Read files that other programs may have damaged, replace whole files atomically, and append lines.
-
-Most functions raise `OSError`, which the caller can translate with `os_errors_as`.
-"""
+"""Read files that other programs may have damaged, replace whole files atomically, and append lines."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.field_checks import shown
 
 MAX_LINE_BYTES = 512 * 2**20
-"""Longest trace line and largest payload that is read. A model's reply has at most 64 MiB (in a batch).
-Even with every character escaped, such a reply is below this limit."""
+"""Longest trace line and largest payload that is read: more than a batch's reply (64 MiB), all escaped."""
 
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
@@ -58,11 +54,7 @@ def expanded(path: str) -> Path:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. A pipe is refused at once, without waiting for its other end.
-
-    Raises:
-        OSError: The file cannot be opened for reading, or it is a folder, pipe, socket or device.
-    """
+    """Open a regular file for reading; raises `OSError` for others. A pipe is refused without waiting."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:
@@ -85,11 +77,7 @@ def require_regular(descriptor: int) -> None:
 
 
 def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: The file cannot be read, is not a regular file, or has more than `max_bytes` bytes.
-    """
+    """Return the content of a regular file; raises `OSError`, also if it has more than `max_bytes`."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
             raise _too_large(max_bytes)
@@ -100,12 +88,9 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line with its newline. The last line may have none; at the end the line is `b""`.
+    """Return the next line with its newline, if it has one; `b""` at the end.
 
-    A line that is longer than `max_bytes`, which is at least 1 MiB, is not read into memory.
-
-    Raises:
-        OSError: The file cannot be read, or the line is longer than `max_bytes`.
+    Raises `OSError` for a line longer than `max_bytes` (at least 1 MiB), without reading it into memory.
     """
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
@@ -143,11 +128,7 @@ def write_whole(
     draft: str | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Write a whole file, new or in place of an old one. The other arguments are those of `replacing`.
-
-    Raises:
-        OSError: The file cannot be written; the old file stays.
-    """
+    """Write a whole file in place of any old one. The other arguments, and errors, are as in `replacing`."""
     with replacing(path, mode=mode, fsync=fsync, draft=draft, dir_fd=dir_fd) as file:
         file.write(content)
 
@@ -163,16 +144,10 @@ def replacing(
 ) -> Iterator[BinaryIO]:
     """Open a draft for writing; it takes the place of `path` when the block ends without an error.
 
-    Args:
-        path: The file. Its folder has to exist.
-        mode: The permissions of the new file, less the process's umask.
-        fsync: Wait until the content is on the disk. Otherwise a crash of the machine can lose the content.
-        draft: A fixed name for the draft, in the folder of `path`, for a file that has one writer at a time:
-            the next write removes the draft of a killed writer. `None`: a random name.
-        dir_fd: The open folder that `path` is relative to; `None`: the working directory.
-
-    Raises:
-        OSError: The file cannot be written; the old file stays.
+    Raises `OSError` if that fails; the old file stays. `fsync`: wait until the content is on the disk;
+    otherwise a crash of the machine can lose it. `draft`: a fixed name for the draft, for a file that has one
+    writer at a time, whose next write removes the draft of a killed writer; `None`: a random name. `dir_fd`:
+    the open folder that `path` is relative to; `None`: the working directory.
     """
     if str(path.parent) == "/dev":  # as root, `os.replace` below would put a file in place of a device
         raise OSError(errno.EINVAL, "it is among the devices")
@@ -198,11 +173,7 @@ def draft_beside(path: Path) -> Path:
 def drafted(
     path: Path, *, mode: int = 0o600, fsync: bool = False, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Create a file, which must not exist yet, and open it for writing. If the block fails, remove it.
-
-    Raises:
-        OSError: The file cannot be created or written.
-    """
+    """Create a file, which must not exist yet, and open it for writing. If the block fails, remove it."""
     descriptor = os.open(path, _FLAGS, mode, dir_fd=dir_fd)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -220,16 +191,11 @@ _LOOK_BACK = 65_536
 
 
 class LineFile:
-    """Append lines to a file. When `write` returns, the line has been passed to the operating system.
+    """Appends lines to a file. When `write` returns, the line has been passed to the operating system.
 
     A file that does not exist is created; a regular file gets the permissions 0600. In errors, `what` says
-    what the file is, such as `event log`. Every `TraceError` names the path and the cause.
-
-    Raises:
-        TraceError: The file cannot be created, or opened for writing.
-
-    Attributes:
-        place: The absolute path, which stays right if the program changes its working directory.
+    what the file is, such as `event log`. `place` is the absolute path, which stays right if the program
+    changes its working directory. Methods raise `TraceError`, which names the path and the cause.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -256,10 +222,9 @@ class LineFile:
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Lock the file. Return `False` if another process, or another `LineFile`, has locked the file.
+        """Lock the file until it is closed; `False`: another process, or another `LineFile`, has locked it.
 
-        The lock is advisory. It ends when the file is closed, at the latest with the process. On a file
-        system without locks this method does nothing and returns `True`.
+        The lock is advisory. On a file system without locks, return `True`.
         """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -286,11 +251,7 @@ class LineFile:
             raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
 
     def last_line(self) -> bytes:
-        """Return the last line, with its newline if it has one.
-
-        Raises:
-            TraceError: The line is longer than `MAX_LINE_BYTES`.
-        """
+        """Return the last line, with its newline if it has one; raises `TraceError` over `MAX_LINE_BYTES`."""
         size = self.size
         start = self._line_start(size - 1)
         if size - start > MAX_LINE_BYTES:

@@ -29,10 +29,8 @@ _ASIDE_S = 20e-6
 
 
 def let_others_run() -> None:
-    """Let another thread have the GIL. Call this between two steps of long work.
-
-    `sleep(0)` would not help: this thread would take the GIL again before the other thread is awake.
-    """
+    """Let another thread have the GIL. Call this between two steps of long work."""
+    # `sleep(0)` would not help: this thread would take the GIL again before the other is awake.
     sleep(_ASIDE_S)
 
 
@@ -72,10 +70,10 @@ class CutLineError(Exception):
 
 
 class LineBuffer:
-    """A buffer that takes chunks and returns lines, in linear time and bounded memory.
+    """Takes chunks and returns lines, in linear time and bounded memory.
 
-    Of a line longer than `max_message_bytes` the buffer keeps only the first and the last bytes. These
-    usually contain the id of the request that the line answers.
+    Of a line longer than `max_message_bytes` it keeps only the first and the last bytes, which usually
+    contain the id of the request that the line answers.
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
@@ -93,9 +91,8 @@ class LineBuffer:
     def take(self) -> bytes | None:
         """Return the next complete line without its newline; `None`: no complete line has arrived yet.
 
-        Raises:
-            CutLineError: The next line is longer than `max_message_bytes`. It is removed from the buffer.
-            LineTooLongError: More than `max_line_bytes` came without a newline.
+        Raises `CutLineError` for a line longer than `max_message_bytes`, which is removed from the buffer,
+        and `LineTooLongError` if more than `max_line_bytes` came without a newline.
         """
         found = self._end(self._received, self._searched)
         if found is not None:
@@ -141,10 +138,10 @@ class LineBuffer:
 
 
 class EventBuffer(LineBuffer):
-    """A buffer that returns server-sent events, each without the empty line that ends it.
+    """Returns server-sent events, each without the empty line that ends it.
 
-    A server may send comments for ever, to keep the connection open. So comments and empty lines before an
-    event are dropped as they come; otherwise the next event would get too long.
+    Comments and empty lines before an event are dropped as they come, because a server may send comments for
+    ever to keep the connection open.
     """
 
     def feed(self, chunk: bytes) -> None:

@@ -20,11 +20,7 @@ from grue.errors import MCPError
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Translate an `OSError` of the imports in the block.
-
-    Raises:
-        MCPError: A module's file could not be read, for instance because too many files are open.
-    """
+    """Raise an `OSError` of the imports in the block, such as too many open files, as `MCPError`."""
     try:
         yield
     except OSError as error:
@@ -43,10 +39,7 @@ def is_loaded(*names: str) -> bool:
 
 
 def load_all(*names: str) -> None:
-    """Import modules. Call this in a thread, so that the event loop is not blocked.
-
-    Only one thread imports at a time, so that none finds a half-loaded module. Raises the errors of `load`.
-    """
+    """Import modules. Call this in a thread, so that the event loop is not blocked. Raises as `load` does."""
     with _one_at_a_time:
         missing = {name for name in names if name not in sys.modules}
         _under_way.update(missing)
@@ -58,12 +51,7 @@ def load_all(*names: str) -> None:
 
 
 def load(name: str) -> ModuleType:
-    """Import a module by its whole name.
-
-    Raises:
-        ImportError: The module cannot be imported.
-        MCPError: A file could not be read.
-    """
+    """Import a module by its whole name; raises `ImportError`, or `MCPError` if a file cannot be read."""
     with importing():
         return importlib.import_module(name)
 
@@ -75,8 +63,7 @@ _OTHERS_WITHIN_S = 5.0
 """How long a fork waits for imports of other code. An import may run a program's whole main loop."""
 
 _outlasted: set[int] = set()
-"""Ids of threads whose imports of other code took longer than `_OTHERS_WITHIN_S`. No fork waits for such
-imports in these threads any more."""
+"""Ids of threads whose imports of other code took longer than `_OTHERS_WITHIN_S`: no fork waits for them."""
 
 
 _SWITCH_S = 0.2
@@ -117,10 +104,7 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return the work (`_work_in`) of each thread but this one, by the thread's id.
-
-    Left out are threads with the work "", and threads in `_outlasted` with the work "others".
-    """
+    """Return the work (`_work_in`) of the other threads that a fork may have to wait for, by thread id."""
     # Find this thread by its frame: under gevent, `threading.get_ident` returns the numbers of greenlets.
     here, frames = sys._getframe(), sys._current_frames()  # noqa: SLF001 - the documented names
     found = {thread: _work_in(frame) for thread, frame in frames.items() if frame is not here}

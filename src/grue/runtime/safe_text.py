@@ -30,10 +30,7 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """Return any text, lone surrogates included, as one line of printable characters.
-
-    A line of more than `limit` characters is cut and ends in an ellipsis. `limit` is at least 1.
-    """
+    """Return any text as one line of printable characters, cut to `limit` (at least 1) with an ellipsis."""
     if limit is not None:
         # Escaping never shortens a text, so the rest is not needed. It may be megabytes long.
         text = text[: limit + 1]
@@ -48,18 +45,12 @@ def clipped(text: str, limit: int) -> str:
 
 
 def beginning(text: str, limit: int) -> str:
-    """Return the first `limit` characters of a text, with an ellipsis if it was cut.
-
-    A later redaction recognises the beginning of a cut secret by the ellipsis.
-    """
+    """Return the first `limit` characters of a text. An ellipsis tells a later redaction that it was cut."""
     return text if len(text) <= limit else text[:limit] + ELLIPSIS
 
 
 def shortened(text: str, limit: int) -> str:
-    """Cut the middle out of a text that is longer than `limit`, and put an ellipsis there.
-
-    Redact the text first, because the rest of a secret would not be recognised after the cut.
-    """
+    """Cut the middle out of a text longer than `limit`. Redact it first: a cut secret is not recognised."""
     if len(text) <= limit:
         return text
     end = limit // 3
@@ -67,10 +58,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def plain_text(text: str) -> str:
-    r"""Return `text` without terminal escape sequences and with its other control characters escaped.
-
-    Newlines and tabs stay; `\r\n` becomes `\n`. Use this for output that was written for a terminal.
-    """
+    r"""Return terminal output without escape sequences, other control characters escaped, `\r\n` as `\n`."""
     return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
 
 
@@ -113,9 +101,9 @@ _BLANK = re.compile(
 def shown_whole(value: object) -> list[str] | None:
     r"""Return a JSON value in rows that show all of it, for a person who has to approve it.
 
-    Whatever cannot be seen is escaped. A character that is repeated often is shown once, with its count:
-    `\(3000 spaces)`. A row that goes on in the next row ends in a backslash. JSON has neither of these forms,
-    so they cannot be taken for a part of the value. `None`: it is not JSON, or too long to read.
+    What cannot be seen is escaped. A character that is repeated often is shown once, with its count: `\(3000
+    spaces)`. A row that goes on in the next row ends in a backslash. JSON has neither of these forms, so they
+    cannot be taken for a part of the value. `None`: it is not JSON, or too long to read.
     """
     try:
         text = json.dumps(value, ensure_ascii=False)

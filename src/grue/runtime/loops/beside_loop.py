@@ -44,14 +44,11 @@ except ImportError:
 
 
 async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run `call` in a daemon thread. Return its result, or raise its exception.
+    """Run `call` in a daemon thread and return its result; raises `RuntimeError` if no thread is left.
 
-    Cancellation ends the wait; a call that has begun goes on in its thread, and its result is dropped. A
-    `StopIteration` becomes a `RuntimeError`, because a coroutine cannot raise it. `limiter` limits how many
-    calls are waited for at once; `None`: anyio's default limiter of this event loop.
-
-    Raises:
-        RuntimeError: The system has no threads left.
+    Cancellation ends the wait; a call that has begun goes on in its thread, and its result is dropped.
+    `limiter` limits how many calls are waited for at once; `None`: anyio's default limiter of this event
+    loop.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -68,11 +65,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
 
 
 def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
-    """Start `call` in a daemon thread, and return its future. The future cannot be cancelled.
-
-    Raises:
-        RuntimeError: The system has no threads left.
-    """
+    """Start `call` in a daemon thread; return its future, which ignores `cancel`. Raises `RuntimeError`."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # from now on `Future.cancel` has no effect
     context = context_of(None)
@@ -90,11 +83,9 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def context_of(library: str | None) -> Context:
-    """Return a copy of the caller's context in which sniffio takes `library` for the async library.
-
-    With the library of the caller's thread in the copy, `anyio.run` would refuse to start in a new thread.
-    """
+    """Return a copy of the caller's context in which sniffio takes `library` for the async library."""
     context = copy_context()
+    # With the library of the caller's thread, `anyio.run` would refuse to start in a new thread.
     if _library is not None:
         context.run(_library.set, library)
     return context
@@ -104,10 +95,7 @@ Ts = TypeVarTuple("Ts")
 
 
 async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
-    """Run `work(*args)` in a new thread and return its result, or raise its exception.
-
-    A cancellation is raised at once; the thread finishes its work, and the result is dropped.
-    """
+    """Run `work(*args)` in a new thread and return its result, which a cancellation drops."""
     return await asyncio.wrap_future(start_in_daemon_thread(partial(work, *args)))
 
 
@@ -139,11 +127,9 @@ class Pace:
             self.paused()
 
     async def pause_shielded(self) -> None:
-        """Do the same as `pause`, but raise no cancellation.
-
-        If the caller is cancelled already, do not pause: during a pause, the other cancelled tasks would end
-        before the caller has sent them their last messages.
-        """
+        """Do the same as `pause`, but raise no cancellation."""
+        # If the caller is cancelled already, do not pause: meanwhile the other cancelled tasks would end
+        # before the caller has sent them their last messages.
         if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self.paused()
@@ -161,8 +147,7 @@ def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
 class BackgroundTasks:
     """An async context manager that runs tasks beside its block, and cancels them when the block ends.
 
-    Unlike a task group, it does not wrap the block's own exception. If the coroutine is closed
-    (`GeneratorExit`), it cancels no task, because it cannot await anything then.
+    Unlike a task group, it does not wrap the block's own exception.
     """
 
     def __init__(self) -> None:

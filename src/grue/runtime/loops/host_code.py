@@ -8,10 +8,7 @@ import anyio
 
 
 class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never reaches a caller
-    """Wraps a callback's exception, so that grue's code does not handle it as an exception of its own.
-
-    For example, a `TimeoutError` of a callback during a request must not be taken for a slow model.
-    """
+    """Wraps a callback's exception, so that, say, its `TimeoutError` is not taken for one of grue's own."""
 
     def __init__(self, error: BaseException, whose: str = "a callback of the host") -> None:
         super().__init__(str(error))
@@ -21,9 +18,9 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
 
 @contextlib.contextmanager
 def host_code(whose: str = "a callback of the host") -> Iterator[None]:
-    """Use this block to call the host's code: an exception becomes `HostCodeFailed`, unless it ends the task.
+    """In this block, an exception of the host's code becomes `HostCodeFailed`, unless it ends the task.
 
-    `whose` names the callback in the error that the host gets. Empty: the error's own text names it.
+    `whose` names the callback in the error that the host gets; empty: the error's own text names it.
     """
     try:
         yield
@@ -43,10 +40,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises an exception, record that `called` raised it, unless `called` is grue's own.
-
-    The record is `what`, such as "the observer", and the name of `called`.
-    """
+    """If the block raises, mark the error with `what` and the name of `called`, unless that is grue's own."""
     try:
         yield
     except BaseException as error:
@@ -65,8 +59,7 @@ def ends_the_task(error: BaseException) -> bool:
     """Return whether `error` must end the current task: the task was cancelled, or its coroutine closed.
 
     The host's code may raise a `CancelledError` of its own, for instance because it awaits a task that was
-    cancelled. If that error were passed on, it would end our task silently. Where no task runs, return `True`
-    for every `CancelledError` and `GeneratorExit`.
+    cancelled. If that error were passed on, it would end our task silently.
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False

@@ -81,10 +81,7 @@ class WorkInterrupted(KeyboardInterrupt):
 
 
 def block_signals() -> None:
-    """Block all signals in the current thread. Call this function in background threads.
-
-    A signal to a waiting background thread would not wake the main thread, which has to handle the signal.
-    """
+    """Block all signals in this background thread: they must wake the main thread, which handles them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
@@ -98,8 +95,8 @@ def ignore_interrupts() -> None:
 def born_without_interrupts() -> Iterator[None]:
     """Protect the processes that are started in the block from Ctrl-C until they call `ignore_interrupts`.
 
-    A Ctrl-C at a terminal goes to all processes of the command, and a process that is still importing would
-    print a traceback. A process inherits the signal mask of the thread that starts it.
+    A Ctrl-C at a terminal goes to all processes of the command, and one that is still importing would print a
+    traceback. A process inherits the signal mask of the thread that starts it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -122,10 +119,7 @@ _CALLED_BY_GRUE = {
 
 
 class _Taken:
-    """A signal handler in place of the program's `handler`, which it calls: `takes[0]` gets what that raises.
-
-    If `takes` is empty, the block is over, and the exception is raised.
-    """
+    """A signal handler in place of the program's: what that raises goes to `takes[0]`, if there is one."""
 
     def __init__(self, handler: Callable[..., object], takes: list[Callable[[BaseException], None]]) -> None:
         self.handler = handler
@@ -154,8 +148,7 @@ def _is_the_hosts(frame: FrameType | None) -> bool:
 class _Taking:
     """In this block, `take` gets what the program's signal handlers raise. Only in the main thread.
 
-    A handler that has interrupted a callback of the host's raises there, unless it is Python's own handler of
-    SIGINT.
+    A handler that has interrupted a callback of the host's raises there, unless it is Python's own of SIGINT.
     """
 
     def __init__(self, take: Callable[[BaseException], None]) -> None:
@@ -246,12 +239,8 @@ def run_in_main_thread(
     The second Ctrl-C calls `force_kill`, which kills the processes that the clean-up waits for. What other
     signal handlers of the program raise is treated in the same way, because asyncio would log or lose it. The
     handlers are replaced before the loop starts, so that asyncio sets none: asyncio's handler of SIGINT would
-    cancel the main task even while the loop starts or ends.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. The work has cleaned up, unless there was a third press.
-        BaseException: Another signal handler has raised it.
-        WorkInterrupted: The function has raised it.
+    cancel the main task even while the loop starts or ends. Raises what a handler raised, or
+    `WorkInterrupted`.
     """
     work = Interruptible()
     raised: list[BaseException] = []
@@ -301,18 +290,12 @@ _deferral: _Deferral | None = None
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C: keep it, and let `wait_for` or `raise_deferred` raise it at a safe point.
+    """Defer Ctrl-C: keep it, and let `wait_for`, `raise_deferred` or the end of the block raise it.
 
     Python's default handler raises at an arbitrary line of the main thread, perhaps between taking a lock and
     the `try` that releases it. The loop's thread needs the same locks, and would hang. So in this block the
     first two presses are only kept, and `wait_for`, which holds no lock, raises. The same holds for what
-    other signal handlers of the program raise.
-
-    Blocks can be nested. They do nothing outside the main thread.
-
-    Raises:
-        KeyboardInterrupt: At the end of the block, if a press was kept and nothing has raised it.
-        BaseException: The same, if another signal handler has raised it.
+    other signal handlers of the program raise. Blocks can be nested; they do nothing outside the main thread.
     """
     global _deferral
     if _deferral is not None or not in_main_thread():
@@ -355,8 +338,7 @@ os.register_at_fork(after_in_child=_give_back)
 def restore_interrupt() -> Iterator[None]:
     """Raise `KeyboardInterrupt` if Ctrl-C in the block has led to a `RuntimeError` about a lock.
 
-    If Ctrl-C interrupts a `threading.Condition` while it releases its lock, the condition raises a
-    `RuntimeError`, whose `__context__` is the `KeyboardInterrupt` (seen in CPython 3.11).
+    CPython 3.11: a `threading.Condition` that is interrupted while it releases its lock raises such an error.
     """
     try:
         yield
@@ -367,11 +349,10 @@ def restore_interrupt() -> Iterator[None]:
 
 
 class InterruptWatch:
-    """Detects a Ctrl-C that the asyncio loop of this thread has swallowed.
+    """Detects a Ctrl-C that the asyncio loop of this thread has swallowed. Create it before the work starts.
 
     A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
-    inside that loop is not interrupted, because the cancellation waits for the task's next `await`. The watch
-    sees that the task's count of cancellation requests has grown. Create the watch before the work starts.
+    inside that loop is not interrupted, but the task's count of cancellation requests has grown.
     """
 
     def __init__(self) -> None:
@@ -391,12 +372,9 @@ class InterruptWatch:
 def wait_for(
     finished: Future[Any], within_s: float | None = None, *, watch: InterruptWatch | None = None
 ) -> None:
-    """Wait until `finished` is done or `within_s` has passed. During the wait, a deferred Ctrl-C is raised.
+    """Wait until `finished` is done or `within_s` has passed.
 
-    With a `watch`, a Ctrl-C since the creation of the watch is raised too.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
+    Raises `KeyboardInterrupt` for a press during the wait or since the creation of `watch`.
     """
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
@@ -423,8 +401,8 @@ def refuse_reentry() -> None:
     """Raise `MCPError` if the caller is in a signal handler that has interrupted grue or an import.
 
     The interrupted code may hold a lock that a turn needs in another thread, and releases it only when the
-    handler has returned. The turn would wait for ever, whatever its time limit. A handler is recognised by
-    one of its arguments: the interrupted frame, which is also the handler's caller.
+    handler has returned: the turn would wait for ever. A handler is recognised by one of its arguments, the
+    interrupted frame, which is also the handler's caller.
     """
     if threading.current_thread() is not threading.main_thread():
         return

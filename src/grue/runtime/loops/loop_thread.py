@@ -104,8 +104,7 @@ class LoopThread(Struct, frozen=True):
 _current_loop_thread: contextvars.ContextVar[threading.Thread | None] = contextvars.ContextVar(
     "current_loop_thread", default=None
 )
-"""The thread of the loop that runs the current `Call`; the call's worker threads have the same value. `None`:
-the current code belongs to no `Call`."""
+"""The thread of the loop that runs the current `Call`, also in the call's worker threads; `None`: no call."""
 
 
 def _refuse_in_shared_loop() -> None:
@@ -116,9 +115,7 @@ def _refuse_in_shared_loop() -> None:
 class Call(Future[T]):
     """The future of a coroutine function that runs in the loop. `interrupt` ends it with `WorkInterrupted`.
 
-    Attributes:
-        submitted_at: When the call was submitted, on the monotonic clock.
-        ended_at: When the call ended, on the same clock; `None` until it is done.
+    `submitted_at` and, once it is done, `ended_at` are times on the monotonic clock.
     """
 
     def __init__(self, loop_thread: LoopThread) -> None:
@@ -147,9 +144,8 @@ class Call(Future[T]):
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the call is done, or for `timeout_s` (`None`: no limit). Return whether it is done.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The call goes on, as it does after `timeout_s`.
-            MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
+        Raises `KeyboardInterrupt` for a Ctrl-C, after which the call goes on, and as
+        `LoopThread.refuse_waiting`.
         """
         if not self.done() and timeout_s != 0:
             self.loop_thread.refuse_waiting()
@@ -158,16 +154,11 @@ class Call(Future[T]):
         return self.done()
 
     def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
-        """Wait for the result and return it.
+        """Wait for the result and return it. Raises what the call raised, and as `LoopThread.refuse_waiting`.
 
-        If anything interrupts the wait, this method cancels the call, and waits up to `INTERRUPT_GRACE_S`
-        for its clean-up: otherwise server processes could outlive the program. The second Ctrl-C calls
-        `force_kill`, which makes the clean-up end at once.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The third press raises immediately.
-            MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
-            BaseException: The call has raised it, or a signal handler of the host.
+        If anything interrupts the wait, this method cancels the call, and waits up to `INTERRUPT_GRACE_S` for
+        its clean-up: otherwise server processes could outlive the program. The second Ctrl-C calls
+        `force_kill`, which makes the clean-up end at once; the third raises immediately.
         """
         if not self.done():
             self.loop_thread.refuse_waiting()
@@ -210,18 +201,14 @@ class Call(Future[T]):
 class EpisodeLoop:
     """An event loop in a background thread. Thread-safe.
 
-    Args:
-        context: Entered when the loop starts, left when it ends.
-        on_exit: Called in the loop's thread when the loop has ended, in every case. Must be quick.
-        force_kill: Called if the loop takes too long to end, or a Ctrl-C interrupts `close`. Kills the
-            processes that the loop waits for. Must not wait.
-        error_texts: Error texts for a loop that cannot be used; `None`: the texts for an episode's loop.
+    `context` is entered when the loop starts; an error of it is raised by the constructor. `on_exit` is
+    called in the loop's thread when the loop has ended, in every case; it must be quick. `force_kill`, which
+    must not wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
+    interrupts `close`.
 
-    Raises:
-        Exception: The loop could not start, because `context` raised this exception.
-        MCPError: The caller is a signal handler that has interrupted grue or an import, or it is in the loop
-            that all greenlets of gevent share. Or the thread cannot be started.
-        KeyboardInterrupt: Ctrl-C was pressed. The loop then ends by itself.
+    The constructor raises `MCPError` in a signal handler that has interrupted grue or an import, in the loop
+    that all greenlets share, and if no thread can be started. After a `KeyboardInterrupt` the loop ends by
+    itself.
     """
 
     def __init__(
@@ -268,11 +255,7 @@ class EpisodeLoop:
         return self._ending
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Start `function` in the loop, in a copy of the caller's context, and return at once.
-
-        Raises:
-            MCPError: The loop is closed, or belongs to another process.
-        """
+        """Start `function` in the loop, in a copy of the caller's context. Raises `MCPError` if closed."""
         self.loop_thread.refuse_forked()
         call: Call[T] = Call(self.loop_thread)
         context = context_of("asyncio")  # the caller may run under trio, but this loop is asyncio's
@@ -396,12 +379,9 @@ def _close_all() -> None:
 
 
 def cancel_and_wait(calls: Sequence[Call[Any]]) -> None:
-    """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`.
+    """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`; Ctrl-C ends the wait.
 
     Calls of the caller's own loop are cancelled but not waited for. Calls of another process are skipped.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed again.
     """
     ours = [call for call in calls if not call.loop_thread.is_forked]
     for call in ours:

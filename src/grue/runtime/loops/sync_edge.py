@@ -57,19 +57,14 @@ def run_blocking(
     twin: str,
     force_kill: Callable[[], object] = lambda: None,
 ) -> T:
-    """Run `function` in one `anyio.run` and return its result.
+    """Run `function`, a coroutine function, in one `anyio.run` and return its result.
 
-    Args:
-        function: The coroutine function.
-        force_kill: Called in a signal handler at the second Ctrl-C. Makes the running clean-up end at once.
-        on_exit: Called outside the loop when the wait for its end is over, for whatever reason. Must be
-            synchronous and quick.
-        twin: Name of the async method that a caller in an event loop should use instead, for the warning.
+    `force_kill` is called in a signal handler at the second Ctrl-C; it makes the running clean-up end at
+    once. `on_exit` is called outside the loop when the wait for its end is over, for whatever reason; it must
+    be synchronous and quick. `twin` names the async method to recommend to a caller in an event loop.
 
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up, unless it was pressed again.
-        MCPError: As in `run_loop`. Or the caller is a signal handler that has interrupted grue or an import,
-            or runs in an event loop although gevent has replaced threads by greenlets.
+    Raises `KeyboardInterrupt` for a Ctrl-C, after the loop had time to clean up, and `MCPError` as
+    `run_loop`, in a signal handler that has interrupted grue or an import, and in an event loop of greenlets.
     """
     refuse_reentry()
     try:
@@ -94,10 +89,8 @@ CLOSED = (
 def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine function by `anyio.run`, or under gevent in the loop that all greenlets share.
 
-    Raises:
-        MCPError: The system has no descriptors or no memory left for a loop, other code has closed the loop's
-            descriptors, or under gevent another asyncio loop runs. The system's error is the `__cause__`.
-        WorkInterrupted: The function has raised it.
+    Raises `WorkInterrupted` if the function has, and `MCPError` from the system's error if no loop can be
+    started or other code has closed the loop's descriptors.
     """
     begun = False
     result: list[T] = []
@@ -127,13 +120,8 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        MCPError: The system has no threads or no memory left; the system's error is the `__cause__`. Or the
-            interpreter is shutting down: Python 3.11 would then wait for ever for the new thread.
-    """
-    if sys.is_finalizing():
+    """Start a thread; raises `MCPError` if none is left, or Python is shutting down."""
+    if sys.is_finalizing():  # Python 3.11 would wait for ever for the new thread
         raise MCPError("No thread could be started: Python is shutting down. Functions of atexit still can.")
     try:
         thread.start()
@@ -148,13 +136,10 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Return whether an event loop runs in this thread. If so, warn once per `twin`, except in a notebook.
-
-    The warning recommends `twin`. Under trio it recommends a thread, because `twin` needs asyncio.
-    """
+    """Return whether an event loop runs in this thread. If so, warn once per `twin`, except in a notebook."""
     if not loop_is_running():
         return False
-    twin = "trio.to_thread.run_sync" if _trio_runs() else twin
+    twin = "trio.to_thread.run_sync" if _trio_runs() else twin  # `twin` needs asyncio
     # No warning in a notebook: each cell blocks its event loop, as the user expects.
     if twin not in _warned and not in_notebook():
         _warned.add(twin)

@@ -79,21 +79,14 @@ class ChildProcess:
        (`ProcessLimits.when_cancelled`), since a user who has pressed Ctrl-C may be waiting.
     2. If the cancellation arrives while the process is being closed, the wait raises. Closing then starts
        again under a shield, with the shorter graces, from the step that it had reached (`_ending`,
-       `_asked_to_exit`). If it began with the first step again, it would wait for the exit of a
-       server that has already got SIGTERM.
+       `_asked_to_exit`): it must not wait for the exit of a server that has already got SIGTERM.
     3. If the event loop itself is torn down, as by a `KeyboardInterrupt` or a `SystemExit`, nothing can be
        awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
 
-    Args:
-        registry: Holds the process until it is reaped, so that it can be killed without an event loop.
-        limits: Time limits for closing, and size limits. If the process is started under a deadline, each
-            grace is at most half of the time left, or 50 ms, so that SIGTERM and SIGKILL still fit in.
-        own_words: How many words of the command line the user has chosen: the sandbox gives access to files
-            that these words name. `None`: all words.
-
-    Raises:
-        SpawnError: On entering, if the process cannot be started, for example if the command is not found.
-        MCPConfigError: On entering, on Windows.
+    `registry` can kill the process without an event loop until it is reaped. If the process is started under
+    a deadline, each grace is at most half of the time left, or 50 ms. The sandbox gives access to files that
+    the first `own_words` words of the command line name; `None`: all words. Entering raises `SpawnError`, and
+    on Windows `MCPConfigError`.
     """
 
     def __init__(
@@ -183,10 +176,9 @@ class ChildProcess:
         return self._group.exit or ServerExit()
 
     def send(self, data: bytes) -> None:
-        """Write to the process's standard input; queue what the pipe does not take at once, in order.
+        """Write to the process's standard input, or queue what the pipe does not take at once.
 
-        Raises:
-            anyio.BrokenResourceError: The process has exited, or its input is closed.
+        Raises `anyio.BrokenResourceError` if the process has exited or its input is closed.
         """
         if self._group.exit is not None or self._group.stdin < 0:
             raise anyio.BrokenResourceError
@@ -356,10 +348,8 @@ class ServerProcess(ChildProcess):
     async def receive_line(self) -> bytes:
         """Return the next line of standard output without the newline. Cancelling loses no data.
 
-        Raises:
-            anyio.EndOfStream: The output has ended, or the process has exited and all its output was read.
-            CutLineError: The line is longer than `max_message_bytes`. The next call returns the next line.
-            LineTooLongError: More than `max_line_bytes` came without a newline.
+        Raises `anyio.EndOfStream`, `CutLineError` for a line over `max_message_bytes` (the next call returns
+        the next line), or `LineTooLongError` after `max_line_bytes` without a newline.
         """
         while True:
             # Without this pause, a server that writes fast would keep other tasks and timeouts from running.
@@ -373,12 +363,7 @@ class ServerProcess(ChildProcess):
                 return line
 
     def send_line(self, line: bytes) -> None:
-        """Write a line, given without its newline; queue what the pipe does not take at once, in order.
-
-        Raises:
-            anyio.BrokenResourceError: The process has exited, its input is closed, or the queue would be
-                longer than `max_line_bytes`.
-        """
+        """Send a line, given without its newline. Raises as `send` does, also if too much is queued."""
         if len(self._unsent) + len(line) > self._limits.max_line_bytes:
             raise anyio.BrokenResourceError
         self.send(line + b"\n")
@@ -453,11 +438,7 @@ class ServerProcess(ChildProcess):
 
 
 _READS_AT_END = 64
-"""How many chunks of each output are read at most when the command has ended or has written too much.
-
-A full pipe holds fewer chunks. The limit is for a process that goes on writing, such as a descendant that has
-left the process group.
-"""
+"""Most chunks that are read at the end: more than a full pipe holds, but some process may go on writing."""
 
 
 class Capture:
@@ -519,11 +500,7 @@ class Command(ChildProcess):
         return self.stdout.size + self.stderr.size > self._max_written_bytes
 
     async def finish(self, stdin: bytes = b"") -> bool:
-        """Send `stdin` and wait for the exit. Safe to cancel: leaving the `async with` ends the command.
-
-        Returns:
-            Whether the command has exited. `False`: it has written too much and still runs.
-        """
+        """Send `stdin`, wait for the exit, and return whether it came; `False`: it wrote too much."""
         # `end_input` below asks the command to exit. `__aexit__` does not ask again: it begins with SIGTERM.
         self._asked_to_exit = True
         if stdin:

@@ -35,13 +35,13 @@ _BASE = 4 * 10**18
 """The smallest mark. A mark has the digit 4, then nine digits for the host and nine for the server."""
 
 _FEWEST_MARKS = 10**6
-"""A host that runs inside another host's server has to use marks below that server's mark. If `digits` has
-fewer possible values than this, the host marks nothing."""
+"""Fewest values that `digits` must have; else nothing is marked. In another host's server few are left."""
 
 _FEW_IDS = 64
 _IDS_PER_S = 20_000
-"""No system assigns more process ids than this a second. So the age of a process tells whether the kernel may
-have reached the highest id since the process started, and begun again with low ids."""
+"""No system assigns more process ids than this a second. So a process's age tells whether the kernel may have
+reached the highest id since the process started, and begun again with low ids.
+"""
 
 
 class HostMark:
@@ -120,10 +120,7 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """Remove the RLIMIT_RTTIME that marks a server's processes from the child `pid` of this process.
-
-    This process has such a mark, and has handed it on to its child, only if it runs inside a marked server.
-    """
+    """Remove the mark that the child `pid` has from this process, if this process runs in a marked server."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         # A limit below `_BASE` does not mark a server. "Unlimited" is not possible, because the kernel lets
         # no process raise its hard limit.
@@ -179,10 +176,8 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return the ids of all processes that started after the process `first`, and some other ids.
-
-    `first` started `age_s` seconds ago. The kernel assigns ascending ids, and then starts again with low ids.
-    """
+    """Return the ids of all processes that started after `first`, `age_s` seconds ago, and some other ids."""
+    # The kernel assigns ascending ids, and then starts again with low ids.
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:
         return _listed()
@@ -248,10 +243,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
 
 
 def described(pid: int) -> str:
-    """Return a process's state and command line, for a message; empty if it has exited.
-
-    A zombie has no command line. Its program's name in brackets is returned instead, as `ps` prints it.
-    """
+    """Return a process's state and command line, for a message; empty if it has exited."""
     if sys.platform != "linux":
         listed = subprocess.run(["ps", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, check=False)
         return listed.stdout.decode(errors="replace").strip()
@@ -260,6 +252,7 @@ def described(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
     except OSError:
         return ""
+    # A zombie has no command line, so write its program's name in brackets, as `ps` does.
     return b" ".join((fields[:1], words or b"[" + name + b"]")).decode(errors="replace")
 
 

@@ -142,16 +142,13 @@ _DEATH_S = 5.0
 """How long to wait for a killed process to end. That takes milliseconds unless it is stuck in the kernel."""
 
 _DESCENDANTS_S = 1.0
-"""How long to search for processes that left the group, and kill them. Without a limit, the search would
-never end if a process keeps forking."""
+"""How long to look for processes that left the group: one that keeps forking could go on for ever."""
 
 
 class SpawnError(MCPError):
     """The process could not be started.
 
-    Attributes:
-        missing: The command that was not found, or `None` if something else was wrong.
-        remedy: What the user can do; `None`: not known.
+    `missing`: the command, if it was not found. `remedy`: what the user can do; `None`: not known.
     """
 
     def __init__(self, message: str, *, missing: str | None = None, remedy: str | None = None) -> None:
@@ -255,9 +252,7 @@ class ProcessGroup:
 
 
 class ProcessRegistry:
-    """The process groups of one owner, so that leftovers can be killed without an event loop. Thread-safe.
-
-    Each owner, such as an episode, has a registry, so that two runners do not kill each other's servers.
+    """The process groups of one owner, such as an episode, which must not kill another's. Thread-safe.
 
     Source: R3.5, R3.7, P9
     """
@@ -279,20 +274,12 @@ class ProcessRegistry:
     ) -> ProcessGroup:
         """Start `command` in its own POSIX session, with pipes for its standard streams, and register it.
 
-        Args:
-            command: An absolute path, a path relative to `cwd`, or a name on the `PATH` in `env`; if `env`
-                has no `PATH`, on the host's.
-            args: The command's arguments.
-            env: The whole environment of the process.
-            cwd: The working directory of the process; `None`: the host's.
-            sandbox: What the process may do; `None`: whatever the host may do.
-            own_words: How many words of the command line, counted from the command, the user has chosen. The
-                sandbox gives access to the files that these words name. Words that a model has chosen give no
-                access. `None`: the user has chosen all words.
+        `command` is an absolute path, a path relative to `cwd` (`None`: the host's), or a name on the `PATH`
+        in `env`, or else on the host's. `env` is the whole environment. The `sandbox` gives access to the
+        files that the first `own_words` words of the command line name, which the user has chosen, not a
+        model; `None`: all words.
 
-        Raises:
-            SpawnError: The command or `cwd` does not exist, the system refuses, or `sandbox` cannot be made.
-            MCPConfigError: On Windows.
+        Raises `SpawnError`, and on Windows `MCPConfigError`.
         """
         if os.name != "posix":
             raise MCPConfigError("grue's stdio servers need Linux or macOS.")

@@ -37,10 +37,9 @@ from grue.runtime.secrets.secret_forms import (
 
 
 class Found(NamedTuple):
-    """A span of bytes that is to be replaced by `shown`.
+    """A span of bytes that is to be replaced by `shown`. Of spans that overlap, the lowest `rank` counts.
 
-    If spans overlap, the `shown` of the span with the lower `rank` is used. `is_number`: the span is a
-    complete JSON number, and not a part of a string.
+    `is_number`: the span is a complete JSON number, and not a part of a string.
     """
 
     start: int
@@ -93,8 +92,7 @@ def _is_escaped(written: bytes, at: int) -> bool:
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
 _LONGEST_WORD = 400
-"""Length in bytes of the longest span that is looked for in numbers. A float has up to 309 digits before its
-point."""
+"""Bytes of the longest span that is looked for in numbers: a float has up to 309 digits before its point."""
 
 _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
@@ -198,11 +196,11 @@ _LINES = bytes(
 ).ljust(256)
 _FULL_LINE = b"a" * SHORTEST_LINE + b"b"
 """`translate(_LINES)` turns each base64 or hexadecimal digit into `a`, and each line break into `b`. So an
-encoded line of full length becomes a text that ends in these bytes."""
+encoded line of full length becomes a text that ends in these bytes.
+"""
 
 _SHORT_TEXT = 4096
-"""In a text of at most this many bytes, the probes of forms with line breaks are searched for. A longer text
-may match if it has an encoded line of full length."""
+"""In a text of at most this many bytes, probes of forms with line breaks are searched for, not full lines."""
 
 _LONG_PROBE = 16
 """Least length of a long probe. A run of so many letters and digits is rare in ordinary text."""
@@ -332,10 +330,8 @@ class Redaction:
         """Return a message's JSON with secrets replaced where its type allows it, and that JSON decoded.
 
         A message's class may list, in `also_hidden`, fields that repeat a text in another form, such as the
-        ids of the text's tokens. If a secret is replaced, these fields are set to `None`.
-
-        Raises:
-            msgspec.ValidationError: The message's type does not allow a placeholder in a place of a secret.
+        ids of the text's tokens. If a secret is replaced, these fields are set to `None`. Raises
+        `msgspec.ValidationError` if the type does not allow a placeholder in a place of a secret.
         """
         for select in (in_strings_and_numbers, in_strings, in_string_values):
             try:
@@ -359,8 +355,8 @@ class Redaction:
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
         """Yield the spans to replace, in order. Spans that overlap are merged.
 
-        Callers must not collect the spans in a list: thousands of spans would make the garbage collector run
-        again and again, over all objects of the process, and stop every thread meanwhile.
+        Do not collect them in a list: thousands of spans would make the garbage collector run again and
+        again, over all objects of the process, and stop every thread meanwhile.
         """
         last: Found | None = None
         count = 0
@@ -389,10 +385,7 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return an iterator for each form of each secret, over the spans where the form is in the text.
-
-        Also return iterators over beginnings of secrets that are followed by an ellipsis, which marks a cut.
-        """
+        """Return iterators over the places of each secret's forms, and of beginnings before an ellipsis."""
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)
@@ -504,8 +497,8 @@ def authorisations(
 ) -> tuple[Iterator[tuple[int, int]], ...]:
     """Return iterators over the start and end of each credential's value in `written`.
 
-    Only credentials whose name, such as a header's name or the word `bearer`, begins in `written[start:end]`
-    are found. With `in_json` a value ends at the latest with its JSON string.
+    The credential's name, such as `bearer`, begins in `written[start:end]`. With `in_json` a value ends at
+    the latest with its JSON string.
     """
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
     return (_fields(written, start, end), *headers) if in_json else headers
@@ -565,8 +558,7 @@ _OPEN = re.compile(
 
 _LABEL = re.compile("(?ia)authorization|api-key|bearer ")
 _LONG = 4096
-"""Length of a held-back text above which it is not searched again until its line ends. Otherwise a long line
-in small pieces would take quadratic time."""
+"""A longer held-back text is searched again only when its line ends; else a long line took quadratic time."""
 
 
 class TextPieces:

@@ -26,8 +26,7 @@ from urllib.parse import quote, quote_plus, unquote
 import msgspec
 
 SHORTEST_ENCODED = 8
-"""Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. The encoding
-of a shorter secret may occur by chance."""
+"""Bytes of the shortest secret that is searched for in base64 and hexadecimal: shorter ones occur anyway."""
 
 SHORTEST_LINE = 60
 """Length of the shortest lines in which programs write base64 or hexadecimal digits."""
@@ -36,10 +35,9 @@ SHORTEST_LINE = 60
 class SecretPattern(NamedTuple):
     """Matches one secret in several similar forms, such as its base64 encodings.
 
-    Attributes:
-        probes: Each form without line breaks contains the first, each other form contains one of the others.
-        source: A regular expression that matches each form, in linear time.
-        longest: Length in bytes of the longest form, without unusually many escapes.
+    Each form without line breaks contains the first of `probes`, each other form one of the others. `source`
+    is a regular expression that matches each form, in linear time. `longest`: length in bytes of the longest
+    form, without unusually many escapes.
     """
 
     probes: tuple[bytes, ...]
@@ -131,7 +129,7 @@ _CONTROLS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
 def _escaped(secret: str) -> bytes:
-    r"""Return a regular expression for the secret, with each character plain or escaped in any way.
+    """Return a regular expression for the secret, with each character plain or escaped in any way.
 
     Each level of JSON in JSON doubles the backslashes, so the expression matches any number of them before a
     character. Every repetition is bounded or repeats a single character, so matching takes linear time.
@@ -157,10 +155,7 @@ def _escaped(secret: str) -> bytes:
 
 
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
-    """Return a regular expression for one character, plain or escaped.
-
-    `escape` matches the backslashes before a form such as `u0041`, `may_escape` those before a raw character.
-    """
+    """Return a regular expression for a character, plain after `may_escape`, or in a form after `escape`."""
     raw = re.escape(char.encode())
     ways = [escape + _numbered(char), escape + _by_bytes(char)]
     if ord(char) < 256:
@@ -218,11 +213,9 @@ _IN_BASE64 = str.maketrans(
 
 
 def _base64(core: str) -> bytes:
-    """Return a regular expression for `core` in either base64 alphabet, also escaped for JSON or a URL.
-
-    It also matches the end of an encoded text: a character with only some bits of the secret, and padding.
-    """
+    """Return a regular expression for `core` in either base64 alphabet, also escaped for JSON or a URL."""
     chars = core.translate(_IN_BASE64).encode()
+    # The end of an encoded text: a character with only some bits of the secret, and padding.
     return chars + rb"(?:[A-Za-z0-9+/_-]?(?:=|%(?:25){0,8}3[dD]|\\+u003[dD]){1,2})?"
 
 
@@ -304,8 +297,7 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
     The keys of the result are the names that placeholders show. A value is a secret if it has at least 12
     characters and its variable has a secret's name. Passwords in URLs, in connection strings and in `Basic`
-    credentials are secrets whatever the variable is called, if they have at least 8 characters. If a name
-    occurs with two values, the second is returned too, under another name (`add_value`).
+    credentials are secrets whatever the variable is called, if they have at least 8 characters.
     """
     found: dict[str, str] = {}
     for environment in environments:
@@ -318,7 +310,7 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
 
 def add_value(named: dict[str, str], name: str, value: str) -> None:
-    """Add a value by its name. If that name has another value, add it as `NAME 2`, `NAME 3` and so on."""
+    """Add a value by its name, or as `NAME 2`, `NAME 3` and so on if that name has another value."""
     free, number = name, 1
     while named.setdefault(free, value) != value:
         number += 1

@@ -58,15 +58,10 @@ _LINGER_S = 0.01
 class LineQueue:
     """A thread that owns `file` and writes the queued lines. Thread-safe.
 
-    `close` or the interpreter's exit ends the thread, after it has written all queued lines. In a forked
-    child the queue is closed, and the parent writes the queued lines.
-
-    Args:
-        write: Writes the collected lines to `file`, in the thread. Raises `TraceError` if it fails.
-        fsync: Whether each flush calls `fsync`.
-
-    Raises:
-        TraceError: The system has no thread left.
+    `write` writes the collected lines to `file`, in the thread; it raises `TraceError` if that fails.
+    `fsync`: each flush calls `fsync`. `close` or the interpreter's exit ends the thread, after it has written
+    all queued lines. In a forked child the queue is closed, and the parent writes the queued lines. The
+    constructor raises `TraceError` if the system has no thread left.
     """
 
     def __init__(self, file: LineFile, write: Callable[[list[bytes]], None], *, fsync: bool = False) -> None:
@@ -96,10 +91,9 @@ class LineQueue:
         self._queue.put(line)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
-        """Wait until all lines so far are written. Return whether that was done within the time limit.
+        """Wait until all lines so far are written. Return whether that took at most `within_s`.
 
-        Raises:
-            TraceError: Writing failed, or the queue is closed.
+        Raises `TraceError` if writing failed, or the queue is closed.
         """
         self._require_whole()
         written = threading.Event()
@@ -116,8 +110,7 @@ class LineQueue:
     def close(self) -> None:
         """Write all queued lines, without a time limit, and end the thread. A second call does nothing.
 
-        Raises:
-            TraceError: Writing failed, and no earlier call has raised that.
+        Raises `TraceError` if writing failed, and no earlier call has raised that.
         """
         closing, self._closed = not self._closed, True
         if closing:

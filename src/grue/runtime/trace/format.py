@@ -31,10 +31,7 @@ TRACE_FILE = "trace.jsonl"
 
 
 def trace_in(path: str | os.PathLike[str]) -> Path:
-    """Return the trace file in a run folder; a `path` that is no folder is the trace itself.
-
-    Raises `MCPConfigError` if `path` is no path, or no file can have this path.
-    """
+    """Return the trace in a run folder; a `path` that is no folder is the trace. Raises `MCPConfigError`."""
     path = as_path(path, "A trace")
     return path / TRACE_FILE if os.path.isdir(path) else path  # noqa: PTH112 - never raises
 
@@ -48,9 +45,7 @@ PAYLOADS = "payloads"
 class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="trace", tag="grue"):
     """First line of a trace file.
 
-    Attributes:
-        started_at: Seconds since the epoch.
-        version: Version of the program that created the file; empty if unknown.
+    `started_at`: seconds since the epoch. `version`: of the program that created the file; empty if unknown.
     """
 
     format: int
@@ -78,12 +73,10 @@ class TraceLine(
 
 
 class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
-    """Replaces a body that is in a payload file.
+    """Replaces a body that is in a payload file, named `SHA256.json` by the SHA-256 of the body's JSON.
 
-    Attributes:
-        sha256: SHA-256 of the body's JSON, in hexadecimal. The file's name is this hash and `.json`.
-        bytes: Length of the JSON.
-        type: The body's tag (`UNSET`: it has none), which tells the kind of message without opening the file.
+    `bytes`: the JSON's length. `type`: the body's tag (`UNSET`: it has none), which tells the kind of message
+    without opening the file.
     """
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
@@ -94,10 +87,8 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
 class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
     """A long string that was cut out of a body and is in a payload file.
 
-    Attributes:
-        at: Offset in bytes of the `""` that replaces the string, in the body's JSON.
-        sha256: SHA-256 of the string as JSON, quotes included, in hexadecimal.
-        bytes: Length of the string as JSON, quotes included.
+    `at`: offset in bytes of the `""` that replaces the string, in the body's JSON. `sha256` and `bytes`
+    (length) are of the string as JSON, quotes included.
     """
 
     at: int
@@ -149,11 +140,7 @@ def long_strings(written: bytes) -> list[tuple[int, int]]:
 
 
 def read_header(path: Path, first: bytes) -> TraceHeader:
-    """Read a trace file's first line.
-
-    Raises:
-        TraceError: The line is not a header, or this version cannot read the format.
-    """
+    """Read a trace file's first line; raises `TraceError` if this version cannot read the file."""
     try:
         header = msgspec.json.decode(first, type=TraceHeader)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -39,12 +39,7 @@ B = TypeVar("B")
 
 
 class Trace(Struct, Generic[B], frozen=True):
-    """A trace file that was read into memory.
-
-    Attributes:
-        envelopes: All complete envelopes, in order.
-        cut_short: Whether the last line was incomplete, for example because the host was killed.
-    """
+    """A whole trace file. `cut_short`: the last line was incomplete, such as when the host was killed."""
 
     header: TraceHeader
     envelopes: tuple[Envelope[B], ...]
@@ -82,21 +77,15 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
 
 class TraceReader(Generic[B]):
-    """Yield the envelopes of a trace file in order, one line in memory at a time.
+    """Yields the envelopes of a trace file in order, one line in memory at a time.
 
-    Each iteration opens the file and closes it at the end.
+    `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON. Each iteration
+    opens the file and closes it at the end. `cut_short`: the last line was incomplete when the last iteration
+    or `follow` ended; that is no error.
 
-    Args:
-        body_type: Type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
-
-    Raises:
-        TraceError: The file is missing, is not a regular file or not a trace, or its format is newer than
-            this version reads. While iterating: a line is damaged, out of order, longer than 512 MiB or of an
-            unknown kind, or a payload file is missing or altered. An incomplete last line is no error: see
-            `cut_short`.
-
-    Attributes:
-        cut_short: Whether the last line was incomplete when the last iteration or `follow` ended.
+    The constructor raises `TraceError` if the file is missing, not a trace, or of a newer format. An
+    iteration raises it if a line is damaged, out of order, longer than 512 MiB or of an unknown kind, or a
+    payload file is missing or altered.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
@@ -118,11 +107,7 @@ class TraceReader(Generic[B]):
             yield place, self.decoded(place.number, line)
 
     def at(self, place: LinePlace) -> Envelope[B]:
-        """Return the envelope at a place that `with_places` has yielded.
-
-        Raises:
-            TraceError: The file has changed since `place` was yielded, or cannot be read.
-        """
+        """Return the envelope at a place that `with_places` has yielded; raises `TraceError`."""
         with _opened(self.path) as file:
             file.seek(place.offset)
             line = _decoded(self.path, place.number, _next_line(self.path, place.number, file))
@@ -131,10 +116,7 @@ class TraceReader(Generic[B]):
         return self.decoded(place.number, line)
 
     def lines(self) -> Iterator[RecordedLine[B]]:
-        """Yield the lines that are in the file now, for callers that need the bodies of some messages only.
-
-        A body that is never decoded is checked to be JSON, but not to be a message.
-        """
+        """Yield the lines in the file. Their bodies, which are only known to be JSON, can be decoded later."""
         for place, line in self._placed():
             yield RecordedLine(line, place.number, self)
 
@@ -165,12 +147,10 @@ class TraceReader(Generic[B]):
         *,
         over: Callable[[Envelope[B]], bool] = lambda _: False,
     ) -> Iterator[Envelope[B]]:
-        """Yield the envelopes that are in the file, then those that are appended.
+        """Yield the envelopes that are in the file, then those that are appended, looking every `poll_s`.
 
-        Args:
-            stop: Called whenever the end of the file is reached; `True` ends the iteration.
-            poll_s: Seconds between two reads at the end of the file.
-            over: Called if `stop` returns `False`, with the last envelope read; `True` ends the iteration.
+        At the end of the file, `stop` ends the iteration by `True`, and then `over`, called with the last
+        envelope.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -193,11 +173,7 @@ class TraceReader(Generic[B]):
                 file.seek(start)
 
     def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
-        """Return the envelope of a line.
-
-        Raises:
-            TraceError: The body or its payload file is damaged, or this version does not know the message.
-        """
+        """Return the envelope of a line; raises `TraceError` for a damaged payload or an unknown message."""
         written = bytes(line.body)
         if written.startswith(REFERENCE_START):
             written = self._payload(number, line)
@@ -269,11 +245,7 @@ class TraceReader(Generic[B]):
 
 
 def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
-    """Read a whole trace file into memory. The arguments are those of `TraceReader`.
-
-    Raises:
-        TraceError: As `TraceReader`.
-    """
+    """Read a whole trace file into memory. Arguments and errors are those of `TraceReader`."""
     reader: TraceReader[B] = TraceReader(path, body_type)
     envelopes = tuple(reader)
     return Trace(reader.header, envelopes, reader.cut_short)

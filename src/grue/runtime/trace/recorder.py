@@ -198,10 +198,7 @@ class Recorder:
         self._redaction.hide(name, value)
 
     def redacted(self, written: bytes, *, numbers: bool = False) -> bytes:
-        """Return JSON with all secrets in strings replaced.
-
-        With `numbers`, a number that contains a secret becomes a string with the placeholder.
-        """
+        """Return JSON with all secrets in strings replaced, and with `numbers` also those in numbers."""
         return self._redaction.redact_json(written, numbers=numbers)
 
     def redacted_text(self, text: str) -> str:
@@ -235,11 +232,7 @@ class Recorder:
                     self._texts.pop((sender, turn), None)
 
     def settle(self) -> None:
-        """Wait, blocking, until the observers have seen everything recorded so far.
-
-        Raises:
-            TraceError: An observer could not write.
-        """
+        """Wait, blocking, until the observers have seen all that was recorded; raises `TraceError`."""
         self._backlog.wait()
 
     async def shown(self) -> None:
@@ -249,8 +242,7 @@ class Recorder:
     def resume(self, *, after_seq: int, after_t: float) -> None:
         """Continue an existing trace: numbers go on after `after_seq`, times after `after_t` seconds.
 
-        Raises:
-            RuntimeError: Something was already recorded.
+        Raises `RuntimeError` if something was already recorded.
         """
         with self._lock:
             if self._seq:

@@ -65,10 +65,7 @@ class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
 
 
 class BatchDesk:
-    """Sends the requests that wait in a folder, and fetches the replies.
-
-    The caller must enter the `LlmEndpoint` with `async with` first.
-    """
+    """Sends the requests that wait in a folder, and fetches the replies. The caller enters `endpoint`."""
 
     def __init__(
         self,
@@ -92,7 +89,7 @@ class BatchDesk:
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait until at least one batch has ended, store the results, and return the ids of their requests.
+        """Wait until a batch has ended, store the results, and return the ids of their requests.
 
         Return an empty list at once if no batch is under way. Raises as `look` does.
         """
@@ -108,13 +105,9 @@ class BatchDesk:
     async def look(self) -> list[str]:
         """Check each batch once, store the results of those that have ended, and return their requests' ids.
 
-        A batch in the state `sending` may have reached the provider or not: if the provider does not have it,
-        it is sent again.
-
-        Raises:
-            BatchRefused: The provider refuses an HTTP call of this method, sends an answer that cannot be
-                read, keeps failing for `Batching.patience_s`, or does not end a batch within
-                `Batching.batch_timeout_s`.
+        If the provider does not have a batch in the state `sending`, it is sent again. Raises `BatchRefused`
+        if the provider refuses a call, sends an answer that cannot be read, keeps failing for
+        `Batching.patience_s`, or does not end a batch within `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
@@ -122,11 +115,11 @@ class BatchDesk:
         return [each for each in self._folder.submissions.values() if each.state != "settled"]
 
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
-        """Send a file of requests to the provider, which makes a batch of it.
+        """Send a file of requests to the provider, which makes a batch of it. Raises `BatchRefused`.
 
         `unsure`: the file may have been sent already, so first look for its batch at the provider. If a batch
         still runs, and only its results can show whether it is the file's batch, return `record` unchanged:
-        the next `look` checks again. Raises `BatchRefused`.
+        the next `look` checks again.
         """
         patience = self._patience()
         while True:
@@ -313,8 +306,8 @@ class BatchDesk:
     ) -> T:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
-        If the answer cannot be read, such as a proxy's page, send the request once more. Use this only for
-        requests that may be sent twice. `what` names the answer in error texts. Raises `BatchRefused`.
+        If the answer cannot be read, such as a proxy's page, send the request once more: it must be one that
+        may be sent twice. `what` names the answer in error texts. Raises `BatchRefused`.
         """
         patience, unread = self._patience(), False
         while True:

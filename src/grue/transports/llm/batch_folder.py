@@ -51,15 +51,11 @@ class BatchManifest(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """The state of a file of requests that is sent as a batch.
+    """The state of a file of `items` requests that is sent as a batch.
 
-    Attributes:
-        items: How many requests the file has.
-        state: `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`:
-            the results of its requests are in the folder.
-        key: Sent as metadata of the batch to OpenAI's API (Anthropic's takes none), to find the batch again.
-        begun_at: When grue began to send the file, in seconds since the epoch.
-        file_id: The provider's id of the uploaded file; empty: no file was uploaded.
+    `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`: its results
+    are in the folder. OpenAI's API (Anthropic's not) takes `key` as metadata, to find the batch again.
+    `begun_at`: when sending began, in seconds since the epoch. `file_id` is empty if no file was uploaded.
     """
 
     number: int
@@ -83,9 +79,8 @@ class BatchFolder(Closing):
 
     A folder that does not exist is created. A batch has at most `most_items` requests; `None`: as many as the
     provider takes. `keep_unsent=False`: remove the requests that no process has sent, so that those that are
-    still wanted have to be stored again. A method that uses the files may raise `BatchFolderError`. The
-    constructor also raises it if another process uses the folder, or if the folder holds requests to another
-    model.
+    still wanted have to be stored again. Methods raise `BatchFolderError`, the constructor also if another
+    process uses the folder, or it holds requests to another model.
     """
 
     def __init__(
@@ -258,7 +253,7 @@ class BatchFolder(Closing):
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """A context manager for access to the files. It turns an `OSError` into `BatchFolderError`."""
+        """Translate an `OSError` of the block into `BatchFolderError`."""
         try:
             yield
         except OSError as error:

@@ -96,11 +96,7 @@ def needs_key(base_url: str) -> bool:
 
 
 def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
-    """Return the key for `base_url`, or `None` if the environment has none for that host.
-
-    Raises:
-        MCPConfigError: The key cannot be sent in a header.
-    """
+    """Return the environment's key for `base_url`, or `None`; raises `MCPConfigError` for an unusable key."""
     for name in key_names(base_url):
         key = environ.get(name, "").strip()
         if not key:
@@ -115,11 +111,7 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 
 
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
-    """Check that `key` is not empty if the endpoint needs a key. The error's text ends with `otherwise`.
-
-    Raises:
-        MCPConfigError: The key is missing. The error names the variables to set.
-    """
+    """Raise `MCPConfigError`, which ends with `otherwise`, if `key` is empty and the endpoint needs one."""
     if not key and needs_key(base_url):
         names = " or ".join(key_names(base_url))
         raise MCPConfigError(

@@ -76,10 +76,7 @@ class ContentDecoder:
 
     No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
     endpoints put a character set among them. A known coding that was not asked for is ignored if the body is
-    text: some proxies decompress a body, but do not remove the header.
-
-    Raises:
-        EncodingError: The body was compressed more than `MAX_STAGES` times.
+    text: some proxies decompress a body, but do not remove the header. Raises `EncodingError`.
     """
 
     def __init__(self, codings: str, max_bytes: int | None) -> None:
@@ -245,10 +242,7 @@ class Connection:
         """Send a request, its headers unchanged, and return its reply, whose body is still to be read.
 
         A cancellation closes the connection. `on_sent` is called when the request has been written; with the
-        user's transport, which does not report this, before the request is sent.
-
-        Raises:
-            ExchangeError: No reply has arrived.
+        user's transport, which does not report this, before the request is sent. Raises `ExchangeError`.
         """
         limit_s: float | None = None
         if self._connects:
@@ -278,9 +272,8 @@ class Connection:
 class _Connecting:
     """Limits the time of a whole connect: name lookup, TCP, proxy and TLS. httpx limits each step alone.
 
-    Attributes:
-        scope: The cancel scope in which the request is sent. Its deadline is removed after the connect.
-        opened: The TCP stream while the connect goes on; `None` before and afterwards.
+    `scope` is the cancel scope in which the request is sent; its deadline is removed after the connect.
+    `opened` is the TCP stream while the connect goes on; `None` before and afterwards.
     """
 
     def __init__(
@@ -344,10 +337,7 @@ class HttpReply:
             self.headers.pop("content-encoding", None)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body, compressed as `content-encoding` in `headers` says; raises `ExchangeError`.
-
-        Use a `ContentDecoder`: httpx would decompress each chunk at once, however large the output is.
-        """
+        """Yield the body, compressed as `content-encoding` in `headers` says; raises `ExchangeError`."""
         response = self._response
         body = response.aiter_bytes(STEP_BYTES) if self._read_already else response.aiter_raw()
         number = 0
@@ -479,13 +469,10 @@ _COST_HEADER = "x-litellm-response-cost"
 class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
-    Attributes:
-        body: The decompressed body. A streamed reply is assembled into the body of an unstreamed reply.
-        retry_after_s: The delay that the endpoint asks for before the next request.
-        cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
-        first_chunk_s: For a streamed reply, the time from the request to its first event.
-        received: About how many characters of a streamed reply have arrived.
-        location: Target of a redirect. Redirects are not followed, since that would send the key elsewhere.
+    `body` is decompressed; a streamed reply is assembled into the body of an unstreamed one, of which about
+    `received` characters have arrived, the first event after `first_chunk_s`. `retry_after_s`: the delay that
+    the endpoint asks for. `cost_usd`: what a header says that the completion has cost (LiteLLM's proxy sends
+    one). `location`: target of a redirect, which is not followed, since that would send the key elsewhere.
     """
 
     status: int
@@ -628,10 +615,7 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion, with at most about 1 MiB of its body.
-
-    If the body cannot be read within 10 s, the reply is returned too: its headers may say when to ask again.
-    """
+    """Return a reply that is not a completion, with about 1 MiB of its body, or what came within 10 s."""
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
         try:
@@ -673,10 +657,7 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
     """Yield the decompressed body in small pieces.
 
-    Raises:
-        BodyTooLongError: The body was compressed, and has more than `most_bytes`.
-        EncodingError: The body cannot be decompressed.
-        ExchangeError: The body does not arrive.
+    Raises `ExchangeError`, `EncodingError`, or `BodyTooLongError` if a compressed body has over `most_bytes`.
     """
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
@@ -862,10 +843,9 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request that is about to be sent.
+    """A request that is about to be sent, of `prompt_bytes`, which are at most as many tokens.
 
-    `prompt_bytes` is the size of its body, which has at most as many tokens. `max_tokens` limits the reply;
-    `None`: no limit is set.
+    `max_tokens` limits the reply; `None`: no limit is set.
     """
 
     model: str
@@ -906,16 +886,10 @@ class Permit(Protocol):
 
 
 class RequestGate(Protocol):
-    """Decides when a request may be sent, for processes that share limits, such as a fleet's.
-
-    `admit` may be called in any event loop and thread.
-    """
+    """Decides when a request may be sent, in any event loop and thread, for processes that share limits."""
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Wait until the request may be sent. Return a permit, or a sentence that says why it is refused.
-
-        A cancellation gives up the wait; the request then counts as not sent.
-        """
+        """Wait until the request may be sent; return a permit, or a sentence that says why it is refused."""
 
 
 _gates: list[RequestGate] = []

@@ -40,10 +40,7 @@ class Authorization:
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
         """Send a request. If the server refuses the token, or wants one, send the request with a new token.
 
-        A request to another origin than the server's is sent without a token.
-
-        Raises:
-            AuthorizationRefused: There is no token that the server accepts.
+        A request to another origin than the server's is sent without a token. Raises `AuthorizationRefused`.
         """
         if _origin(request.url) != self._origin:
             return await send(request)

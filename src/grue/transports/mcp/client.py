@@ -67,13 +67,10 @@ _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the 
 class McpClient:
     """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
-    Entering spawns the server's process, if it has one. Leaving ends this process within `options.limits`,
-    even if the task is cancelled. Then no process of its process group is alive, and `status` says how the
-    process ended. For a server over HTTP, leaving ends the session at the server within one second.
-
-    Raises:
-        ServerFailed: On entering, with the phase `spawn`.
-        MissingDependencyError: On entering, if the `mcp` package is missing or too old.
+    Entering spawns the server's process, if it has one; it raises `ServerFailed`, or `MissingDependencyError`
+    without a usable `mcp` package. Leaving ends this process within `options.limits`, even if the task is
+    cancelled. Then no process of its process group is alive, and `status` says how the process ended. For a
+    server over HTTP, leaving ends the session at the server within one second.
 
     Source: R3.5-R3.7, P9
     """
@@ -145,13 +142,10 @@ class McpClient:
         return replace(status, alive=alive, last_request_id=link.stream.last_request_id)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Initialize the session and list all pages of the tools.
+        """Initialize the session and list all pages of the tools; raises `ServerFailed`.
 
-        `timeout_s` is the time for entering the client, the handshake and the listing together. The import of
-        the SDK does not count.
-
-        Raises:
-            ServerFailed: With the phase `initialize` or `list`.
+        `timeout_s` is the time for entering the client, the handshake and the listing together, but not for
+        the import of the SDK.
 
         Source: R3.3, R13.3, P8, P37
         """
@@ -211,7 +205,7 @@ class McpClient:
         A call that the tool's input schema refuses is not sent, unless the server's options say otherwise. A
         result that does not match the output schema becomes an error. If the server makes an MCP task of the
         call, this method waits for the task's result. If the caller is cancelled, the server is told so.
-        `timeout_s` holds even if the server has stopped reading. A smaller limit in the server's options
+        `timeout_s` holds even if the server has stopped reading; a smaller limit in the server's options
         takes precedence.
 
         Raises:
@@ -341,12 +335,7 @@ class McpClient:
         return self._outputs.checked(tool, answer, result)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if the server has announced a change; `None`: no change, or listing failed.
-
-        A failed listing only gives a notice, and the next call of this method lists again. After a timeout,
-        it lists again only if the server announces a further change, because otherwise each batch of tool
-        calls could wait for `timeout_s`.
-        """
+        """Return the tools if the server has announced a change; `None`: no change, or listing failed."""
         from grue.transports.mcp import sdk
 
         link = self._link
@@ -357,6 +346,8 @@ class McpClient:
             with anyio.fail_after(timeout_s):
                 return self._select(await self._list(link))
         except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
+            # List again at the next call of this method. But after a timeout wait for a further announcement,
+            # or each batch of tool calls could wait for `timeout_s`.
             late = isinstance(error, TimeoutError)
             link.stream.tools_changed |= not late
             why = f"no answer within {timeout_s:g} s" if late else first_fault(error)

@@ -13,7 +13,7 @@ from grue.tool_sessions.server_requests import Abilities, Notify
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
-    """The tool definitions that the user has approved (the tool lock), and what to do with other definitions.
+    """The tool definitions that the user has approved (the tool lock), and what to do with others.
 
     `on_drift` is called for each difference, once per session, in the event loop; it must not block or raise.
     """
@@ -24,10 +24,9 @@ class Pinning(Struct, frozen=True, kw_only=True):
 
 
 class ClientOptions(Struct, frozen=True, kw_only=True):
-    """Options of a client.
+    """Options of a client. The callbacks must not block or raise.
 
     Attributes:
-        on_notice: Called with each notice, in the event loop; must not block or raise.
         pinning: `None`: all tool definitions are accepted.
         before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
             once, in the event loop's thread. Has no effect if the SDK is imported already.

@@ -49,10 +49,7 @@ TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was 
 
 
 def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
-    """Return the fault for a status from 400 on.
-
-    `text`: the body's message, printable and short. `challenge`: the header `WWW-Authenticate`, untrusted.
-    """
+    """Return the fault for a status from 400 on. `text`: the body's message, printable and short."""
     cause: str
     remedy: str | None
     phrase = next((each.phrase for each in HTTPStatus if each == status), "")
@@ -111,7 +108,7 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
 
 
 def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault:
-    """Return the fault for a redirect that is not followed; `location` is its target, without secrets.
+    """Return the fault for a redirect to `location`, shown without secrets, that is not followed.
 
     `same_place`: the target has the scheme, host and port of the configured address.
     """
@@ -152,10 +149,7 @@ def environment_fault(error: Exception) -> WireFault:
 
 
 def transport_fault(error: Exception, where: str, connect_timeout_s: float, *, proxied: bool) -> WireFault:
-    """Return the fault for a request that got no answer from `where` (`host:port`).
-
-    `proxied`: the request went to a proxy that the environment names.
-    """
+    """Return the fault for a request that got no answer from `where` (`host:port`), perhaps through a proxy."""
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
     host = where.rpartition(":")[0]

@@ -61,12 +61,7 @@ class IdentityProvider:
         self._issuer = auth.identity_provider or ""
 
     async def assertion(self, audience: str, resource: str) -> str:
-        """Return an identity assertion for the authorization server `audience` and the MCP server `resource`.
-
-        Raises:
-            AuthorizationRefused: The settings give no identity token, or the identity provider gives no
-                assertion for it.
-        """
+        """Return an identity assertion for the authorization server `audience` and the server `resource`."""
         token = await aside(identity_token, self._auth)
         self._on_secret("identity_token", token)
         metadata = await self._metadata()

@@ -75,10 +75,9 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 
 
 def refusal_of(value: object) -> types.JSONRPCError | None:
-    """Return the error to deliver in place of an answer that the caller could not use.
+    """Return the error in place of an answer that the caller could not use; `None`: it is not one.
 
-    If `value` is a JSON-RPC batch (an array of messages), the error is for the first answer in it that has a
-    usable id. Returns `None` if `value` is not an answer, or its id is not usable.
+    For a JSON-RPC batch (an array of messages), the error is for the first answer in it that has a usable id.
     """
     if isinstance(value, list):
         answers = (each for each in value if isinstance(each, dict) and "method" not in each)

@@ -44,8 +44,8 @@ T = TypeVar("T")
 def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServer], T | None]:
     """Decorate a function that looks for files, so that it returns `None` where it may not look.
 
-    The host's working directory may have been deleted, or lie in a folder that this user may not read, and
-    links may form a loop. None of this may replace the error of a start that has failed.
+    The host's working directory may have been deleted, or be unreadable, and links may form a loop. None of
+    this may replace the error of a start that has failed.
     """
 
     @functools.wraps(look)
@@ -60,10 +60,7 @@ def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServ
 
 @_if_readable
 def npx_cache_broken(server: StdioServer) -> str | None:
-    """Return advice that names the broken cache folder, or `None` if the cache is not broken.
-
-    Call this after the server's process has ended, because a cache that npx is still filling looks broken.
-    """
+    """Return advice that names the broken cache folder; `None`: it is whole. Call this when npx has ended."""
     if PurePath(server.command).name != "npx":
         return None
     packages = list(_packages(server.args))
@@ -146,14 +143,11 @@ def direct_command(server: StdioServer) -> Direct | None:
 
 @_if_readable
 def missing_npx_package(server: StdioServer) -> str | None:
-    """Return the name of the server's npx package if it is missing and npx must not install it; else `None`.
-
-    npx itself would need seconds to report this. If npx gets options that are not known here, return `None`.
-    """
+    """Return the server's npx package if it is missing and npx must not install it; else `None`."""
     options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
     if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
         return None
-    asked = _read_npx(server.args)
+    asked = _read_npx(server.args)  # `None`: npx gets options that are not known here
     if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
         return None
     name, command = _without_version(asked.package), asked.program or asked.package
@@ -339,10 +333,7 @@ _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX
 async def node_too_old(
     server: StdioServer, registry: ProcessRegistry, *, limit_s: float = ASK_S
 ) -> str | None:
-    """Return advice for the user if Node is older than the server's package needs, or else `None`.
-
-    Runs `node --version`, for at most `limit_s`. If one of the two versions is unknown, return `None`.
-    """
+    """Return advice for the user if Node, asked for its version, is older than the server's package needs."""
     found = _wanted(server)
     if found is None:
         return None

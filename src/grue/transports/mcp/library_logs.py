@@ -25,10 +25,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass the warnings and errors of `LOGGERS` to `receive`, and drop the other records of `LOGGERS`.
-
-    This holds within the block, and in tasks that start in it.
-    """
+    """Pass warnings and errors of `LOGGERS` to `receive`, in the block and tasks that start in it; drop others."""
     before = _receiver.set(receive)
     try:
         yield

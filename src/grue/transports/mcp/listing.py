@@ -51,12 +51,9 @@ _HINTS = {
 
 
 class ListedTools(Struct, frozen=True):
-    """The tools of a whole listing.
+    """The tools of a listing that is valid for `ttl_s` (`None`: not stated), for this login if `private`.
 
-    Attributes:
-        as_tasks: The bare names of the tools that have to be called as tasks (MCP revision 2025-11-25).
-        ttl_s: For how many seconds the server says that the listing is valid; `None`: it does not say.
-        private: Whether the listing is only for the user who is logged in. `False` if `ttl_s` is `None`.
+    `as_tasks`: the bare names of the tools that have to be called as tasks (MCP revision 2025-11-25).
     """
 
     tools: tuple[m.ToolDefinition, ...] = ()
@@ -73,11 +70,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor, `max_pages` pages or 8 MiB, return what was read.
 
-    Errors of `ask` are not caught. A `bad_tool` notice reports what is left out. No notice is given for
-    a page that names its own cursor as the next one and adds no tools.
-
-    Raises:
-        ValueError: A page has no list of tools at all.
+    A `bad_tool` notice reports what is left out. Errors of `ask` are raised, and `ValueError` if a page has
+    no list of tools at all.
     """
     tools: dict[str, m.ToolDefinition] = {}
     as_tasks: set[str] = set()
@@ -102,6 +96,7 @@ async def read_pages(
         if not isinstance(following, str):
             break
         if following in cursors:
+            # No notice for a page that names its own cursor as the next one and adds no tools.
             if following != cursor or len(tools) > before:
                 notify("bad_tool", f"the listing repeats the cursor {following!r}")
             break
@@ -226,15 +221,11 @@ class ListingCache:
             return None
 
     def save(self, server: McpServer, seen: SeenListing) -> None:
-        """Store the unfiltered listing of a server, if the folder is usable and the listing not too long.
-
-        If a server has `auth` and the listing is private to the logged-in user, remove the file instead:
-        another user may log in.
-        """
+        """Store the unfiltered listing of a server, if the folder is usable and the listing not too long."""
         document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:
             if seen.private and isinstance(server, HttpServer) and server.auth is not None:
-                if (path := self._path(server)) is not None:
+                if (path := self._path(server)) is not None:  # another user may log in
                     path.unlink(missing_ok=True)
                 return
             written = msgspec.json.encode(document)

@@ -34,8 +34,8 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 class Loopback(ThreadingHTTPServer):
     """A server on 127.0.0.1 to which the browser returns after the login. A context manager.
 
-    With port 0, it takes any free port. `returned` holds the query parameters of the browser's request; empty
-    before it. Raises `OSError` if the port is taken.
+    With port 0, it takes any free port; raises `OSError` if the port is taken. `returned` holds the query
+    parameters of the browser's request.
     """
 
     daemon_threads = True
@@ -136,11 +136,7 @@ def log_in(
     """Log in to a server and store the tokens. Wait for the person in the browser for `timeout_s` at most.
 
     `show` is called in a thread, with the address to open. `scope` names further scopes to ask for, separated
-    by spaces.
-
-    Raises:
-        LoginRefused: For example, the server wants no login, the authorization server refuses, or nobody has
-            finished in time.
+    by spaces. Raises `LoginRefused`.
     """
     auth = server.auth
     if auth is None or auth.grant != "authorization_code":
@@ -243,13 +239,9 @@ async def _answer(
 
 
 def log_out(server: HttpServer) -> tuple[bool, bool]:
-    """Forget the tokens of a server, and ask its authorization server to revoke them.
+    """Forget the tokens of a server, and ask its authorization server to revoke them; raises `LoginRefused`.
 
-    Returns:
-        Whether any tokens were stored, and whether the authorization server has revoked them.
-
-    Raises:
-        LoginRefused: The place where the tokens are kept, or `auth` of the server, cannot be used.
+    Returns whether any tokens were stored, and whether the authorization server has revoked them.
     """
     store = token_store(server)
     try:

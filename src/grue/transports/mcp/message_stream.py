@@ -23,12 +23,10 @@ _TOOLS_CHANGED = "notifications/tools/list_changed"
 class MessageStream(ABC):
     """The read and the write stream that the SDK expects, in one object. Sending never blocks.
 
-    Attributes:
-        broken: Why nothing more can be exchanged; `None` while the stream works.
-        tools_changed: Whether the server has announced changed tools since the client last set this to
-            `False`. Set as soon as the announcement is read: the SDK handles announcements in another task,
-            possibly after the next call was sent.
-        last_request_id: The id of the last `tools/call`; empty: the current call was not sent, or none made.
+    `broken`: why nothing more can be exchanged; `None` while the stream works. `tools_changed`: the server
+    has announced changed tools since the client last set this to `False`. It is set as soon as the
+    announcement is read: the SDK handles announcements in another task, possibly after the next call was
+    sent. `last_request_id`: the id of the last `tools/call`; empty: the current call was not sent.
     """
 
     broken: str | None
@@ -79,10 +77,7 @@ class MessageStream(ABC):
 
 
 def is_closed(error: SdkError, stream: MessageStream) -> bool:
-    """Return whether `error` means that the stream is broken.
-
-    The error's code is not enough, because an error that the server sends may have the same code.
-    """
+    """Return whether `error` means that the stream is broken: a server may send an error of the same code."""
     return (
         stream.broken is not None
         and error.code == types.CONNECTION_CLOSED

@@ -120,9 +120,8 @@ def adapted(
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
     an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
-    the first, so the `configured` issuer is moved to the front. If `answer` has metadata of another issuer
-    than `configured`, `AuthorizationRefused` is raised. A huge lifetime is limited, because the SDK cannot
-    compute with it.
+    the first, so the `configured` issuer is moved to the front; metadata of another issuer raises
+    `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -239,11 +238,7 @@ class Authorizer:
         self._redaction = Redaction()
 
     async def token(self) -> str:
-        """Return the token for a request, renewed if it expires soon and can be renewed; empty: no token.
-
-        Raises:
-            AuthorizationRefused: Tokens cannot be read or stored, or the new token or `auth` is unusable.
-        """
+        """Return the token for a request, renewed if it expires soon and can be renewed; empty: no token."""
         if not self._loaded:
             self._use(await self._load())
         record = self._record
@@ -286,13 +281,10 @@ class Authorizer:
         return response.is_success
 
     async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
-        """Return another token than `used`, which the server has refused, or which expires soon.
+        """Return another token than `used` (empty: the request had none); raises `AuthorizationRefused`.
 
-        `used` is empty if the request had no token. Without `refusal`, `used` still works but expires soon;
-        if it cannot be renewed, `used` is returned.
-
-        Raises:
-            AuthorizationRefused: No other token can be obtained.
+        `refusal` is the server's refusal of `used`. Without it, `used` expires soon, and is returned if it
+        cannot be renewed.
         """
         # Take two locks: the file's lock keeps out other processes, but not other tasks of this process.
         async with self._lock, self.store.locked():
@@ -343,10 +335,7 @@ class Authorizer:
         return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
-        """Return a refreshed token, or an empty text if the authorization server issues none.
-
-        If the exchange fails, `needed` decides: `True` raises `AuthorizationRefused`, `False` returns "".
-        """
+        """Return a refreshed token; empty: none is issued, or the exchange failed and it is not `needed`."""
         provider = self._provider(stored, None, None)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
         try:

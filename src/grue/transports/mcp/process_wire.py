@@ -102,9 +102,9 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str, *, died: bool = False) -> str:
-        """Return a line for each access that the server's sandbox is known to have refused.
+        """Return lines for what the sandbox is known to have refused a server that has written `text`.
 
-        `text` is what the server has written. `died`: the server itself has failed, and not only a tool call.
+        `died`: the server itself has failed, and not only a tool call.
         """
         if not self._server.sandbox:
             return ""

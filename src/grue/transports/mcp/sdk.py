@@ -54,8 +54,7 @@ _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION
 """Error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first."""
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
-"""Time limit for `server/discover` as the first request. It is short, because a server that no longer speaks
-the revision of the earlier session may not answer."""
+"""Time limit for `server/discover` as the first request: a server of an older revision may not answer."""
 _CANCEL_TASK = "tasks/cancel"
 """The only request that is still sent after a Ctrl-C in a callback of the host."""
 
@@ -190,14 +189,11 @@ class Link:
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
 
     async def _elicited(self, params: types.ElicitRequestParams) -> types.ElicitResult:
-        """Ask the user, in the task that waits for the call's result.
-
-        Raises `SdkError` if the host's code fails. Any other exception would end the session, and a
-        `TimeoutError` would look as if the call had timed out.
-        """
+        """Ask the user, in the task that waits for the call's result; raises `SdkError` if that fails."""
         try:
             return await self._elicit(params)
         except Exception as error:
+            # Left as it is, it would end the session, and a `TimeoutError` would look as if the call had.
             why = f"the host could not ask for the input that it wants: {first_fault(error)}"
             raise SdkError(types.INTERNAL_ERROR, why) from error
 
@@ -236,11 +232,8 @@ class Link:
 
         From revision 2026-07-28 on there is no handshake, only `server/discover`. The handshake comes first,
         because a new server refuses it at once, but an old one may leave `server/discover` unanswered until
-        the timeout. If an earlier session had no handshake, `server/discover` comes first.
-
-        Raises:
-            SdkError: The server refused, or the connection broke.
-            RuntimeError, ValueError: The answer is not usable.
+        the timeout. If an earlier session had no handshake, `server/discover` comes first. Raises `SdkError`,
+        or `RuntimeError` or `ValueError` for an unusable answer.
         """
         with library_logs_to(self._library_logged):
             if self._spoken in MODERN_PROTOCOL_VERSIONS and await self._speaks_as_before():
@@ -302,11 +295,8 @@ class Link:
 
         If the server asks for input that the host can give, the request is sent again with this input. If the
         caller is cancelled, the server is told so. The method `subscriptions/listen` opens a stream of change
-        notices, and `notifications/cancelled` ends one. Raises `HostCodeFailed` after a Ctrl-C in `elicit`.
-
-        Raises:
-            SdkError: The server answered with an error, asks for input that the host does not offer, or the
-                connection broke (`is_closed`).
+        notices, and `notifications/cancelled` ends one. Raises `SdkError`, and `HostCodeFailed` after a
+        Ctrl-C in `elicit`.
         """
         if method == LISTEN:
             return await self._subscriptions.listen(params)
@@ -429,12 +419,11 @@ MAX_STREAMS = 32
 
 
 class Subscriptions(BackgroundTasks):
-    """The open streams of change notices of one session.
+    """The open streams of change notices of one session. Leaving it, in the task that entered it, ends them.
 
     The server acknowledges `subscriptions/listen` at once, but answers it only when the stream ends. So the
-    host gets the acknowledgement as the result, and another task waits for the answer. The same task must
-    enter and leave this context manager; any task may call `listen`. Leaving it ends all streams. A stream
-    that ends by itself is reported by an `updates_ended` notice.
+    host gets the acknowledgement as the result, and another task waits for the answer. A stream that ends by
+    itself is reported by an `updates_ended` notice.
     """
 
     def __init__(self, session: ClientSession, notify: Notify) -> None:
@@ -445,14 +434,10 @@ class Subscriptions(BackgroundTasks):
         self._starting = 0
 
     async def listen(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a stream, wait for the server's acknowledgement, and return the acknowledgement.
+        """Open a stream and return the server's acknowledgement. Raises `SdkError`; cancelling ends the stream.
 
-        `params` are those of the specification. The result has `subscriptionId`, and in `notifications` the
-        kinds of notices that the server has agreed to send. Cancelling this call ends the stream.
-
-        Raises:
-            SdkError: The server refused, the session has too many streams or too old a revision, `params` are
-                not usable, or the connection broke.
+        The result has `subscriptionId`, and in `notifications` the kinds of notices that the server will
+        send.
         """
         if len(self._open) + self._starting >= MAX_STREAMS:
             raise SdkError(types.INVALID_REQUEST, f"{MAX_STREAMS} streams are open, which is the most")
@@ -541,10 +526,7 @@ class ParamHeaders:
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
-        """Return a page of `tools/list`. Over HTTP, remember the parameters marked with `x-mcp-header`.
-
-        Over HTTP, a tool with an invalid `x-mcp-header` is left out and reported, as MCP demands.
-        """
+        """Return a page of `tools/list`; over HTTP, as MCP wants, without tools with a wrong `x-mcp-header`."""
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):
             return page

@@ -262,10 +262,9 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Connect, and carry messages both ways until `leave` is called or the connection breaks.
+        """Connect, and carry messages both ways until `leave` is called or the connection breaks; never raises.
 
-        Never raises. Shielded from cancellation, because a cancelled task could not end the session at the
-        server. `leave` always ends this method.
+        Shielded from cancellation, because a cancelled task could not end the session at the server.
         """
         try:
             with library_logs_to(self.logged), self._scope:

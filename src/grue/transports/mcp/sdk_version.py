@@ -12,11 +12,7 @@ from grue.errors import MissingDependencyError
 
 @functools.cache
 def require_mcp() -> None:
-    """Check that the MCP SDK is installed and new enough, without importing it.
-
-    Raises:
-        MissingDependencyError: The SDK is missing or too old; the text has the command that installs it.
-            Or a Python file of the name `mcp` hides it.
+    """Raise `MissingDependencyError` unless the MCP SDK is installed and new enough, without importing it.
 
     Source: R14.4
     """

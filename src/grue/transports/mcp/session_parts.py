@@ -153,16 +153,10 @@ class TaskOfCall:
         self._refused = 0
 
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
-        """Wait for the result and return it, as `tools/call` would have returned it.
+        """Wait for the result and return it, as `tools/call` would have returned it; see the module's table.
 
-        If the caller is cancelled, the task's state cannot be learned, or a callback of the host raises, the
-        server gets `tasks/cancel` and has 1 s to confirm it. `at_once`: ask for the state now, and not only
-        after the first polling interval.
-
-        Raises:
-            ToolRefusedError: The task has failed or was cancelled by its server, or the server does not give
-                the task's state or result.
-            ServerFailed: The server died or the connection broke.
+        `at_once`: ask for the state now, and not only after the first polling interval. Raises
+        `ToolRefusedError` or `ServerFailed`.
         """
         try:
             ended = await self._end(0.0 if at_once else self._task.poll_s)

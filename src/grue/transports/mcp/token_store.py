@@ -58,16 +58,13 @@ def identity_token(auth: OAuth) -> str:
 
 
 def identity_digest(auth: OAuth) -> str:
-    """Return a digest of the person, so that persons never share tokens; empty: no identity token is used.
-
-    If the token's file cannot be read, the digest matches no stored token.
-    """
+    """Return a digest of the person, so that persons never share tokens; empty: no identity token is used."""
     if auth.grant != "identity_assertion":
         return ""
     try:
         token = identity_token(auth)
     except AuthorizationRefused:
-        return os.urandom(16).hex()
+        return os.urandom(16).hex()  # matches no stored token
     try:
         payload = token.split(".")[1]
         padded = payload + "=" * (-len(payload) % 4)
@@ -87,16 +84,11 @@ _EARLY_S = 30.0
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
-    """The stored login for one server.
+    """The stored login for one server. Times are in seconds since the epoch by this machine's clock.
 
-    Attributes:
-        access_token: Sent to the server; empty if the authorization server has refused the refresh token.
-        expires_at: When the access token expires, in seconds since the epoch by this machine's clock; `None`:
-            the server did not say.
-        obtained_at: When the access token was issued, by the same clock.
-        client: The registration made for a person's login; `None` for a configured client or another grant.
-        metadata: The metadata document of the authorization server, which names its endpoints.
-        resource: The metadata document of the MCP server, which names its authorization server.
+    `access_token` is empty if the authorization server has refused the refresh token; `expires_at` is `None`
+    if the server did not say. `client`: the registration made for a person's login. `metadata` and
+    `resource`: the metadata documents of the authorization server and of the MCP server.
     """
 
     url: str
@@ -234,9 +226,8 @@ _WAIT_S = 20.0
 class KeyringStore(TokenStore):
     """The stored tokens of one server, in the system's keyring.
 
-    Each method that asks the keyring may raise `AuthorizationRefused`, for example if the package `keyring`
-    is missing, the system has no keyring, or the keyring is locked or does not answer within 20 s: some
-    keyrings ask a person before they answer.
+    Each method that asks the keyring may raise `AuthorizationRefused`, for example if the keyring is locked
+    or does not answer within 20 s: some keyrings ask a person before they answer.
     """
 
     def __init__(self, server: HttpServer) -> None:
