@@ -24,8 +24,7 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 M = TypeVar("M")
 
 
-BOUND = 16
-"""How many messages a mailbox holds by default."""
+BOUND = 16  # how many messages a mailbox holds by default
 
 
 class MailboxFull(MCPError):  # noqa: N818 - a state, named as anyio names `WouldBlock`

@@ -15,9 +15,7 @@ from typing import BinaryIO
 from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.field_checks import shown
 
-MAX_LINE_BYTES = 512 * 2**20
-"""Longest trace line and largest payload that is read: more than a batch's reply (64 MiB), all escaped."""
-
+MAX_LINE_BYTES = 512 * 2**20  # of a trace line or payload: more than a batch's reply, all escaped
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
 

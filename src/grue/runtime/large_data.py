@@ -16,15 +16,9 @@ from collections.abc import Iterator
 from time import sleep
 from typing import Any
 
-STEP = 2**18
-"""How many bytes or characters one step handles."""
-
-JOINED_AT_ONCE = 2**20
-"""Parts with fewer bytes than this together are joined in the event loop: starting a thread takes as long."""
-
-LONG = 131_072
-"""Work on a message whose JSON has at least this many bytes is done in a thread."""
-
+STEP = 2**18  # how many bytes or characters one step handles
+JOINED_AT_ONCE = 2**20  # fewer bytes are joined in the event loop: starting a thread takes as long
+LONG = 131_072  # work on a message whose JSON has at least this many bytes is done in a thread
 _ASIDE_S = 20e-6
 
 
@@ -51,8 +45,7 @@ def count_of(data: str | bytes, marks: str) -> int:
     return sum([data.count(mark, at, at + STEP) for at in steps(0, len(data)) for mark in each])
 
 
-ENDS_BYTES = 4096
-"""How many bytes of a cut line are kept from its beginning, and how many from its end."""
+ENDS_BYTES = 4096  # how many bytes of a cut line are kept from its beginning, and from its end
 
 
 class LineTooLongError(Exception):

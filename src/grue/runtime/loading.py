@@ -56,21 +56,11 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-_OURS_WITHIN_S = 60.0
-"""How long a fork waits for the work that `_work_in` calls "ours". An import can take many seconds."""
-
-_OTHERS_WITHIN_S = 5.0
-"""How long a fork waits for imports of other code. An import may run a program's whole main loop."""
-
-_outlasted: set[int] = set()
-"""Ids of threads whose imports of other code took longer than `_OTHERS_WITHIN_S`: no fork waits for them."""
-
-
-_SWITCH_S = 0.2
-"""Python's switch interval during a fork: how long a thread keeps the GIL while others wait for the GIL."""
-
-_usual_switch_s: float | None = None
-"""The program's own switch interval while a fork has changed it; `None`: no fork has changed it."""
+_OURS_WITHIN_S = 60.0  # how long a fork waits for work called "ours": an import can take many seconds
+_OTHERS_WITHIN_S = 5.0  # how long for other imports: one may run a program's whole main loop
+_outlasted: set[int] = set()  # threads whose other imports took too long: no fork waits for them any more
+_SWITCH_S = 0.2  # during a fork: how long a thread keeps the GIL while others wait for the GIL
+_usual_switch_s: float | None = None  # the program's own, while a fork has changed it
 
 
 def _wait_for_others() -> None:

@@ -21,11 +21,10 @@ _ESCAPE_SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]"  # the short escape sequences
 )
 
+# An escaped backslash, an escaped surrogate pair, or, as the group, an escaped lone surrogate.
 _ESCAPES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-"""Matches an escaped backslash, an escaped surrogate pair, or, as the group, an escaped lone surrogate."""
-
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -92,10 +91,10 @@ _MOST_READ = 2_000_000
 _REPEATED = 24
 _ROW = 76
 _UNIT = re.compile(r"\\u[0-9a-f]{4}|\\U[0-9a-f]{8}|\\.|.", re.DOTALL)
+# Characters that count as printable and show nothing.
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Characters that count as printable and show nothing."""
 
 
 def shown_whole(value: object) -> list[str] | None:

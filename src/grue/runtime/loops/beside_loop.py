@@ -110,8 +110,7 @@ async def look_up(*args: Any, **options: Any) -> list[Any]:
     return await call_in_daemon_thread(call, limiter=anyio.CapacityLimiter(math.inf))
 
 
-STRETCH_S = 0.005
-"""Longest time in seconds that a loop with a `Pace` works before other tasks can run."""
+STRETCH_S = 0.005  # longest time that a loop with a `Pace` works before other tasks can run
 
 
 class Pace:

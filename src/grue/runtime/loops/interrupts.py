@@ -66,13 +66,8 @@ from grue.errors import MCPError
 
 T = TypeVar("T")
 
-INTERRUPT_GRACE_S = 3.0
-"""How long a thread waits, after a Ctrl-C, for the clean-up in another thread's loop."""
-
-_NOTICE_S = 0.05
-"""Seconds between two checks by a waiting thread for a Ctrl-C that was deferred or that a loop swallowed."""
-
-
+INTERRUPT_GRACE_S = 3.0  # how long a thread waits, after a Ctrl-C, for the clean-up in another thread's loop
+_NOTICE_S = 0.05  # between two checks for a Ctrl-C that was deferred, or that a loop swallowed
 _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
@@ -110,12 +105,12 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+# The packages that grue's own code calls in a turn. What it calls in other packages is the host's code.
 _CALLED_BY_GRUE = {
     *("anyio", "httpcore", "httpcore2", "httpx", "httpx2", "jsonschema_rs", "langfuse", "mcp", "mcp_types"),
     *("opentelemetry", "pydantic", "rich", "sniffio", "typing_extensions", "yaml"),
     *sys.stdlib_module_names,
 }
-"""The packages that grue's own code calls in a turn. What it calls in other packages is the host's code."""
 
 
 class _Taken:
@@ -284,8 +279,7 @@ class _Deferral:
             raise error
 
 
-_deferral: _Deferral | None = None
-"""That of the outermost `defer_interrupts` in the main thread."""
+_deferral: _Deferral | None = None  # of the outermost `defer_interrupts` in the main thread
 
 
 @contextlib.contextmanager
@@ -393,8 +387,8 @@ def _current_task() -> asyncio.Task[Any] | None:
         return None
 
 
+# Packages of grue that count as host code: a signal handler that has interrupted them may call grue.
 _HOSTS = ("grue.hosts", "grue.cli", "grue.testing")
-"""Packages of grue that count as host code: a signal handler that has interrupted them may call grue."""
 
 
 def refuse_reentry() -> None:

@@ -47,14 +47,10 @@ from grue.runtime.loops.sync_edge import CLOSED, WAITS_FOR_ITSELF, in_shared_loo
 
 T = TypeVar("T")
 
+# Makes the context manager that is open while the loop runs, given the loop's task group.
 LoopContext: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
-"""Makes the context manager that is open while the loop runs, given the loop's task group."""
-
-CLOSE_GRACE_S = 1.5
-"""How long the loop's clean-up may take before `force_kill`. A cancelled session needs at most 1 s."""
-
-CLOSE_WITHIN_S = 10.0
-"""How long `close` waits for the loop's end after it has called `force_kill`."""
+CLOSE_GRACE_S = 1.5  # for the clean-up before `force_kill`; a cancelled session needs at most 1 s
+CLOSE_WITHIN_S = 10.0  # how long `close` waits for the loop's end after `force_kill`
 
 
 class ErrorTexts(Struct, frozen=True):
@@ -101,10 +97,10 @@ class LoopThread(Struct, frozen=True):
             raise MCPError(self.error_texts.waiting)
 
 
+# The thread of the loop that runs the current `Call`, also in the call's worker threads; `None`: no call.
 _current_loop_thread: contextvars.ContextVar[threading.Thread | None] = contextvars.ContextVar(
     "current_loop_thread", default=None
 )
-"""The thread of the loop that runs the current `Call`, also in the call's worker threads; `None`: no call."""
 
 
 def _refuse_in_shared_loop() -> None:
@@ -363,8 +359,7 @@ class EpisodeLoop:
             context.run(group.start_soon, call.run, function)
 
 
-_running_loops: set[EpisodeLoop] = set()
-"""The loops that run now. In a forked child these are the parent's loops, which do not run there."""
+_running_loops: set[EpisodeLoop] = set()  # in a forked child these are the parent's, which do not run there
 
 
 def _close_all() -> None:

@@ -42,8 +42,8 @@ from grue.runtime.loops.interrupts import (
 T = TypeVar("T")
 
 
+# All greenlets share one event loop. A task that blocks the loop also stops the work that it waits for.
 WAITS_FOR_ITSELF = "Under gevent this call would wait for itself: an event loop runs it. Use {instead}."
-"""All greenlets share one event loop. A task that blocks the loop also stops the work that it waits for."""
 
 
 class BlockingInsideEventLoopWarning(UserWarning):
@@ -209,8 +209,7 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     return finished.result()
 
 
-_CLEAN_UP_S = 3.0
-"""How long a killed greenlet waits for the clean-up of its task."""
+_CLEAN_UP_S = 3.0  # how long a killed greenlet waits for the clean-up of its task
 
 
 def threads_are_greenlets() -> bool:
@@ -272,8 +271,8 @@ class _SharedLoop:
         await self._over.wait()
 
 
+# Made at its first use: a lock from before gevent has replaced the threads would block all greenlets.
 _lock: threading.Lock | None = None
-"""Made at its first use: a lock from before gevent has replaced the threads would block all greenlets."""
 _shared: _SharedLoop | None = None
 
 

@@ -29,12 +29,8 @@ from grue.runtime.processes.process_group import ProcessGroup, ProcessRegistry
 from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox
 
-CHUNK_BYTES = 65_536
-"""How much is read from a pipe at once."""
-
-_GRACE_AT_LEAST_S = 0.05
-"""A deadline shortens the grace before SIGTERM, and that before SIGKILL, to no less than this."""
-
+CHUNK_BYTES = 65_536  # how much is read from a pipe at once
+_GRACE_AT_LEAST_S = 0.05  # a deadline shortens the grace before SIGTERM, and SIGKILL, to no less
 _KILL_GRACE_S = 5.0
 
 
@@ -437,8 +433,7 @@ class ServerProcess(ChildProcess):
             return  # another task is still receiving, which drains the pipe
 
 
-_READS_AT_END = 64
-"""Most chunks that are read at the end: more than a full pipe holds, but some process may go on writing."""
+_READS_AT_END = 64  # more chunks than a full pipe holds; some process may go on writing
 
 
 class Capture:

@@ -31,17 +31,10 @@ from typing import NamedTuple
 if sys.platform == "linux":
     import resource
 
-_BASE = 4 * 10**18
-"""The smallest mark. A mark has the digit 4, then nine digits for the host and nine for the server."""
-
-_FEWEST_MARKS = 10**6
-"""Fewest values that `digits` must have; else nothing is marked. In another host's server few are left."""
-
+_BASE = 4 * 10**18  # the smallest mark: the digit 4, then nine digits for the host and nine for the server
+_FEWEST_MARKS = 10**6  # else nothing is marked: in another host's server few values of `digits` are left
 _FEW_IDS = 64
-_IDS_PER_S = 20_000
-"""No system assigns more process ids than this a second. So a process's age tells whether the kernel may have
-reached the highest id since the process started, and begun again with low ids.
-"""
+_IDS_PER_S = 20_000  # no system assigns more process ids
 
 
 class HostMark:
@@ -177,7 +170,8 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
     """Return the ids of all processes that started after `first`, `age_s` seconds ago, and some other ids."""
-    # The kernel assigns ascending ids, and then starts again with low ids.
+    # The kernel assigns ascending ids, and then starts again with low ids: if the process is so old that the
+    # highest id may have been reached since, any id may be newer.
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:
         return _listed()

@@ -68,9 +68,7 @@ The search is repeated, because a process that forks just as it is killed may le
 rounds, because a zombie that nobody reaps is found each time.
 """
 
-_END_S = 1.0
-"""How long the interpreter's exit waits for the guard to end. The guard needs about a millisecond, but on a
-busy machine without `grep` it can need seconds."""
+_END_S = 1.0  # the guard needs about a millisecond, on a busy machine without `grep` perhaps seconds
 
 
 class GuardUnavailableWarning(RuntimeWarning):

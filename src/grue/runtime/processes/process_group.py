@@ -138,11 +138,8 @@ The guard has to know the group before the server runs. `read` takes a pipe byte
 the line is left for the server. If the host dies first, the shell exits at the end of the pipe.
 """
 
-_DEATH_S = 5.0
-"""How long to wait for a killed process to end. That takes milliseconds unless it is stuck in the kernel."""
-
-_DESCENDANTS_S = 1.0
-"""How long to look for processes that left the group: one that keeps forking could go on for ever."""
+_DEATH_S = 5.0  # a killed process ends within milliseconds, unless it is stuck in the kernel
+_DESCENDANTS_S = 1.0  # for processes that left the group: one that keeps forking could go on for ever
 
 
 class SpawnError(MCPError):
@@ -353,8 +350,7 @@ class ProcessRegistry:
         _all_groups.pop(group.pid, None)
 
 
-_all_groups: dict[int, ProcessGroup] = {}
-"""The groups of all registries. A forked child drops them. Groups that are left at exit are killed."""
+_all_groups: dict[int, ProcessGroup] = {}  # of all registries; those that are left at exit are killed
 
 
 def _kill_all() -> None:

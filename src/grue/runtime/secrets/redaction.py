@@ -73,8 +73,7 @@ def extend_to_escapes(written: bytes, found: Found) -> Found | None:
     return found._replace(start=start, end=end) if start < end else None
 
 
-_BACK = 5
-r"""Distance from the `u` of a `\u` escape to the character after the escape."""
+_BACK = 5  # distance from the `u` of a `\u` escape to the character after the escape
 
 
 def _unicode_escape_before(written: bytes, at: int) -> int:
@@ -91,9 +90,7 @@ def _is_escaped(written: bytes, at: int) -> bool:
 
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
-_LONGEST_WORD = 400
-"""Bytes of the longest span that is looked for in numbers: a float has up to 309 digits before its point."""
-
+_LONGEST_WORD = 400  # bytes; no longer span is looked for in numbers: floats have up to 309 digits
 _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
 
@@ -159,27 +156,15 @@ def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
             yield found._replace(start=token.start(), end=token.end(), is_number=True)
 
 
-_PIECE = 2**16
-"""Bytes that are searched at a time."""
-
-_MOST_SPANS = 128
-"""Spans that are replaced before other threads can run. That takes about a millisecond."""
-
+_PIECE = 2**16  # bytes that are searched at a time
+_MOST_SPANS = 128  # replaced before other threads can run, which takes about a millisecond
 _START = attrgetter("start")
 
-_CUT = "\N{HORIZONTAL ELLIPSIS}".encode()
-"""Marks the place where a text was shortened. A secret may have been cut there."""
-
-MIN_BEGINNING_BYTES = 6
-"""Length in bytes of the shortest beginning of a secret that is replaced."""
-
+_CUT = "\N{HORIZONTAL ELLIPSIS}".encode()  # marks a place where a text, and perhaps a secret, was cut
+MIN_BEGINNING_BYTES = 6  # of a secret's beginning that is replaced
 _AUTHORISATION = "[redacted:authorization]"
-CUT_PLACEHOLDER = "[redacted]"
-"""Placeholder for the beginning of a secret whose end was cut off."""
-
-
-_Select: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]
-"""Selects which of the found spans are replaced."""
+CUT_PLACEHOLDER = "[redacted]"  # for the beginning of a secret whose end was cut off
+_Select: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]  # selects which are replaced
 
 
 class _Secret(NamedTuple):
@@ -199,11 +184,8 @@ _FULL_LINE = b"a" * SHORTEST_LINE + b"b"
 encoded line of full length becomes a text that ends in these bytes.
 """
 
-_SHORT_TEXT = 4096
-"""In a text of at most this many bytes, probes of forms with line breaks are searched for, not full lines."""
-
-_LONG_PROBE = 16
-"""Least length of a long probe. A run of so many letters and digits is rare in ordinary text."""
+_SHORT_TEXT = 4096  # a longer text is not searched for `in_lines`, but for a full line of digits
+_LONG_PROBE = 16  # bytes at least; a run of so many letters and digits is rare in ordinary text
 
 
 class _SecretIndex(NamedTuple):
@@ -466,24 +448,21 @@ _HEADER = re.compile(
     rb"(?!%(scheme)b(?:[\s\\\"']|\Z))(?=%(value)b{6})"
     % {b"name": _NAME, b"quotes": _QUOTES, b"blank": _BLANK, b"scheme": _SCHEME, b"value": _VALUE}
 )
+# A bearer token without a header's name. It must look like a token, because prose may have "bearer of".
 _BEARER = re.compile(
     rb"(?i)bearer ++(?=%b{12})(?=sk-|(?:[%b]++|\\{1,64}+/)*+(?:[0-9]|\\{1,64}+u[0-9a-f]{4}))"
     % (_VALUE, _SIGNS)
 )
-"""A bearer token without a header's name. It must look like a token, because prose may have "bearer of"."""
-
+# A header as a member of a JSON object. Its value must be a string; other values are not credentials.
 _FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
-"""A header as a member of a JSON object. Its value must be a string; other values are not credentials."""
 
 # Each match covers a step of a text: a single match over megabytes would block all other threads.
 _VALUE_STEP = re.compile(rb"(?i)(?:[0-9%b]{1,4096}+|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4}){1,64}+" % _SIGNS)
 _TEXT_STEP = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
+# Another value after the first one. Some schemes have several, such as `Signature=`.
 _NEXT_VALUE = re.compile(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))
-"""Another value after the first one. Some schemes have several, such as `Signature=`."""
-
 _SHORTEST = 6
-MAX_HEADER_BYTES = 512
-"""Longest distance in bytes from the start of a header's name to the first byte of its value."""
+MAX_HEADER_BYTES = 512  # from the start of a header's name to the first byte of its value
 
 
 def may_contain_credentials(written: bytes) -> bool:
@@ -551,14 +530,12 @@ def crosses_strings(written: bytes, start: int, end: int) -> bool:
 _HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
 # Not `(...)*+`: before Python 3.11.5, a possessive group ends early at a lookahead in it.
 _LINE = r"[^\n\\]*+(?>(?:\\(?!n)[^\n\\]*+)*)"
+# An authorisation header or a bearer token at the end of the text. Its value may continue.
 _OPEN = re.compile(
     rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
 )
-"""An authorisation header or a bearer token at the end of the text. Its value may continue."""
-
 _LABEL = re.compile("(?ia)authorization|api-key|bearer ")
-_LONG = 4096
-"""A longer held-back text is searched again only when its line ends; else a long line took quadratic time."""
+_LONG = 4096  # a longer held-back text is searched only at a line's end; else it took quadratic time
 
 
 class TextPieces:
@@ -651,5 +628,4 @@ class _BeginningMatcher:
                 states[each, number, at + 1] = max(length, states.get((each, number, at + 1), 0))
 
 
-_State: TypeAlias = tuple[str, int, int]
-"""The rest of the current character's form, the spelling's number, and the next position in the spelling."""
+_State: TypeAlias = tuple[str, int, int]  # a character's remaining form, spelling's number, next position

@@ -25,11 +25,8 @@ from urllib.parse import quote, quote_plus, unquote
 
 import msgspec
 
-SHORTEST_ENCODED = 8
-"""Bytes of the shortest secret that is searched for in base64 and hexadecimal: shorter ones occur anyway."""
-
-SHORTEST_LINE = 60
-"""Length of the shortest lines in which programs write base64 or hexadecimal digits."""
+SHORTEST_ENCODED = 8  # bytes of a secret that is searched for in base64 and hexadecimal
+SHORTEST_LINE = 60  # characters of the lines in which programs write base64 or hexadecimal digits
 
 
 class SecretPattern(NamedTuple):
@@ -57,8 +54,8 @@ class SecretForms(NamedTuple):
     literals: tuple[bytes, ...]
 
 
+# For each character of a secret, the ways to write it. Any combination of them is a form.
 Spelling = tuple[tuple[str, ...], ...]
-"""For each character of a secret, the ways to write it. Any combination of them is a form."""
 
 
 @lru_cache(maxsize=256)
@@ -270,12 +267,8 @@ def _surrogates(char: str) -> str:
 
 
 MIN_CHARS = 12
-MIN_PASSWORD_CHARS = 8
-"""Shortest password to redact. A shorter password could also occur as a part of ordinary words."""
-
-_MOST_NAMES = 1024
-"""How many results `looks_secret` caches. The cache holds names only, no values."""
-
+MIN_PASSWORD_CHARS = 8  # a shorter one could also occur as a part of ordinary words
+_MOST_NAMES = 1024  # how many results `looks_secret` caches, by names only, no values
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:([^/\s]+)@")
 # In connection strings, such as `AccountName=a;AccountKey=...` of Azure, `host=h password=...` of PostgreSQL.
 _PAIR = re.compile(r"(?i)\b(?:account_?key|shared_?access_?key|password|pwd)=(?:'([^']+)'|([^\s;&'\"]+))")

@@ -48,11 +48,8 @@ from grue.runtime.trace.format import (
 )
 from grue.runtime.trace.recorder import Envelope, Recorder
 
-FLUSH_WITHIN_S = 2.0
-"""How long `flush` waits for a slow disk. After that time the queued lines are still written."""
-
-_LINGER_S = 0.01
-"""How long the thread collects lines before it writes them, unless `flush` or `close` is waiting."""
+FLUSH_WITHIN_S = 2.0  # how long `flush` waits for a slow disk; queued lines are still written then
+_LINGER_S = 0.01  # how long the thread collects lines, unless `flush` or `close` is waiting
 
 
 class LineQueue:
@@ -171,9 +168,7 @@ class LineQueue:
         self._file.close()
 
 
-_Entry: TypeAlias = bytes | threading.Event | None
-"""An entry of the queue: a line, the event of a waiting `flush`, or `None` from `close`."""
-
+_Entry: TypeAlias = bytes | threading.Event | None  # a line, a waiting `flush`, or `close`
 _OPEN: weakref.WeakSet[LineQueue] = weakref.WeakSet()
 
 

@@ -23,11 +23,8 @@ from grue.runtime.files import as_path
 from grue.runtime.large_data import STEP, count_of
 from grue.runtime.safe_text import beginning, printable
 
-FORMAT = 2
-"""Version of the format. Readers accept this version and all older ones. Format 1 had no payloads."""
-
-TRACE_FILE = "trace.jsonl"
-"""Name of the trace in a run folder."""
+FORMAT = 2  # Readers accept all older formats, too. Format 1 had no payloads.
+TRACE_FILE = "trace.jsonl"  # in a run folder
 
 
 def trace_in(path: str | os.PathLike[str]) -> Path:
@@ -38,8 +35,7 @@ def trace_in(path: str | os.PathLike[str]) -> Path:
 
 _ERROR_CHARS = 500
 
-PAYLOADS = "payloads"
-"""Name of the folder for payload files, beside the trace file."""
+PAYLOADS = "payloads"  # the folder for payload files, beside the trace file
 
 
 class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="trace", tag="grue"):
@@ -96,10 +92,7 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
     bytes: int
 
 
-REFERENCE_START = b'{"$payload":'
-"""The first bytes of a `PayloadReference`. A message begins with its tag instead."""
-
-
+REFERENCE_START = b'{"$payload":'  # of a `PayloadReference`; a message begins with its tag
 _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 
 
@@ -114,12 +107,9 @@ def payload_path(trace: Path, sha256: str) -> Path:
     return trace.parent / PAYLOADS / f"{sha256}.json"
 
 
-MIN_EXTRACT_BYTES = 1024
-"""Length in bytes of the shortest base64 string that is cut out of a body."""
-
+MIN_EXTRACT_BYTES = 1024  # of a base64 string that is cut out of a body
+# Of MCP results. Nothing is found inside a JSON string, because there the quotes have backslashes.
 _BASE64_MEMBERS = (b'"data":"', b'"blob":"')
-"""The members of MCP results that hold base64. A search for these bytes finds nothing inside a JSON string,
-because there the quotes have backslashes."""
 
 
 def long_strings(written: bytes) -> list[tuple[int, int]]:
@@ -172,20 +162,13 @@ _PACKED = (
 )
 
 
-MAX_DEPTH = 250
-"""Largest nesting of a body in levels, small enough for a recursive reader."""
-
+MAX_DEPTH = 250  # of a body, in levels; small enough for a recursive reader
+# What decoding an untrusted file can raise. `MCPConfigError`: the file holds an invalid limit.
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
-"""What decoding JSON from an untrusted file can raise. `MCPConfigError`: the file holds an invalid limit."""
-
-_LATEST_S = 1e11
-"""Largest valid time in seconds. With larger times the arithmetic of readers would overflow."""
-
+_LATEST_S = 1e11  # with larger times, in seconds, the arithmetic of readers would overflow
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _CHUNK = 2**18
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Translates each bracket and brace to the signed byte that is added to the depth: 1 or -1."""
-
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # what is added to the depth: 1 or -1, as signed bytes
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 
 

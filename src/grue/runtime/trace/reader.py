@@ -116,7 +116,7 @@ class TraceReader(Generic[B]):
         return self.decoded(place.number, line)
 
     def lines(self) -> Iterator[RecordedLine[B]]:
-        """Yield the lines in the file. Their bodies, which are only known to be JSON, can be decoded later."""
+        """Yield the lines in the file, for callers that need the bodies of some messages only."""
         for place, line in self._placed():
             yield RecordedLine(line, place.number, self)
 

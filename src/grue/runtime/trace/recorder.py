@@ -132,8 +132,8 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
     reply_to: object = None
 
 
+# Called with each envelope and its line of JSON. Both contain no secrets, and the line has no newline.
 Observer = Callable[[Envelope[Any], bytes], None]
-"""Called with each envelope and its line of JSON. Both contain no secrets, and the line has no newline."""
 
 
 class Recorder:

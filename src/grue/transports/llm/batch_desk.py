@@ -43,16 +43,11 @@ T = TypeVar("T")
 
 _PIECE = 2**20
 _MOST_LINE = 64 * 2**20
-_READS = 3
-"""How many times damaged or incomplete results are read. Then a request without a result counts as failed."""
+_READS = 3  # readings of damaged or incomplete results, before a request without a result counts as failed
 _MOST_PAGES = 1000
 
-_SKEW_S = 600.0
-"""How many seconds the provider's clock may differ from this machine's clock."""
-
-_QUEUE_FULL = r"enqueued token limit"
-"""OpenAI's refusal of a batch that has no room beside the batches that are under way."""
-
+_SKEW_S = 600.0  # how much the provider's clock may differ from this machine's clock
+_QUEUE_FULL = r"enqueued token limit"  # OpenAI has no room beside the batches that are under way
 _BOUNDARY = b"grue-batch-file"
 
 

@@ -138,18 +138,13 @@ def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> 
 
 
 _CLOSE_TIMEOUT_S = 1.0
-_LIST_TIMEOUT_S = 5.0
-"""Time limit for reading a model list: short, because the list only avoids a request that would fail."""
-
+_LIST_TIMEOUT_S = 5.0  # short, because the model list only avoids a request that would fail
 _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
-MIN_SECRET = 8
-"""Fewest characters of a key or header that is redacted. Shorter values are placeholders such as `none`."""
-
+MIN_SECRET = 8  # characters of a redacted key or header; shorter ones are placeholders such as `none`
+# Fields of `extra_body` for which OpenTelemetry spans have attributes.
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
-"""Fields of `extra_body` for which OpenTelemetry spans have attributes."""
-
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 
 _SCHEME_MISSING = "The base URL must start with http:// or https://, followed by a host."
@@ -268,9 +263,8 @@ class ReplyRoom(Protocol):
         """Count the cost of a reply from a batch. Call this when the reply has been decoded."""
 
 
+# The `ReplyRoom` of the current turn; `None`: the process's `ReplyRoom` (`set_process_room`), if any.
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
-"""The `ReplyRoom` of the current turn; `None`: the process's `ReplyRoom` (`set_process_room`), if any."""
-
 _of_process: list[ReplyRoom] = []
 
 

@@ -43,24 +43,15 @@ from grue.protocol.turn.prices import Price, with_cost
 
 T = TypeVar("T")
 
-STEP_BYTES = 64 * 2**10
-"""The most bytes that one step of decompression returns."""
-
-MAX_STAGES = 2
-"""The most times that a body may be compressed: once by the server and once by a proxy before it."""
-
-ACCEPTED = "gzip, deflate"
-"""The value of the `Accept-Encoding` header that is sent."""
-
+STEP_BYTES = 64 * 2**10  # the most that one step of decompression returns
+MAX_STAGES = 2  # compressions that are undone: by the server, and by a proxy before it
+ACCEPTED = "gzip, deflate"  # what `Accept-Encoding` says
 _GZIP = 16 + zlib.MAX_WBITS
-_MEMBER = b"\x1f\x8b"
-"""The first bytes of each part of a gzip body, which may have several parts."""
-
+_MEMBER = b"\x1f\x8b"  # the first bytes of each part of a gzip body, which may have several parts
+# The zlib window settings to try for each coding. Some servers send `deflate` without its zlib header.
 _WINDOWS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS)}
-"""The zlib window settings to try for each coding. Some servers send `deflate` without its zlib header."""
-
+# Codings that some proxies use although `ACCEPTED` does not name them.
 _NOT_ASKED_FOR = frozenset({"br", "zstd", "compress", "x-compress"})
-"""Codings that some proxies use although `ACCEPTED` does not name them."""
 
 
 class EncodingError(ValueError):
@@ -177,17 +168,10 @@ class _Stage:
         return self._step(data)
 
 
-_KEPT_S = 5.0
-"""For how many seconds an idle connection is kept for another request. Endpoints keep theirs for longer."""
-
-_CHUNKS_AT_ONCE = 64
-"""How many chunks are yielded before a pause for other tasks: 64 KiB may hold ten thousand chunks."""
-
-_MAY_HIDE_BYTES = 32 * 2**10
-"""After a reply of this length, further bytes may still wait in the event loop; see `HttpReply._silent`."""
-
-_QUIET_S = 0.001
-"""For how many seconds a connection with TLS or after a long reply must be silent, to be used again."""
+_KEPT_S = 5.0  # how long an idle connection is kept for another request; endpoints keep theirs for longer
+_CHUNKS_AT_ONCE = 64  # chunks between two pauses for other tasks: 64 KiB may hold ten thousand chunks
+_MAY_HIDE_BYTES = 32 * 2**10  # a longer reply may be followed by bytes that only the event loop has
+_QUIET_S = 0.001  # how long a connection with TLS, or after a long reply, must be silent to be used again
 
 
 class ExchangeError(Exception):
@@ -384,8 +368,8 @@ class HttpReply:
         return True
 
 
+# Gets a response's state in h11, the HTTP/1.1 parser. httpx and httpcore have no public way to read it.
 _H11 = operator.attrgetter("stream._httpcore_stream._stream._connection._h11_state")
-"""Gets a response's state in h11, the HTTP/1.1 parser. httpx and httpcore have no public way to read it."""
 
 
 def exchange_error(error: httpx.HTTPError | ssl.SSLError) -> ExchangeError:
@@ -439,24 +423,12 @@ def _no_tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-MAX_REPLY_BYTES = 64 * 2**20
-"""The most bytes of a streamed reply that are read. A reply without events is limited to `MAX_BODY_BYTES`."""
-
-MAX_BODY_BYTES = 8 * 2**20
-"""Most bytes of a reply's body. A streamed reply's body is made from its events, which are much longer."""
-
-LONG_BYTES = 256 * 2**10
-"""A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
-
-_SLICE_BYTES = 8 * 2**10
-"""The most bytes of a stream that are decoded without a pause for other tasks."""
-
-_HEAD_BYTES = 256
-"""How much of a body is searched for the beginning of a JSON object."""
-
-_MOST_OF_REFUSAL = 2**20
-"""How many bytes of an error's body are read. The error's message is at the beginning."""
-
+MAX_REPLY_BYTES = 64 * 2**20  # of a streamed reply; `MAX_BODY_BYTES` of one without events
+MAX_BODY_BYTES = 8 * 2**20  # of a reply's body; the events that a streamed reply is made from are longer
+LONG_BYTES = 256 * 2**10  # a longer reply is decoded in a worker thread
+_SLICE_BYTES = 8 * 2**10  # decoded without a pause for other tasks
+_HEAD_BYTES = 256  # how much of a body is searched for the beginning of a JSON object
+_MOST_OF_REFUSAL = 2**20  # read of an error's body, whose message is at the beginning
 _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10
 _CLOSE_TIMEOUT_S = 1.0

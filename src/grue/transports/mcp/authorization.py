@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
 
-_MOST_RENEWALS = 2
-"""The most renewals of a token for a request: the first may only take a stored token that has expired too."""
-
+_MOST_RENEWALS = 2  # a token that another process has stored may have expired too
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 

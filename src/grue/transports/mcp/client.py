@@ -47,20 +47,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PARTS = "grue.transports.mcp.session_parts"
-"""The module that `open` imports. It imports the SDK."""
-
+_PARTS = "grue.transports.mcp.session_parts"  # imported by `open`; it imports the SDK
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
-_MAX_NOTICES = 500
-"""How many notices of one kind a request may give. More would fill the trace and delay the turn."""
+_MAX_NOTICES = 500  # of one kind during one request; more would fill the trace and delay the turn
 _METHOD_NOT_FOUND = -32601
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
-_VISIT_FIRST = -32042
-"""The error code of a server whose user has to visit a page before the call can be made."""
-_KEPT_S = 3600.0
-"""How long, at least, a server is asked to keep a task's result: a killed turn may be resumed later."""
+_VISIT_FIRST = -32042  # the error code of a server whose user has to visit a page first
+_KEPT_S = 3600.0  # how long a server is asked to keep a task's result: a killed turn may be resumed later
 _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the tool's input schema says"
 
 

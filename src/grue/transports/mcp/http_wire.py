@@ -23,18 +23,14 @@ if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream
     from grue.transports.mcp.sdk_http import HttpStream
 
-_LEAVE_S = 1.0
-"""Time limit for telling the server that the session ends."""
-
-_LEAVE_AT_LEAST_S = 0.3
-"""The least time limit, if the turn's deadline has passed or is so near that it shortens `_LEAVE_S`."""
+_LEAVE_S = 1.0  # time limit for telling the server that the session ends
+_LEAVE_AT_LEAST_S = 0.3  # the limit that the turn's deadline leaves at least
 
 
 class HttpWire:
     """The wire to a server over HTTP. There is no process: all values about a process are `None` or empty."""
 
-    modules = ("grue.transports.mcp.sdk_http",)
-    """The modules that `stream` imports. They import the SDK."""
+    modules = ("grue.transports.mcp.sdk_http",)  # imported by `stream`; it imports the SDK
 
     def __init__(
         self,

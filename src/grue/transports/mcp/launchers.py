@@ -34,10 +34,7 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.tool_sessions.server_specs import StdioServer
 
 _NAMING = ("-p", "--package")
-_LAST_WRITTEN = ".package-lock.json"
-"""npm writes this file into `node_modules` when everything else is in place."""
-
-
+_LAST_WRITTEN = ".package-lock.json"  # npm writes it into `node_modules` when all else is in place
 T = TypeVar("T")
 
 
@@ -317,16 +314,11 @@ Version = tuple[int, int, int]
 
 _RUNNERS = frozenset(("npx", "npm", "pnpm", "yarn", "bun", "bunx"))
 _WORDS = frozenset(("exec", "dlx", "x", "run"))
+# Node versions that packages need, for packages of which no `package.json` with `engines.node` is found.
 _KNOWN = {"@kastalien-research/thoughtbox": ">=22"}
-"""Node versions that packages need, for packages of which no `package.json` with `engines.node` is found."""
-
 _ASK_LIMITS = ProcessLimits(cancelled_grace_s=0.1, max_line_bytes=4096).when_cancelled()
-ASK_S = 1.0
-"""Time limit for `node --version`."""
-
-ASK_AFTER_TIMEOUT_S = 0.3
-"""The limit in place of `ASK_S` if the server has used up its start-up limit. Node takes about 30 ms."""
-
+ASK_S = 1.0  # time limit for `node --version`
+ASK_AFTER_TIMEOUT_S = 0.3  # if the start-up limit is used up; Node takes about 30 ms
 _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX*])){0,2})")
 
 

@@ -25,7 +25,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass warnings and errors of `LOGGERS` to `receive`, in the block and tasks that start in it; drop others."""
+    """Pass what `LOGGERS` warn of in the block, and in tasks that start in it, to `receive`; drop the rest."""
     before = _receiver.set(receive)
     try:
         yield

@@ -34,12 +34,8 @@ from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
-MAX_TOOL_BYTES = 256 * 1024
-"""Longest definition of a tool. Each request to the model carries all definitions."""
-
-_MOST_LISTED_BYTES = 8 * 2**20
-"""After a page that exceeds this length of a server's tools, no further page is read."""
-
+MAX_TOOL_BYTES = 256 * 1024  # of one definition; each request to the model carries all definitions
+_MOST_LISTED_BYTES = 8 * 2**20  # after more than this, no further page is read
 _NAME_CHARS = 1000
 
 _HINTS = {
@@ -191,9 +187,7 @@ def _fault(tool: Any) -> str | None:
     return None
 
 
-MAX_BYTES = 4 * 2**20
-"""Largest file that is read or written. A listing of this size would fill any model's context window."""
-
+MAX_BYTES = 4 * 2**20  # of a file; such a listing would fill any model's context window
 _KEY_FILE = "key"
 _KEY_BYTES = 32
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -26,8 +26,7 @@ from grue.transports.mcp.oauth import Authorizer, Person, new_client
 from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"
-_ANSWERS = frozenset(("code", "error"))
-"""The browser's return from a login has one of these query parameters; other requests are refused."""
+_ANSWERS = frozenset(("code", "error"))  # the browser's return from a login has one of them
 _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
@@ -118,8 +117,7 @@ _SECOND: dict[str, object] = {"jsonrpc": "2.0", "id": 2, "method": "tools/list",
 _MODERN = "2026-07-28"
 _SESSION_ID = "mcp-session-id"
 _ASK_S = 20.0
-LOGIN_S = 300.0
-"""How long a login waits until the person has finished in the browser."""
+LOGIN_S = 300.0  # how long a login waits until the person has finished in the browser
 
 
 class LoginRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages

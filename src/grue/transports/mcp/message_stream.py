@@ -13,10 +13,7 @@ import msgspec
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.message import SessionMessage
 
-MAX_UNASKED = 100_000
-"""How many messages in a row a server may send without an answer among them."""
-
-
+MAX_UNASKED = 100_000  # messages in a row that a server may send without an answer among them
 _TOOLS_CHANGED = "notifications/tools/list_changed"
 
 
@@ -32,8 +29,7 @@ class MessageStream(ABC):
     broken: str | None
     tools_changed: bool = False
     last_request_id: str = ""
-    over_http: ClassVar[bool] = False
-    """Whether requests have HTTP headers."""
+    over_http: ClassVar[bool] = False  # whether requests have HTTP headers
 
     @abstractmethod
     async def receive(self) -> SessionMessage | Exception:

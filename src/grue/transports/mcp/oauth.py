@@ -61,9 +61,7 @@ EXCHANGE_S = 20.0
 _MAX_BODY_BYTES = 1_000_000
 _LONGEST_LIFE_S = 10 * 365 * 86_400
 _MAX_FIELDS = 100
-_MIN_SECRET = 8
-"""Length of the shortest value that is redacted. A shorter one occurs in other texts by chance."""
-
+_MIN_SECRET = 8  # characters of the shortest value that is redacted; shorter ones occur in other texts
 _SECRET_FIELDS = frozenset((
     "access_token", "assertion", "client_assertion", "client_secret", "code", "code_verifier", "id_token",
     "refresh_token", "subject_token", "token",
@@ -206,8 +204,8 @@ _SDK_ERRORS = (  # `NotImplementedError`: there is no such `signing_algorithm`
     OAuthFlowError, OAuthTokenError, OAuthRegistrationError, ValidationError, ValueError, OSError,
     ArithmeticError, PyJWTError, NotImplementedError,
 )  # fmt: skip
+# The statuses with which an authorization server refuses a refresh token (RFC 6749, section 5.2).
 _REFUSED = frozenset((httpx2.codes.BAD_REQUEST, httpx2.codes.UNAUTHORIZED))
-"""The statuses with which an authorization server refuses a refresh token (RFC 6749, section 5.2)."""
 
 
 class Person(Struct, frozen=True):

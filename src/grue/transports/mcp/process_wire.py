@@ -22,15 +22,13 @@ from grue.transports.mcp import launchers
 if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream
 
-_AWAIT_EXIT_S = 0.5
-"""How long to wait, after the connection broke, for the exit of the process that most likely broke it."""
+_AWAIT_EXIT_S = 0.5  # after the connection broke: the process that broke it probably exits
 
 
 class ProcessWire:
     """The wire to a server that runs as a child process. `__aexit__` ends all processes of the server."""
 
-    modules = ("grue.transports.mcp.line_stream",)
-    """The modules that `stream` imports. They import the SDK."""
+    modules = ("grue.transports.mcp.line_stream",)  # imported by `stream`; it imports the SDK
 
     def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
         self._server = server

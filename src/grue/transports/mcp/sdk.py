@@ -50,27 +50,19 @@ from grue.transports.mcp.message_stream import MessageStream, is_closed
 
 __all__ = ["Link", "SdkError", "is_closed"]
 
+# With these, servers of revision 2026-07-28 refuse a handshake; some check the headers first.
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
-"""Error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first."""
 _NEWEST = "2026-07-28"
-_DISCOVERY_S = 5.0
-"""Time limit for `server/discover` as the first request: a server of an older revision may not answer."""
-_CANCEL_TASK = "tasks/cancel"
-"""The only request that is still sent after a Ctrl-C in a callback of the host."""
-
-_MAX_INPUT_ROUNDS = 10
-"""How many times at most a request is repeated with the input that the server asked for."""
-
-_MAX_CONCURRENT = 8
-"""How many requests of a server for sampling or input are answered at the same time. More are declined."""
-
+_DISCOVERY_S = 5.0  # for `server/discover` as the first request: an older server may not answer
+_CANCEL_TASK = "tasks/cancel"  # still sent after a Ctrl-C in a callback of the host
+_MAX_INPUT_ROUNDS = 10  # repetitions of a request with the input that the server asked for
+_MAX_CONCURRENT = 8  # requests for sampling or input that are answered at once; more are declined
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
 TASKS = "io.modelcontextprotocol/tasks"
 SKILLS = "io.modelcontextprotocol/skills"
 
-_DECLINED = -1
-"""The error code that the specification uses for a request that the user declines."""
+_DECLINED = -1  # the specification's error code for a request that the user declines
 
 
 class _CreatedTask(types.Result):
@@ -81,8 +73,8 @@ async def _never_resolved(result: _CreatedTask, context: ClaimContext) -> types.
     raise AssertionError(f"raw requests are not resolved by the SDK: {result} {context}")
 
 
+# Because of this claim, the SDK announces the extension `TASKS` only to servers of revision 2026-07-28.
 _TASK_CLAIM = ResultClaim(result_type="task", model=_CreatedTask, resolve=_never_resolved)
-"""Because of this claim, the SDK announces the extension `TASKS` only to servers of revision 2026-07-28."""
 
 
 class Link:
@@ -414,8 +406,7 @@ def _text_of(content: object) -> str:
 
 LISTEN = "subscriptions/listen"
 CANCEL = "notifications/cancelled"
-MAX_STREAMS = 32
-"""How many streams of change notices a session may have at the same time."""
+MAX_STREAMS = 32  # of change notices at the same time in a session
 
 
 class Subscriptions(BackgroundTasks):
@@ -434,7 +425,7 @@ class Subscriptions(BackgroundTasks):
         self._starting = 0
 
     async def listen(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a stream and return the server's acknowledgement. Raises `SdkError`; cancelling ends the stream.
+        """Open a stream and return the server's acknowledgement. Cancelling ends it. Raises `SdkError`.
 
         The result has `subscriptionId`, and in `notifications` the kinds of notices that the server will
         send.
@@ -526,7 +517,7 @@ class ParamHeaders:
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
-        """Return a page of `tools/list`; over HTTP, as MCP wants, without tools with a wrong `x-mcp-header`."""
+        """Return a page of `tools/list`; over HTTP, MCP forbids tools with a wrong `x-mcp-header`."""
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):
             return page

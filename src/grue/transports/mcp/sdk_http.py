@@ -198,25 +198,14 @@ _LAST_EVENT_ID = "last-event-id"
 _CANCELLED = "notifications/cancelled"
 _ERROR_TEXT_CHARS = 200
 _ERROR_TEXT_BYTES = 65_536
-_IDLE_S = 3.0
-"""How long an unused connection is kept. Common servers close it after 5 s; a request sent then is lost."""
-
-_MAX_UNREAD = 1000
-"""How many messages of the server are queued for the session before reading pauses."""
-
-_MAX_UNSENT = 10_000
-"""How many messages may wait to be sent before the connection counts as broken."""
-
+_IDLE_S = 3.0  # common servers close an unused connection after 5 s; a request sent then is lost
+_MAX_UNREAD = 1000  # messages that are queued for the session before reading pauses
+_MAX_UNSENT = 10_000  # messages that may wait before the connection counts as broken
 _ROOM_POLL_S = 0.002
 
-_BETWEEN_GETS_S = 0.1
-"""A server can end its stream of events at once and ask to be reconnected after 0 s, again and again."""
-
-_MAY_SPEAK_SSE = frozenset((400, 404, 405))
-"""Statuses with which a server of the older transport refuses the first request of Streamable HTTP."""
-
-_OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"
-"""If a server names an endpoint at another host, the SDK logs this, and then waits for ever."""
+_BETWEEN_GETS_S = 0.1  # a server may end its stream and ask to be reconnected after 0 s, again and again
+_MAY_SPEAK_SSE = frozenset((400, 404, 405))  # how an SSE server refuses Streamable HTTP's first request
+_OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"  # after it has logged this, the SDK waits for ever
 
 
 class HttpStream(MessageStream):
@@ -262,7 +251,7 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Connect, and carry messages both ways until `leave` is called or the connection breaks; never raises.
+        """Connect, and carry messages both ways until `leave` is called or the connection breaks.
 
         Shielded from cancellation, because a cancelled task could not end the session at the server.
         """
@@ -405,9 +394,8 @@ class HttpStream(MessageStream):
             self._arrived.send_nowait(item)
 
 
+# The request that this task of the SDK sends, perhaps after a broken stream, which it then resumes.
 _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
-"""The id of the request that this task of the SDK's transport sends. If the stream of events with the answer
-breaks off, the task resumes the stream."""
 
 
 class _Client(httpx2.AsyncClient):

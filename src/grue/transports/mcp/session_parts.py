@@ -49,8 +49,7 @@ class _Schemas:
     """Checks tools' arguments or results by their schemas. A `bad_schema` notice says what is not checked."""
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
-    _value: ClassVar[str]
-    """The name that notices give to the value that is checked."""
+    _value: ClassVar[str]  # the name that notices give to the value that is checked
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify

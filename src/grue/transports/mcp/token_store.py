@@ -79,8 +79,7 @@ def identity_digest(auth: OAuth) -> str:
 _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
-_EARLY_S = 30.0
-"""How many seconds before it expires a token is renewed, but at most a quarter of its lifetime."""
+_EARLY_S = 30.0  # before it expires, a token is renewed, but at most a quarter of its lifetime before
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
@@ -217,9 +216,7 @@ def _taken(lock: int) -> bool:
 
 T = TypeVar("T")
 
-SERVICE = "grue"
-"""The name of the service under which the keyring's own tools show the tokens."""
-
+SERVICE = "grue"  # the service under which the keyring's own tools show the tokens
 _WAIT_S = 20.0
 
 
