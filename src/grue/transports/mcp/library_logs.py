@@ -25,7 +25,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass what `LOGGERS` warn of in the block, and in tasks that start in it, to `receive`; drop the rest."""
+    """Pass warnings of `LOGGERS` in the block, and in tasks that start in it, to `receive`; drop others."""
     before = _receiver.set(receive)
     try:
         yield

@@ -8,13 +8,14 @@ A turn never asks a person. If only a person can help, the fault says which comm
 may quote an answer with tokens. So grue shows their texts only redacted, and without a quoted answer.
 """
 
+import base64
 import functools
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NoReturn
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import anyio
 import httpx2
@@ -26,7 +27,12 @@ from mcp.client.auth.extensions.client_credentials import (
     PrivateKeyJWTOAuthProvider,
     SignedJWTParameters,
 )
-from mcp.client.auth.utils import extract_scope_from_www_auth, union_scopes
+from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
+from mcp.client.auth.utils import (
+    build_oauth_authorization_server_metadata_discovery_urls,
+    extract_scope_from_www_auth,
+    union_scopes,
+)
 from mcp.shared.auth import (
     AuthorizationCodeResult,
     OAuthClientInformationFull,
@@ -50,12 +56,13 @@ from grue.transports.mcp.http_faults import (
     AuthorizationRefused,
     authorization_failed,
     environment_fault,
+    identity_unusable,
     insecure_server,
     login_fault,
     server_unavailable,
 )
 from grue.transports.mcp.library_logs import drop, library_logs_to
-from grue.transports.mcp.token_store import TokenRecord, TokenStore
+from grue.transports.mcp.token_store import TokenRecord, TokenStore, identity_token
 
 EXCHANGE_S = 20.0
 _MAX_BODY_BYTES = 1_000_000
@@ -307,10 +314,6 @@ class Authorizer:
 
     async def _asserted(self, refusal: httpx2.Response) -> str:
         """Exchange the person's identity token for a token of the server, and return the server's token."""
-        from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
-
-        from grue.transports.mcp.identity_assertion import IdentityProvider
-
         auth, url = self._auth, self._server.url
         storage = _Storage(auth, None, None)
         provider = IdentityAssertionOAuthProvider(
@@ -640,3 +643,122 @@ def _with_scope(address: str, scope: str | None) -> str:
 
 def _plain(model: BaseModel | None) -> dict[str, object] | None:
     return None if model is None else model.model_dump(mode="json", exclude_none=True)
+
+
+_TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - the name of a grant
+_ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a type
+_ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
+_IDENTITY_ERROR_CHARS = 200
+
+Exchange = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
+
+
+class _Metadata(Struct):
+    issuer: str
+    token_endpoint: str
+    token_endpoint_auth_methods_supported: list[str] | None = None
+
+
+class _Issued(Struct):
+    access_token: str
+    issued_token_type: str
+
+
+class _TokenError(Struct):
+    error: str = ""
+    error_description: str = ""
+
+
+class IdentityProvider:
+    """Requests identity assertions (ID-JAG, RFC 8693) for a person's identity token (SEP-990).
+
+    The SDK exchanges an assertion for an access token (RFC 7523) at the authorization server. Settings name
+    both servers, so an MCP server cannot choose where secrets are sent.
+
+    `exchange` sends a request, with limits of time and size. `on_secret` gets each secret's name and value.
+    """
+
+    def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:
+        self._auth = auth
+        self._exchange = exchange
+        self._on_secret = on_secret
+        self._issuer = auth.identity_provider or ""
+
+    async def assertion(self, audience: str, resource: str) -> str:
+        """Return an identity assertion for the authorization server `audience` and the server `resource`."""
+        token = await aside(identity_token, self._auth)
+        self._on_secret("identity_token", token)
+        metadata = await self._metadata()
+        fields = {
+            "grant_type": _TOKEN_EXCHANGE,
+            "requested_token_type": _ID_JAG,
+            "audience": audience,
+            "resource": resource,
+            "subject_token": token,
+            "subject_token_type": _ID_TOKEN,
+        }
+        if self._auth.scope:
+            fields["scope"] = self._auth.scope
+        credentials, headers = self._credentials(metadata)
+        request = httpx2.Request(
+            "POST", metadata.token_endpoint, data={**fields, **credentials}, headers=headers
+        )
+        assertion = self._issued(await self._sent(request))
+        self._on_secret("identity_assertion", assertion)
+        return assertion
+
+    async def _metadata(self) -> _Metadata:
+        for url in build_oauth_authorization_server_metadata_discovery_urls(self._issuer, self._issuer):
+            answer = await self._sent(httpx2.Request("GET", url, headers={"accept": "application/json"}))
+            if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+                raise server_unavailable(answer.status_code, answer.request.url.host)
+            if not answer.is_success:
+                continue
+            try:
+                found = msgspec.json.decode(answer.content, type=_Metadata)
+            except ValueError:
+                continue
+            if found.issuer.rstrip("/") != self._issuer.rstrip("/"):
+                raise identity_unusable("the metadata of the identity provider names another issuer")
+            return found
+        raise identity_unusable("the identity provider publishes no metadata")
+
+    def _credentials(self, metadata: _Metadata) -> tuple[dict[str, str], dict[str, str]]:
+        client, secret = self._auth.identity_client_id or "", self._auth.identity_client_secret
+        accepted = metadata.token_endpoint_auth_methods_supported
+        if secret is None:
+            return {"client_id": client}, {}
+        if accepted is not None and "client_secret_basic" not in accepted:
+            return {"client_id": client, "client_secret": secret}, {}
+        pair = f"{quote(client, safe='')}:{quote(secret, safe='')}"
+        return {}, {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
+    def _issued(self, answer: httpx2.Response) -> str:
+        host, status = answer.request.url.host, answer.status_code
+        if status == httpx2.codes.TOO_MANY_REQUESTS or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
+            raise server_unavailable(status, host)
+        if not answer.is_success:
+            how = f"HTTP {status}{_words(answer)}"
+            raise identity_unusable(f"the identity provider {host} refuses the identity token ({how})")
+        try:
+            issued = msgspec.json.decode(answer.content, type=_Issued)
+        except ValueError:
+            issued = _Issued("", "")
+        if issued.issued_token_type != _ID_JAG or not issued.access_token:
+            raise identity_unusable(f"the identity provider {host} issued no identity assertion")
+        return issued.access_token
+
+    async def _sent(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.scheme != "https" and request.url.host not in LOOPBACK:
+            raise insecure_server(request.url.host)
+        return await self._exchange(request)
+
+
+def _words(answer: httpx2.Response) -> str:
+    try:
+        error = msgspec.json.decode(answer.content, type=_TokenError)
+    except ValueError:
+        return ""
+    said = ": ".join(text for text in (error.error, error.error_description) if text)
+    shown = beginning(" ".join(plain_text(said).split()), _IDENTITY_ERROR_CHARS)
+    return f": {shown}" if shown else ""
