@@ -1,16 +1,14 @@
 """Send files of requests to a provider as batches, watch the batches, and fetch the result of each request.
 
-A file of requests goes through these states:
+A file of requests goes through these states, of which a record is stored before the file is sent:
 
     unsent  ─▶ sending ─▶ sent ─▶ settled
                   │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
-
-A record is stored before a file is sent, and the provider's reply adds the batch's id to the record. With
-this record, grue looks for the batch of a file that may have been sent, before it sends the file again.
 """
 
 import codecs
+import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -178,23 +176,17 @@ class BatchDesk:
         raise BatchRefused(self._endpoint.describe(fault))
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
-        """Return whether the results of `batch`, which has ended, belong to the requests of `record`."""
-        ours = self._folder.items_in(record.number)
-        patience = self._patience()
+        """Return whether the first readable result of `batch`, which has ended, is for `record`."""
+        ours, patience = self._folder.items_in(record.number), self._patience()
         while True:
             try:
-                return await self._first_item(batch, len(ours)) in ours
+                for path in batch.results:
+                    async for line in self._lines(path, len(ours)):
+                        if (result := self._read(line)) is not None:
+                            return result.item in ours
+                return False
             except _BrokenOff as broken:
                 await patience.after(broken.fault)
-
-    async def _first_item(self, batch: BatchState, items: int) -> str:
-        """Return the request id of the batch's first readable result; empty if no result can be read."""
-        for path in batch.results:
-            async for line in self._lines(path, items):
-                result = self._read(line)
-                if result is not None:
-                    return result.item
-        return ""
 
     async def _look(self, record: Submission) -> list[str]:
         if record.state == "sending":
@@ -389,12 +381,8 @@ def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:
 
 def _made_at(batch: BatchState, otherwise: float) -> float:
     """Return when a batch was made, in seconds since the epoch; `otherwise` if its time cannot be read."""
-    try:
-        made_at = float(batch.created_at)
-        return made_at if math.isfinite(made_at) else otherwise
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(batch.created_at).timestamp()
-    except ValueError:
-        return otherwise
+    for read in (float, lambda text: datetime.fromisoformat(text).timestamp()):
+        with contextlib.suppress(ValueError):
+            made_at = read(batch.created_at)
+            return made_at if math.isfinite(made_at) else otherwise
+    return otherwise

@@ -8,12 +8,13 @@
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
 A request's id consists of the folder's `run`, the number of the turn (in a fleet, the episode's id), the
-request's number in the turn, a digest of its body, and the number of the attempt at the turn. By the parts of
-the id a process finds a request that an earlier process has stored, and does not store it again.
+request's number in the turn, a digest of its body, and the number of the attempt at the turn. By the id, a
+process finds a request that an earlier process has stored.
 """
 
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import secrets
@@ -109,11 +110,15 @@ class BatchFolder(Closing):
                 # The name "" stands for `path` itself: `parents=True` would create `path` without this mode.
                 for name in ("", "turns", "requests", "submissions", "replies"):
                     (path / name).mkdir(mode=0o700, exist_ok=True)
-                self._take_lock()
+                self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.manifest = self._known(manifest)
                 self._read(keep_unsent=keep_unsent)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error.__cause__, BlockingIOError):
+                why = f"Another process works on the batch folder {path}. Wait for it, or end it."
+                raise BatchFolderError(why) from None
             raise
 
     def close(self) -> None:
@@ -170,10 +175,7 @@ class BatchFolder(Closing):
         return self._by_turn.keys()
 
     def _attempt(self, turn: int) -> int:
-        attempt = 1
-        while self._failed(turn, attempt).exists():
-            attempt += 1
-        return attempt
+        return next(at for at in itertools.count(1) if not self._failed(turn, at).exists())
 
     def _failed(self, turn: int, attempt: int) -> Path:
         return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
@@ -270,15 +272,6 @@ class BatchFolder(Closing):
             self._file.close()
             self._file = None
 
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BatchFolderError(
-                f"Another process works on the batch folder {self.path}. Wait for it, or end it."
-            ) from None
-
     def _known(self, given: BatchManifest) -> BatchManifest:
         path = self.path / "batch.json"
         try:
@@ -295,17 +288,18 @@ class BatchFolder(Closing):
             )
         return there
 
+    def _numbered(self, folder: str) -> Iterator[Path]:
+        yield from (path for path in sorted((self.path / folder).iterdir()) if _NUMBERED.fullmatch(path.name))
+
     def _read(self, *, keep_unsent: bool) -> None:
-        for path in sorted((self.path / "submissions").iterdir()):
-            if _NUMBERED.fullmatch(path.name):
-                submission = _decoded(path, read_regular(path, _MOST_BYTES), Submission)
-                self.submissions[submission.number] = submission
-        for path in sorted((self.path / "requests").iterdir()):
-            if _NUMBERED.fullmatch(path.name):
-                if keep_unsent or int(path.stem) in self.submissions:
-                    self._read_requests(path)
-                else:
-                    path.unlink()
+        for path in self._numbered("submissions"):
+            submission = _decoded(path, read_regular(path, _MOST_BYTES), Submission)
+            self.submissions[submission.number] = submission
+        for path in self._numbered("requests"):
+            if keep_unsent or int(path.stem) in self.submissions:
+                self._read_requests(path)
+            else:
+                path.unlink()
         for number in self.submissions:
             if self.replies_of(number).exists():
                 self._read_replies(number)

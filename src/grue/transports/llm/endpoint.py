@@ -25,6 +25,7 @@ import httpx
 import msgspec
 from anyio.lowlevel import RunVar
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
@@ -205,11 +206,15 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
                 " replies at once, and a turn reads one. Leave `n` out."
             )
         for name, value in self.extra_body.items():
-            if _has_infinity(value):
+            try:
+                json.dumps(value, default=repr, skipkeys=True, check_circular=False, allow_nan=False)
+            except RecursionError:
+                pass  # nested too deeply to tell; the runner refuses such a value
+            except ValueError as error:
                 raise MCPConfigError(
                     f"LlmSettings(extra_body={{{shown(name)}: ...}}): JSON has no number that is infinite or"
                     " not a number. Leave it out."
-                )
+                ) from error
         url = self.base_url.strip()
         if url and "://" not in url:
             url = re.sub(r"^https?:/*", "", url)
@@ -325,7 +330,7 @@ class LlmEndpoint:
         if settings.api_key is None:
             key = api_key(settings.base_url, os.environ)
             self._key_words = key_sentence(settings.base_url, os.environ)
-            settings = msgspec.structs.replace(settings, api_key=key)
+            settings = replace(settings, api_key=key)
         self._key_setting = _key_setting(settings.base_url, settings.api_key, os.environ)
         self.settings = settings
         self.left_out: frozenset[str] = frozenset()
@@ -333,10 +338,17 @@ class LlmEndpoint:
         self._redaction = _redaction(settings)
         self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
         self.profile = self.first_profile
-        header = _header_with_key(settings, self.profile)
-        if header:
-            self._key_words, self._key_setting = "", f"{header} in extra_headers"
-        _refuse_ours(settings)
+        # A header in `extra_headers` may serve as the key.
+        usual = {name.lower() for name in FORMATS[self.profile.wire].headers("key") if looks_secret(name)}
+        for name in reversed(settings.extra_headers):
+            if name.lower() in usual or (name.lower() in _KEY_HEADERS and not settings.api_key):
+                self._key_words, self._key_setting = "", f"{name} in extra_headers"
+        # Refuse the fields of all wire formats: after an error, another format may be used.
+        fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
+        if ours := sorted(fields & settings.extra_body.keys()):
+            raise MCPConfigError(
+                f"extra_body may not have {', '.join(ours)}: these fields are set by the turn."
+            )
         self.headers = _headers(settings, self.profile)
         self._transport = transport
         self.jitter = jitter
@@ -355,9 +367,7 @@ class LlmEndpoint:
 
     def _url_for(self, streamed: Streamed | None) -> httpx.URL:
         stream = streamed is not None and streamed.asked
-        return self._url_of(FORMATS[self.profile.wire].path_of(self.settings.model, stream=stream))
-
-    def _url_of(self, path: str) -> httpx.URL:
+        path = FORMATS[self.profile.wire].path_of(self.settings.model, stream=stream)
         return _below(self._base_url, path)
 
     async def __aenter__(self) -> Self:
@@ -412,7 +422,7 @@ class LlmEndpoint:
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within 5 s at most. The list is free of charge at every provider."""
-        patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
+        patience = replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
         return await exchange(self._open(), self._request("GET", "/models"), patience)
 
     async def call(
@@ -430,7 +440,7 @@ class LlmEndpoint:
         """
         retry = self.settings.retry
         if upload is not None:
-            retry = msgspec.structs.replace(retry, timeout_s=max(retry.timeout_s, _FILE_TIMEOUT_S))
+            retry = replace(retry, timeout_s=max(retry.timeout_s, _FILE_TIMEOUT_S))
         request = self._request(method, path, content, upload, params)
         return await exchange(self._open(), request, retry)
 
@@ -473,7 +483,8 @@ class LlmEndpoint:
             headers |= {"Content-Type": upload.content_type, "Content-Length": str(upload.size)}
         elif content is not None:
             headers["Content-Type"] = "application/json"
-        url = self._url_of(quote(path))  # quote, because the path may contain an id that the provider chose
+        # Quote the path, because it may contain an id that the provider chose.
+        url = _below(self._base_url, quote(path))
         return httpx.Request(
             method,
             url.copy_merge_params(params) if params else url,
@@ -512,12 +523,7 @@ class LlmEndpoint:
     def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:
         """Return the endpoint of the chain that has the model and address of `asked`, or else `self`."""
         wanted = None if asked is None else (asked.model, asked.address)
-        same = (
-            each
-            for each in self.chain
-            if wanted == (each.settings.model, shown_endpoint(each.settings.base_url))
-        )
-        return next(same, self)
+        return next((each for each in self.chain if _place(each.settings) == wanted), self)
 
     def after(self, tried: Sequence[LlmEndpoint], now_s: float, *, tools: bool) -> LlmEndpoint | None:
         """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
@@ -597,7 +603,7 @@ class LlmEndpoint:
         Raises:
             MCPConfigError: The key or a header cannot be sent in the other model's wire format.
         """
-        settings = msgspec.structs.replace(self.settings, model=model)
+        settings = replace(self.settings, model=model)
         profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
         self.headers = _headers(settings, profile)
         self.settings, self.first_profile, self.profile = settings, profile, profile
@@ -621,7 +627,7 @@ class LlmEndpoint:
         learned = with_fields(self.first_profile, asked.form)
         settings = self.settings
         if (
-            (settings.model, shown_endpoint(settings.base_url)) == (asked.model, asked.address)
+            _place(settings) == (asked.model, asked.address)
             and settings.profile is None
             and settings.wire in (None, asked.wire)
             and learned.wire == asked.wire
@@ -646,9 +652,7 @@ class LlmEndpoint:
             fault,
             base_url=settings.base_url,
             model=settings.model,
-            profile=msgspec.structs.replace(
-                self.profile, key_variable=self._key_setting or self.profile.key_variable
-            ),
+            profile=replace(self.profile, key_variable=self._key_setting or self.profile.key_variable),
             redacted=self._redaction.redact_text,
             key=self._key_words,
         )
@@ -675,6 +679,10 @@ class LlmEndpoint:
             proxy=None if is_loopback(self.settings.base_url) else proxy_for(self._base_url),
             transport=self._transport,
         )
+
+
+def _place(settings: LlmSettings) -> tuple[str, str]:
+    return settings.model, shown_endpoint(settings.base_url)
 
 
 async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
@@ -716,7 +724,19 @@ def _usable_url(base_url: str) -> httpx.URL:
     except (httpx.InvalidURL, ValueError):
         # `from None`, because the original error may quote part of a password.
         raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
-    _refuse_credentials(bool(url.userinfo), [*url.params])
+    # Refuse a URL that contains credentials, because HTTP libraries log URLs.
+    instead = "set api_key (in the environment: GRUE_API_KEY), or a header with extra_headers"
+    if url.userinfo:
+        raise MCPConfigError(
+            "The base URL has a user or a password in it, and HTTP libraries log URLs. Take it out, and"
+            f' {instead}, for example {{"Authorization": "Basic ..."}}.'
+        )
+    secret = next((name for name in url.params if looks_secret(name)), None)
+    if secret is not None:
+        raise MCPConfigError(
+            f"The base URL has {printable(secret, 40)!r} in its query, and HTTP libraries log URLs."
+            f" Take it out, and {instead}."
+        )
     if not in_range or url.scheme not in ("http", "https") or not host:
         raise MCPConfigError(_SCHEME_MISSING)
     path, mark, query = url.raw_path.decode("ascii").partition("?")
@@ -725,54 +745,13 @@ def _usable_url(base_url: str) -> httpx.URL:
     return url.copy_with(raw_path=f"{path.removesuffix(ending) or '/'}{mark}{query}".encode("ascii"))
 
 
-def _refuse_credentials(names_user: bool, query: list[str]) -> None:
-    """Refuse a URL that contains credentials, because HTTP libraries log URLs."""
-    instead = "set api_key (in the environment: GRUE_API_KEY), or a header with extra_headers"
-    if names_user:
-        raise MCPConfigError(
-            "The base URL has a user or a password in it, and HTTP libraries log URLs. Take it out, and"
-            f' {instead}, for example {{"Authorization": "Basic ..."}}.'
-        )
-    secret = next((name for name in query if looks_secret(name)), None)
-    if secret is not None:
-        raise MCPConfigError(
-            f"The base URL has {printable(secret, 40)!r} in its query, and HTTP libraries log URLs."
-            f" Take it out, and {instead}."
-        )
-
-
 def _redaction(settings: LlmSettings) -> Redaction:
     headers = {name: value.strip() for name, value in settings.extra_headers.items()}
     sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
     return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})
 
 
-def _has_infinity(value: object) -> bool:
-    try:
-        json.dumps(value, default=repr, skipkeys=True, check_circular=False, allow_nan=False)
-    except RecursionError:
-        return False  # nested too deeply to tell; the runner refuses such a value
-    except ValueError:
-        return True
-    return False
-
-
-def _refuse_ours(settings: LlmSettings) -> None:
-    # Refuse the fields of all wire formats: after an error, the request may be sent in another format.
-    fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
-    ours = sorted(fields & settings.extra_body.keys())
-    if ours:
-        raise MCPConfigError(f"extra_body may not have {', '.join(ours)}: these fields are set by the turn.")
-
-
 _KEY_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key"})
-
-
-def _header_with_key(settings: LlmSettings, profile: WireProfile) -> str:
-    """Return the name of the header in `extra_headers` that serves as the key; empty: no header does."""
-    usual = {name.lower() for name in FORMATS[profile.wire].headers("key") if looks_secret(name)}
-    own = (name for name in settings.extra_headers if name.lower() in _KEY_HEADERS | usual)
-    return next((name for name in own if name.lower() in usual or not settings.api_key), "")
 
 
 def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:

@@ -3,10 +3,7 @@
 This module must not retry, and must not decode the completion in a body. It uses httpx's transport and not
 `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would send the key elsewhere. It
 speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1 whether a connection is kept.
-
-Time limits apply to the whole exchange, to the wait for the reply to begin, and to each pause in a stream. If
-only single reads had a limit, a reply that arrives byte by byte could last for ever. An exchange that ends
-early closes its connection, which also makes the endpoint stop generating.
+An exchange that ends early closes its connection, which also makes the endpoint stop generating.
 
 A body is decompressed in small steps and up to a size limit: a few hundred bytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
@@ -83,16 +80,12 @@ class ContentDecoder:
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Decompress `chunk` in steps, and yield the output of each step; raises `EncodingError`."""
         for piece in self._through(chunk, 0):
-            if self._not_asked_for:
-                self._check_text(piece)
+            try:
+                self._text.decode(piece if self._not_asked_for else b"")
+            except UnicodeDecodeError:
+                coding = self._not_asked_for
+                raise EncodingError(f"its Content-Encoding is {coding}; asked for: {ACCEPTED}") from None
             yield piece
-
-    def _check_text(self, piece: bytes) -> None:
-        try:
-            self._text.decode(piece)
-        except UnicodeDecodeError:
-            coding = self._not_asked_for
-            raise EncodingError(f"its Content-Encoding is {coding}; asked for: {ACCEPTED}") from None
 
     def _through(self, data: bytes, stage: int) -> Iterator[bytes]:
         if stage == len(self._stages):
@@ -284,7 +277,7 @@ class _Connecting:
 def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
     try:
         return httpx.AsyncHTTPTransport(
-            verify=tls() if https else _no_tls(),
+            verify=_tls(https),
             proxy=proxy,
             # No limit on the number of connections: with a limit, the next request might have to wait for a
             # connection that a cancellation has left half closed.
@@ -403,24 +396,16 @@ def proxy_for(url: httpx.URL) -> str | None:
 
 def _innermost_text(error: BaseException) -> str:
     """Return the text of the innermost cause, often that of the operating system or the TLS library."""
-    words = str(error)
-    cause = error.__cause__
+    words, cause = str(error), error.__cause__
     while cause is not None:
-        words = str(cause) or words
-        cause = cause.__cause__
+        words, cause = str(cause) or words, cause.__cause__
     return words or type(error).__name__
 
 
 @functools.cache
-def tls() -> ssl.SSLContext:
-    """Return the TLS context of all HTTPS connections, shared because loading certificates takes 20 ms."""
-    return httpx.create_ssl_context()
-
-
-@functools.cache
-def _no_tls() -> ssl.SSLContext:
-    """Return a TLS context that is quick to make. httpx wants one even for `http://`, but does not use it."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def _tls(https: bool) -> ssl.SSLContext:
+    # Loading the certificates takes 20 ms. httpx wants a context even for `http://`, but does not use it.
+    return httpx.create_ssl_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 MAX_REPLY_BYTES = 64 * 2**20  # of a streamed reply; `MAX_BODY_BYTES` of one without events
@@ -577,7 +562,10 @@ async def _received(
     except (EncodingError, OversizedStream, DamagedStream) as error:
         return _unreadable(error, reply.status)
     if incoming.finished:
-        await _used_up(chunks)
+        # Read the rest of the body, so that the connection can be used again.
+        with contextlib.suppress(ExchangeError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
+            async for _ in chunks:
+                pass
     first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
@@ -597,7 +585,7 @@ async def refusal(reply: HttpReply) -> Answered:
                     break
         except EncodingError as error:
             body = body or bytearray(f"its text cannot be decompressed: {error}".encode())
-    return _answered(reply, bytes(body), None)
+    return _answered(reply, bytes(body))
 
 
 async def _take_all(incoming: _Incoming, chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
@@ -614,15 +602,14 @@ async def _take_all(incoming: _Incoming, chunks: AsyncIterator[bytes], idle_s: f
 
 
 def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: int) -> Fault:
-    match error:
-        case DamagedStream():
-            return Fault(kind="damaged", status=status, message=f"the stream is damaged: {error}")
-        case OversizedStream() | BodyTooLongError():
-            words = f"the reply is {error}" if isinstance(error, BodyTooLongError) else str(error)
-            remedy = "Set max_tokens, or choose another model."
-        case _:
-            words = f"the reply cannot be decompressed: {error}"
-            remedy = "Check the proxies and gateways before the endpoint."
+    if isinstance(error, DamagedStream):
+        return Fault(kind="damaged", status=status, message=f"the stream is damaged: {error}")
+    words, remedy = str(error), "Set max_tokens, or choose another model."
+    if isinstance(error, BodyTooLongError):
+        words = f"the reply is {error}"
+    elif isinstance(error, EncodingError):
+        words = f"the reply cannot be decompressed: {error}"
+        remedy = "Check the proxies and gateways before the endpoint."
     return Fault(kind="invalid_reply", status=status, message=words, remedy=remedy)
 
 
@@ -639,20 +626,18 @@ async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> A
             yield chunk
 
 
-def _cost(header: str | None) -> float | None:
-    try:
-        return None if header is None else cost(float(header))
-    except ValueError:
-        return None
-
-
-def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None, received: int = 0) -> Answered:
+def _answered(
+    reply: HttpReply, body: bytes, first_chunk_s: float | None = None, received: int = 0
+) -> Answered:
     headers = reply.headers
+    cost_usd = None
+    with contextlib.suppress(ValueError):
+        cost_usd = cost(float(headers.get(_COST_HEADER, "")))
     return Answered(
         status=reply.status,
         body=body,
         retry_after_s=asked_wait(headers, time.time()) if reply.status >= 400 else None,
-        cost_usd=_cost(headers.get(_COST_HEADER)),
+        cost_usd=cost_usd,
         first_chunk_s=first_chunk_s,
         received=received,
         location=headers.get("location"),
@@ -699,7 +684,12 @@ class _Incoming:
                     await anyio.lowlevel.checkpoint()
                 if self.finished:
                     break
-                deltas += await self._read(self.streamed.assembler, chunk[start : start + _SLICE_BYTES])
+                data, assembler = chunk[start : start + _SLICE_BYTES], self.streamed.assembler
+                if self._lines.waiting > LONG_BYTES and b"\n" in data:
+                    read = functools.partial(self._assemble, assembler, data)
+                    deltas += await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+                else:
+                    deltas += self._assemble(assembler, data)
         finally:
             if self._events and self.first_event_at is None:
                 self.first_event_at = anyio.current_time()
@@ -737,11 +727,6 @@ class _Incoming:
     def _begins_as_object(self) -> bool:
         return self._plain[:_HEAD_BYTES].lstrip().startswith(b"{")
 
-    async def _read(self, assembler: Assembler, data: bytes) -> list[Delta]:
-        if self._lines.waiting > LONG_BYTES and b"\n" in data:
-            return await anyio.to_thread.run_sync(self._assemble, assembler, data, abandon_on_cancel=True)
-        return self._assemble(assembler, data)
-
     def _assemble(self, assembler: Assembler, data: bytes) -> list[Delta]:
         try:
             return self._feed(assembler, self._lines.feed(data))
@@ -750,9 +735,7 @@ class _Incoming:
 
     def _feed(self, assembler: Assembler, events: Iterable[ServerEvent]) -> list[Delta]:
         deltas: list[Delta] = []
-        if self.finished:
-            return deltas  # nothing that follows the last event belongs to the reply
-        for event in events:
+        for event in () if self.finished else events:  # what follows the last event is not of the reply
             self._events += 1
             try:
                 deltas += assembler.feed(event)
@@ -789,13 +772,6 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
         else:
             joined.append(delta)
     return joined
-
-
-async def _used_up(chunks: AsyncIterator[bytes]) -> None:
-    """Read the rest of the body, within 0.1 s, so that the connection can be used again."""
-    with contextlib.suppress(ExchangeError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
-        async for _ in chunks:
-            pass
 
 
 def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
@@ -879,8 +855,7 @@ def request_gate() -> RequestGate | None:
 
 async def permit_for(wanted: WantedRequest) -> Permit | str | None:
     """Call `admit` of this process's gate, and return its result; `None`: there is no gate."""
-    gate = request_gate()
-    return None if gate is None else await gate.admit(wanted)
+    return await _gates[0].admit(wanted) if _gates else None
 
 
 def not_sent(why: str) -> Fault:

@@ -243,7 +243,11 @@ class McpClient:
             if refused is not None:
                 raise ToolRefusedError(refused, code=_INVALID_PARAMS)
             answer = await self._answer(tool, arguments, limit_s)
-            return self._with_refusals(await self._read(tool, answer)), answer
+            result = await self._read(tool, answer)
+            said = result.error_message or ""
+            if result.is_error and (by_sandbox := self._wire.refusals(said)):
+                result = replace(result, error_message=f"{said}\n{by_sandbox}")
+            return result, answer
 
     @contextmanager
     def _limited(self, name: str, timeout_s: float) -> Iterator[float]:
@@ -253,12 +257,6 @@ class McpClient:
                 yield limit_s
         except TimeoutError as error:
             raise ToolTimedOutError(name, limit_s) from error
-
-    def _with_refusals(self, result: m.ToolCallResult) -> m.ToolCallResult:
-        """If the result is an error, add to its text what the server's sandbox has refused."""
-        said = result.error_message or ""
-        refused = self._wire.refusals(said) if result.is_error else ""
-        return replace(result, error_message=f"{said}\n{refused}") if refused else result
 
     async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
         params: m.JsonObject = {"name": tool, "arguments": arguments}
@@ -299,7 +297,6 @@ class McpClient:
         return self._link
 
     async def _request(self, method: str, params: m.JsonObject) -> m.JsonObject:
-        """Send a request; the caller limits how long it may take."""
         self._phase = "call"
         self._noticed.clear()
         return await self._exchange(self._opened.request(method, params))
@@ -431,8 +428,7 @@ class McpClient:
         return ServerFailed(replace(failed.failure, needs_login=fault.needs_login))
 
     async def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
-        wire = self._wire
-        status = wire.status
+        wire, status = self._wire, self._wire.status
         ended = status.exit
         failure = m.ServerFailure(
             server=m.ServerName(self._server.name),

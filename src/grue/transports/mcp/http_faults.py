@@ -1,7 +1,6 @@
 """The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. No I/O.
 
-A fault ends the session if no further request can succeed, such as with a wrong URL. A lost connection fails
-only the requests under way: the next request connects again.
+A fault ends the session if no further request can succeed, such as with a wrong URL.
 """
 
 import re
@@ -50,7 +49,6 @@ TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was 
 
 def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
     """Return the fault for a status from 400 on. `text`: the body's message, printable and short."""
-    cause: str
     remedy: str | None
     phrase = next((each.phrase for each in HTTPStatus if each == status), "")
     named = f"HTTP {status} {phrase}".rstrip() + (f": {text}" if text else "")
@@ -112,9 +110,8 @@ def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault
 
     `same_place`: the target has the scheme, host and port of the configured address.
     """
-    why = "what is sent is meant for the configured address only"
-    if same_place:
-        why = "it would turn the request into a GET"
+    meant = "what is sent is meant for the configured address only"
+    why = "it would turn the request into a GET" if same_place else meant
     return WireFault(
         f"the server redirects to {location} (HTTP {status}), which is not followed: {why}",
         ends_session=True,
@@ -130,11 +127,6 @@ def content_fault(status: int, content_type: str) -> WireFault:
         ends_session=False,
         remedy="Check that `url` is the server's MCP endpoint, and not a web page or a proxy's.",
     )
-
-
-def too_long_fault(max_bytes: int) -> WireFault:
-    """Return the fault for an answer that is too long."""
-    return WireFault(f"its answer is longer than {max_bytes} bytes", ends_session=False)
 
 
 def environment_fault(error: Exception) -> WireFault:

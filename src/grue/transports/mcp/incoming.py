@@ -54,9 +54,8 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     """Return the message of a line of any length, or `None`, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # Decode in a thread, so that the event loop can go on: most of the work is Python code, during which
-    # the interpreter switches threads.
-    value = await aside(_decode_large, without_mark(line))
+    # Most of the work is Python code, during which the interpreter switches threads.
+    value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, without_mark(line))
     return _message_of(value)
 
 
@@ -130,20 +129,12 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 
 def is_usable(message: types.JSONRPCMessage) -> bool:
     """Return whether the SDK can handle a message: a huge number in a progress notification crashes it."""
-    if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
-        return _is_progress(message.params)
-    return True
-
-
-def _is_progress(params: object) -> bool:
-    if not isinstance(params, dict):
+    if not isinstance(message, types.JSONRPCNotification) or message.method != "notifications/progress":
         return True
+    params = message.params if isinstance(message.params, dict) else {}
+    given = (params.get(name) for name in ("progress", "total"))
     try:
-        return all(
-            math.isfinite(float(params[name]))
-            for name in ("progress", "total")
-            if isinstance(params.get(name), int | float)
-        )
+        return all(math.isfinite(float(value)) for value in given if isinstance(value, int | float))
     except OverflowError:
         return False
 
@@ -161,21 +152,15 @@ def _decode(line: bytes) -> object:
     return value
 
 
-def _decode_large(line: bytes) -> object:
-    return _decode_partly(line) if values_in(line) > MAX_VALUES else _decode(line)
-
-
 def _decode_damaged(line: bytes) -> object:
     """Decode JSON even if it has invalid UTF-8, a NaN or a lone surrogate; `None`: it is not JSON."""
     text = line.decode("utf-8", "replace")
     try:
-        return json.loads(text, parse_int=_integer)
+        return json.loads(
+            text, parse_int=lambda digits: int(digits) if len(digits) <= _MAX_DIGITS else digits
+        )
     except (ValueError, RecursionError):
         return None
-
-
-def _integer(digits: str) -> int | str:
-    return int(digits) if len(digits) <= _MAX_DIGITS else digits
 
 
 class _Undecoded(Struct):
@@ -230,7 +215,9 @@ def _decode_partly(line: bytes) -> object:
 def _result_of(result: _Result) -> dict[str, Any]:
     members: dict[str, Any] = {}
     if isinstance(result.structuredContent, Raw):
-        members["structuredContent"] = _value_or_text(bytes(result.structuredContent))
+        written = bytes(result.structuredContent)
+        small = values_in(written) <= MAX_VALUES
+        members["structuredContent"] = _decode(written) if small else _json_text(written)
     if isinstance(result.content, list):
         members["content"] = _blocks(result.content)
     if result.isError is not UNSET:
@@ -253,10 +240,6 @@ def _block(written: bytes) -> object:
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}
-
-
-def _value_or_text(written: bytes) -> object:
-    return _decode(written) if values_in(written) <= MAX_VALUES else _json_text(written)
 
 
 def _json_text(written: bytes) -> JsonText:

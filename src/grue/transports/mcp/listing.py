@@ -1,9 +1,7 @@
 """Reads the tool definitions of `tools/list`, page by page, and stores listings for later processes.
 
 With `start="beside"`, a turn's first request offers the tools of the stored listing, before the server has
-started. The turn compares them with the real listing before it calls any tool, so a wrong listing costs one
-request. Because a request costs money, a stored listing is used only if no other user can have written its
-file.
+started. A wrong listing costs one request, so a listing is used only if no other user can have written it.
 
 The name of the file is a keyed digest (HMAC) of how the server is started or reached, environment and headers
 included. The key is random and stays on the machine, so that nobody can guess a secret by computing the names
@@ -83,7 +81,14 @@ async def read_pages(
             left -= len(msgspec.json.encode(tool))
             if tools.setdefault(tool.tool, tool) != tool:
                 notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
-        as_tasks.update(_only_as_tasks(page))
+        listed: Any = page["tools"]
+        as_tasks.update(
+            str(tool.get("name"))
+            for tool in listed
+            if isinstance(tool, dict)
+            and isinstance(execution := tool.get("execution"), dict)
+            and execution.get("taskSupport") == "required"
+        )
         stated = seconds_in(page, "ttlMs") or None  # the SDK's servers send 0 if they state no time
         if stated is not None:
             ttl_s = stated if ttl_s is None else min(ttl_s, stated)
@@ -106,14 +111,6 @@ async def read_pages(
     return ListedTools(tuple(tools.values()), frozenset(as_tasks), ttl_s, private)
 
 
-def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:
-    tools = page.get("tools")
-    for tool in tools if isinstance(tools, list) else ():
-        execution = tool.get("execution") if isinstance(tool, dict) else None
-        if isinstance(execution, dict) and execution.get("taskSupport") == "required":
-            yield str(tool.get("name"))
-
-
 def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) -> Iterator[m.ToolDefinition]:
     """Yield a page's usable tools; report the others. Raises `ValueError` if the page has no list."""
     tools = page.get("tools")
@@ -126,16 +123,16 @@ def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) ->
             name = name[:_NAME_CHARS] if isinstance(name, str) else None
             notify("bad_tool", f"{name or f'tool {number}'}: {fault}")
             continue
-        output_schema = tool.get("outputSchema")
+        results, stated = tool.get("outputSchema"), tool.get("annotations")
+        named = {field: stated.get(key) for field, key in _HINTS.items()} if isinstance(stated, dict) else {}
+        hints = {field: hint for field, hint in named.items() if isinstance(hint, bool)}
         definition = m.ToolDefinition(
             server=server,
             tool=tool["name"],
             description=well_formed(tool.get("description") or ""),
-            input_schema=json_object(_without_nulls(tool["inputSchema"])),
-            output_schema=(
-                json_object(_without_nulls(output_schema)) if isinstance(output_schema, dict) else None
-            ),
-            annotations=_annotations(tool.get("annotations")),
+            input_schema=_schema(tool["inputSchema"]),
+            output_schema=_schema(results) if isinstance(results, dict) else None,
+            annotations=ToolAnnotations(**hints) if hints else None,
         )
         if len(msgspec.json.encode(definition)) > MAX_TOOL_BYTES:
             notify("bad_tool", f"{tool['name']}: its definition is longer than {MAX_TOOL_BYTES} bytes")
@@ -143,31 +140,21 @@ def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) ->
         yield definition
 
 
-def _without_nulls(schema: m.JsonObject) -> m.JsonObject:
+def _schema(schema: m.JsonObject) -> m.JsonObject:
     """Drop top-level keywords that are `null`: Go servers write it for empty lists; endpoints refuse it."""
-    return {key: value for key, value in schema.items() if value is not None}
+    return json_object({key: value for key, value in schema.items() if value is not None})
 
 
 def as_listed(tool: m.ToolDefinition) -> m.JsonObject:
     """Return a tool in the form that it has on a `tools/list` page, which `read_tools` can read."""
-    listed: m.JsonObject = {
-        "name": tool.tool,
-        "description": tool.description,
-        "inputSchema": tool.input_schema,
-    }
+    listed: m.JsonObject = {"name": tool.tool, "description": tool.description}
+    listed["inputSchema"] = tool.input_schema
     if tool.output_schema is not None:
         listed["outputSchema"] = tool.output_schema
     if tool.annotations is not None:
         stated = {key: getattr(tool.annotations, field) for field, key in _HINTS.items()}
         listed["annotations"] = {key: value for key, value in stated.items() if value is not None}
     return listed
-
-
-def _annotations(stated: Any) -> ToolAnnotations | None:
-    if not isinstance(stated, dict):
-        return None
-    hints = {field: stated.get(key) for field, key in _HINTS.items() if isinstance(stated.get(key), bool)}
-    return ToolAnnotations(**hints) if hints else None
 
 
 def _fault(tool: Any) -> str | None:
@@ -235,7 +222,7 @@ class ListingCache:
     def faults(self) -> Iterator[str]:
         """Yield a sentence, with the reason, for the folder or each stored file that is not used."""
         try:
-            _require_own_folder(self.folder)
+            _require_own(os.lstat(self.folder), folder=True)
             files = sorted(self.folder.iterdir())
         except FileNotFoundError:
             return
@@ -263,7 +250,7 @@ class ListingCache:
         With `make_key`, a missing key is made and stored. Raises `OSError` or `ValueError`.
         """
         try:
-            _require_own_folder(self.folder)
+            _require_own(os.lstat(self.folder), folder=True)
             key = _content(self.folder / _KEY_FILE)
         except FileNotFoundError:
             key = b""
@@ -307,14 +294,9 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _require_own_folder(folder: Path) -> None:
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode):
+def _require_own(found: os.stat_result, *, folder: bool = False) -> None:
+    if folder and not stat.S_ISDIR(found.st_mode):
         raise ValueError("it is not a folder")
-    _require_own(found)
-
-
-def _require_own(found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
         raise ValueError("it belongs to another user")
     if found.st_mode & _OTHERS_MAY_WRITE:

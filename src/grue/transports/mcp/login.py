@@ -6,7 +6,7 @@ After a login the browser goes back to an address on this machine (RFC 8252), wh
 import html
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
@@ -103,17 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Write nothing, because the address contains the authorization code."""
 
 
-_FIRST: dict[str, object] = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "grue", "version": "1"},
-    },
-}
-_SECOND: dict[str, object] = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+_CLIENT = {"name": "grue", "version": "1"}
+_HANDSHAKE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": _CLIENT}
 _MODERN = "2026-07-28"
 _SESSION_ID = "mcp-session-id"
 _ASK_S = 20.0
@@ -179,21 +170,24 @@ async def _log_in(server: HttpServer, person: Person, scope: str | None) -> Toke
 
 async def _refusal(server: HttpServer) -> httpx2.Response:
     """Send requests without a token, and return the response that asks for a token; raises `LoginRefused`."""
-    accept = {
-        "accept": "application/json, text/event-stream",
-        "accept-encoding": "identity",
-        **server.headers,
-    }
+    accept = {"accept": "application/json, text/event-stream", "accept-encoding": "identity"}
+    client = new_client(httpx2.URL(server.url), headers={**accept, **server.headers}, timeout=_ASK_S)
     try:
-        async with new_client(httpx2.URL(server.url), headers=accept, timeout=_ASK_S) as client:
-            response = await _answer(client, "POST", server.url, _FIRST)
+        async with client:
+            response = await _answer(client, server.url, "initialize", _HANDSHAKE)
             # Some servers accept a handshake without a token, and refuse only the requests after it.
             if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
                 headers = {**session, "mcp-protocol-version": "2025-11-25"}
-                response = await _answer(client, "POST", server.url, _SECOND, headers)
+                response = await _answer(client, server.url, "tools/list", {}, headers)
             elif not asks_for_token(response):
-                response = await _answer_without_handshake(client, server.url)
+                # Try MCP revision 2026-07-28, then the SSE transport.
+                response = await _modern_answer(client, server.url, "server/discover")
+                if response.is_success:
+                    response = await _modern_answer(client, server.url, "tools/list")
+                if not (response.is_success or asks_for_token(response)):
+                    async with client.stream("GET", server.url) as response:
+                        pass
     except httpx2.RequestError as error:
         raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {error}") from error
     if asks_for_token(response):
@@ -202,37 +196,24 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     raise LoginRefused(text)
 
 
-async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Try MCP revision 2026-07-28, then the SSE transport; return the response to the last request."""
-    response = await _modern_answer(client, url, "server/discover")
-    if response.is_success:
-        response = await _modern_answer(client, url, "tools/list")
-    if response.is_success or asks_for_token(response):
-        return response
-    return await _answer(client, "GET", url)
-
-
 async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
     headers = {"mcp-protocol-version": _MODERN, "mcp-method": method}
-    named = {
-        "protocolVersion": _MODERN,
-        "clientInfo": {"name": "grue", "version": "1"},
-        "clientCapabilities": {},
-    }
+    named = {"protocolVersion": _MODERN, "clientInfo": _CLIENT, "clientCapabilities": {}}
     meta = {f"io.modelcontextprotocol/{name}": value for name, value in named.items()}
-    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta}}
-    return await _answer(client, "POST", url, message, headers)
+    return await _answer(client, url, method, {"_meta": meta}, headers)
 
 
 async def _answer(
     client: httpx2.AsyncClient,
-    method: str,
     url: str,
-    message: dict[str, object] | None = None,
+    method: str,
+    params: Mapping[str, object],
     headers: dict[str, str] | None = None,
 ) -> httpx2.Response:
-    """Send a request and return the response, whose body is not read."""
-    async with client.stream(method, url, json=message, headers=headers) as response:
+    """Send a message and return the response, whose body is not read."""
+    number = 1 if method == "initialize" else 2
+    message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    async with client.stream("POST", url, json=message, headers=headers) as response:
         return response
 
 

@@ -1,13 +1,13 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
 The transports run in their own task, with a queue for each direction, so that sending never waits for the
-server, and ending a session only for a limited time. If an MCP request fails, their HTTP client (`_Client`)
-reports the fault to `HttpStream`, and returns a response without a body. It raises nothing: after most
-exceptions, the transports would end with an exception group, log a traceback, or never answer.
+server. If an MCP request fails, their HTTP client (`_Client`) reports the fault to `HttpStream`, and returns
+a response without a body. It raises nothing: after most exceptions, the transports would end with a group of
+exceptions, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
-loop. So this module filters the stream first: it drops comments, parses large events itself, and passes a
-small stand-in for each large answer to the SDK.
+loop. So this module drops comments, parses large events itself, and passes a small event in place of each
+large answer to the SDK.
 """
 
 import functools
@@ -51,17 +51,8 @@ from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
 
 
-def with_own_fault(item: SessionMessage) -> SessionMessage:
-    """Return the message. If it is an error that the SDK's transport has made, add a `WireFault` to it."""
-    message = item.message
-    if isinstance(message, types.JSONRPCError):
-        fault = _fault_of(message.error)
-        if fault is not None:
-            message.error = types.ErrorData(code=message.error.code, message=fault.cause, data=fault)
-    return item
-
-
 def _fault_of(error: types.ErrorData) -> WireFault | None:
+    """Return the fault for an error that the SDK's transport has made; `None`: the server has made it."""
     if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream ended"):
         return faults.CUT_SHORT
     if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream failed: "):
@@ -301,7 +292,7 @@ class HttpStream(MessageStream):
         return True
 
     def leave_session(self) -> None:
-        """From now on, send requests without the header `Mcp-Session-Id`."""
+        """Send requests without the header `Mcp-Session-Id` from now on."""
         self.sessionless = True
 
     def break_off(self, fault: WireFault) -> None:
@@ -361,12 +352,18 @@ class HttpStream(MessageStream):
 
     async def _receive_all(self, read: Any) -> None:
         async for item in read:
-            await self._wait_for_room()
+            while self.broken is None and self._arrived.statistics().current_buffer_used > _MAX_UNREAD:  # noqa: ASYNC110
+                await anyio.sleep(_ROOM_POLL_S)
             if not isinstance(item, Exception):
                 if is_usable(item.message):
-                    if self.large and isinstance(item.message, types.JSONRPCResponse):
-                        item.message = self.large.pop(item.message.id, item.message)
-                    self._deliver(with_own_fault(item))
+                    message = item.message
+                    if self.large and isinstance(message, types.JSONRPCResponse):
+                        item.message = self.large.pop(message.id, message)
+                    elif isinstance(message, types.JSONRPCError) and (fault := _fault_of(message.error)):
+                        message.error = types.ErrorData(
+                            code=message.error.code, message=fault.cause, data=fault
+                        )
+                    self._deliver(item)
                 continue
             self.notify("noise", first_fault(item))
             refusal = refusal_in(item)
@@ -380,10 +377,6 @@ class HttpStream(MessageStream):
         async for item in self._unsent:
             self._first = self._first or item
             await write.send(item)
-
-    async def _wait_for_room(self) -> None:
-        while self.broken is None and self._arrived.statistics().current_buffer_used > _MAX_UNREAD:  # noqa: ASYNC110
-            await anyio.sleep(_ROOM_POLL_S)
 
     def _deliver(self, item: SessionMessage) -> None:
         answers = isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError)
@@ -471,10 +464,13 @@ class _Client(httpx2.AsyncClient):
     ) -> httpx2.Response | WireFault:
         """Return `response`, or another one that the SDK's transport can use, or the fault of the request."""
         following = response.next_request
+        same_place = following is not None and _same_place(request.url, following.url)
         # The SDK may follow a redirect to the same server with the same method. Any other redirect would turn
         # a POST into a GET, or send the user's headers, with their secrets, to another server.
-        if following is not None and _same_target(request, following):
-            return response
+        if following is not None and same_place and request.method == following.method:
+            same_user = following.url.userinfo in (b"", request.url.userinfo)
+            if same_user:
+                return response
         awaited = _is_awaited(request, head)
         # Refuse a compressed body: a few bytes may expand to gigabytes before a limit counts them.
         if awaited and response.is_success and _is_compressed(response):
@@ -488,11 +484,8 @@ class _Client(httpx2.AsyncClient):
             return response
         try:
             if awaited and following is not None:
-                url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
-                same_place = _same_place(request.url, url)
-                return faults.redirect_fault(
-                    response.status_code, plain_text(str(url)), same_place=same_place
-                )
+                url = plain_text(str(following.url.copy_with(userinfo=b"", query=None, fragment=None)))
+                return faults.redirect_fault(response.status_code, url, same_place=same_place)
             # A GET asks for a stream of events, and this answer has another content type.
             if response.is_success and request.method == "GET":
                 return faults.content_fault(response.status_code, _content_type(response))
@@ -509,7 +502,7 @@ class _Client(httpx2.AsyncClient):
         """Return a response for the SDK, or the fault. Queue any answer except a success of `initialize`."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
-            return faults.too_long_fault(self._max_message_bytes)
+            return WireFault(f"its answer is longer than {self._max_message_bytes} bytes", ends_session=False)
         message = await read_any_message(body) if _content_type(response) == _JSON else None
         if not response.is_success:
             fault = _refusal(request, response, message, body)
@@ -557,12 +550,6 @@ def _resumed(request: httpx2.Request) -> int | str | None:
     return _answering.get() if _LAST_EVENT_ID in request.headers else None
 
 
-def _same_target(request: httpx2.Request, following: httpx2.Request) -> bool:
-    before, after = request.url, following.url
-    same = _same_place(before, after) and request.method == following.method
-    return same and after.userinfo in (b"", before.userinfo)
-
-
 def _same_place(one: httpx2.URL, other: httpx2.URL) -> bool:
     return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
 
@@ -600,8 +587,7 @@ def _refusal(
 
 
 def _is_compressed(response: httpx2.Response) -> bool:
-    coding: str = response.headers.get("content-encoding", "identity")
-    return coding.strip().lower() != "identity"
+    return bool(response.headers.get("content-encoding", "identity").strip().lower() != "identity")
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
@@ -617,8 +603,7 @@ async def _body(response: httpx2.Response, limit: int) -> bytes | None:
 
 
 def _content_type(response: httpx2.Response) -> str:
-    kind: str = response.headers.get("content-type", "")
-    return kind.partition(";")[0].strip().lower()
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
 
 
 @functools.cache
