@@ -13,7 +13,7 @@ import functools
 import ssl
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -156,8 +156,9 @@ def adapted(
 
 
 def _other_issuer(issuer: str) -> AuthorizationRefused:
-    said = f"the server wants a login at {plain_text(issuer)}, which is not the issuer set"
-    return authorization_failed(said)
+    return authorization_failed(
+        f"the server wants a login at {plain_text(issuer)}, which is not the issuer set"
+    )
 
 
 def as_known(issuer: str, issuers: Sequence[str]) -> str:
@@ -165,12 +166,12 @@ def as_known(issuer: str, issuers: Sequence[str]) -> str:
     return next((known for known in issuers if known.rstrip("/") == issuer.rstrip("/")), issuer)
 
 
-def secrets_of(request: httpx2.Request, answer: httpx2.Response) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each secret that a request and its answer carry, in JSON or as a form."""
-    for content in (request.content, answer.content):
-        for name, value in _fields(content):
-            if name in _SECRET_FIELDS and isinstance(value, str) and value:
-                yield name, value
+def secrets_of(request: httpx2.Request, answer: httpx2.Response) -> list[tuple[str, str]]:
+    """Return name and value of each secret that a request and its answer carry, in JSON or as a form."""
+    fields = (*_fields(request.content), *_fields(answer.content))
+    return [
+        (name, value) for name, value in fields if name in _SECRET_FIELDS and isinstance(value, str) and value
+    ]
 
 
 def words_of(error: Exception) -> str:
@@ -275,7 +276,7 @@ class Authorizer:
         token = record.refresh_token or record.access_token
         if not isinstance(endpoint, str) or not token or not _is_readable(record):
             return False
-        provider = self._provider(record, None, None)
+        provider = self._provider(record)
         client = provider.context.client_info = await provider.context.storage.get_client_info()
         data = {"token": token, "client_id": client.client_id or "" if client else ""}
         data, headers = provider.context.prepare_token_auth(data, {})
@@ -307,7 +308,7 @@ class Authorizer:
             if self._auth.grant == "identity_assertion":
                 return await self._asserted(refusal)
             if self._auth.grant == "client_credentials":
-                provider = self._provider(stored, None, None)
+                provider = self._provider(stored)
                 await self._drive(provider, refusal)
                 return (await self._keep(provider)).access_token
             raise AuthorizationRefused(self._login_fault(refusal, stored))
@@ -316,20 +317,15 @@ class Authorizer:
         """Exchange the person's identity token for a token of the server, and return the server's token."""
         auth, url = self._auth, self._server.url
         storage = _Storage(auth, None, None)
+        client, assertion = auth.client_id or "", IdentityProvider(auth, self._exchange, self._hide).assertion
+        secret, issuer, how = auth.client_secret or "", auth.issuer or "", auth.secret_method
         provider = IdentityAssertionOAuthProvider(
-            url,
-            storage,
-            auth.client_id or "",
-            auth.client_secret or "",
-            auth.issuer or "",
-            IdentityProvider(auth, self._exchange, self._hide).assertion,
-            auth.scope,
-            auth.secret_method,
+            url, storage, client, secret, issuer, assertion, auth.scope, how
         )
         await self._drive(provider, refusal)
         if storage.issued is None:
             raise authorization_failed("the authorization server issued no token")
-        record = _record(url, storage.issued, auth.issuer or "")
+        record = _record(url, storage.issued, issuer)
         # Drop the refresh token. Then each new token has to come from the identity provider, which checks
         # that the person still has access.
         record.refresh_token = ""
@@ -337,7 +333,7 @@ class Authorizer:
 
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
         """Return a refreshed token; empty: none is issued, or the exchange failed and it is not `needed`."""
-        provider = self._provider(stored, None, None)
+        provider = self._provider(stored)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
         try:
             await self._drive(provider, None)
@@ -359,17 +355,12 @@ class Authorizer:
         return ""
 
     def _login_fault(self, refusal: httpx2.Response, stored: TokenRecord | None) -> WireFault:
-        scope = None
-        if refusal.status_code == httpx2.codes.FORBIDDEN:
+        status, scope = refusal.status_code, None
+        if status == httpx2.codes.FORBIDDEN:
             scope = union_scopes(stored.scope if stored else None, extract_scope_from_www_auth(refusal))
         had_token = stored is not None and bool(stored.obtained_at)
-        return login_fault(
-            self._server.name,
-            refusal.status_code,
-            scope=scope,
-            had_token=had_token,
-            challenge=refusal.headers.get("www-authenticate", ""),
-        )
+        challenge = refusal.headers.get("www-authenticate", "")
+        return login_fault(self._server.name, status, scope=scope, had_token=had_token, challenge=challenge)
 
     async def _load(self) -> TokenRecord | None:
         """Return the stored record; `None`: nothing is stored, or the SDK cannot decode it."""
@@ -413,7 +404,7 @@ class Authorizer:
             await call_in_daemon_thread(functools.partial(self.store.save, record))
 
     def _provider(
-        self, record: TokenRecord | None, person: Person | None, scope: str | None
+        self, record: TokenRecord | None, person: Person | None = None, scope: str | None = None
     ) -> OAuthClientProvider:
         try:
             # The SDK warns of settings without an issuer, and a program may turn warnings into errors.
@@ -426,6 +417,7 @@ class Authorizer:
         self, record: TokenRecord | None, person: Person | None, scope: str | None
     ) -> OAuthClientProvider:
         auth, url = self._auth, self._server.url
+        client_id = auth.client_id or ""
         storage = _Storage(auth, record, person)
         provider: OAuthClientProvider
         scope = scope or auth.scope
@@ -433,23 +425,17 @@ class Authorizer:
             provider = _authorization_code(url, storage, auth, person, scope)
         elif auth.private_key is not None:
             key = SignedJWTParameters(
-                issuer=auth.client_id or "",
-                subject=auth.client_id or "",
+                issuer=client_id,
+                subject=client_id,
                 signing_key=auth.private_key,
                 signing_algorithm=auth.signing_algorithm,
             )
-            provider = PrivateKeyJWTOAuthProvider(
-                url, storage, auth.client_id or "", key.create_assertion_provider(), scope, auth.issuer
-            )
+            assertion = key.create_assertion_provider()
+            provider = PrivateKeyJWTOAuthProvider(url, storage, client_id, assertion, scope, auth.issuer)
         else:
+            secret, how = auth.client_secret or "", auth.secret_method
             provider = ClientCredentialsOAuthProvider(
-                url,
-                storage,
-                auth.client_id or "",
-                auth.client_secret or "",
-                auth.secret_method,
-                scope,
-                auth.issuer,
+                url, storage, client_id, secret, how, scope, auth.issuer
             )
         if record is not None:
             context = provider.context
@@ -474,7 +460,10 @@ class Authorizer:
                     if asked is not request:
                         self._require_issuer(provider, asked)
                         said = await self._exchange(asked)
-                        answer = adapted(said, self._issuers(provider), self._auth.issuer)
+                        # The SDK's providers have a `context`, but not the one for an identity assertion.
+                        context = getattr(provider, "context", None)
+                        known = (self._auth.issuer, getattr(context, "auth_server_url", None))
+                        answer = adapted(said, [each for each in known if each], self._auth.issuer)
                     elif refusal is not None:
                         answer, refusal = _with_body(refusal, b""), None
                     else:
@@ -503,12 +492,6 @@ class Authorizer:
         own = urlsplit(self._server.url)._replace(path="", query="", fragment="").geturl()
         if issuer.rstrip("/") != own:
             raise _other_issuer(own)
-
-    def _issuers(self, provider: httpx2.Auth) -> list[str]:
-        """Return the configured issuer, then the issuer that the server names, as far as they are known."""
-        # The SDK's providers have a `context`. The provider for an identity assertion has none.
-        context = getattr(provider, "context", None)
-        return [issuer for issuer in (self._auth.issuer, getattr(context, "auth_server_url", None)) if issuer]
 
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
         host = request.url.host
@@ -578,11 +561,8 @@ class _Storage:
         record = self._record
         if record is None or not record.access_token or self._person is not None:
             return None
-        return OAuthToken(
-            access_token=record.access_token,
-            refresh_token=record.refresh_token or None,
-            scope=record.scope or None,
-        )
+        refresh, scope = record.refresh_token or None, record.scope or None
+        return OAuthToken(access_token=record.access_token, refresh_token=refresh, scope=scope)
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
         self.issued = tokens
@@ -592,12 +572,11 @@ class _Storage:
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
         if auth.client_id is not None:
-            method = "none" if auth.client_secret is None else auth.secret_method
             return OAuthClientInformationFull(
                 client_id=auth.client_id,
                 client_secret=auth.client_secret,
                 redirect_uris=redirects,
-                token_endpoint_auth_method=method,
+                token_endpoint_auth_method="none" if auth.client_secret is None else auth.secret_method,
                 issuer=auth.issuer,
             )
         if record is None or record.client is None:
@@ -621,8 +600,11 @@ def _authorization_code(
     )
 
     async def show(address: str) -> None:
+        if scope is not None:
+            url = httpx2.URL(address)
+            address = str(url.copy_set_param("scope", union_scopes(url.params.get("scope"), scope)))
         if person is not None:
-            await aside(person.show, _with_scope(address, scope))
+            await aside(person.show, address)
 
     async def returned() -> AuthorizationCodeResult:
         if person is None:
@@ -631,14 +613,6 @@ def _authorization_code(
         return await aside(person.returned)
 
     return OAuthClientProvider(url, metadata, storage, show, returned, auth.client_metadata_url)
-
-
-def _with_scope(address: str, scope: str | None) -> str:
-    url = httpx2.URL(address)
-    if scope is None:
-        return address
-    asked = union_scopes(url.params.get("scope"), scope)
-    return str(url.copy_set_param("scope", asked))
 
 
 def _plain(model: BaseModel | None) -> dict[str, object] | None:

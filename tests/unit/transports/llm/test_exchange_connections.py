@@ -309,7 +309,7 @@ async def test_what_comes_behind_a_reply_is_not_taken_for_the_next_one(
                         await stream.send(sent)
 
     context, trusting = tls_contexts(tmp_path)
-    monkeypatch.setattr(exchange_module, "tls", lambda: trusting)
+    monkeypatch.setattr(exchange_module, "_tls", lambda https: trusting)
     async with served_at(serve) as url:
         connection = network(https=secured)
         for expected in (b"0", b"1", b"2"):
@@ -335,7 +335,7 @@ async def test_bytes_that_are_not_tls_break_the_connection(
         await socket.aclose()
 
     context, trusting = tls_contexts(tmp_path)
-    monkeypatch.setattr(exchange_module, "tls", lambda: trusting)
+    monkeypatch.setattr(exchange_module, "_tls", lambda https: trusting)
     async with served_at(serve) as url:
         connection = network(https=True)
         with pytest.raises(ExchangeError, match="SSL") as raised:
@@ -382,7 +382,7 @@ async def test_a_reply_as_long_as_a_read_closes_a_connection_that_holds_more(
 async def test_a_connection_over_tls_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What TLS itself sends, such as session tickets, is no second reply."""
     context, trusting = tls_contexts(tmp_path)
-    monkeypatch.setattr(exchange_module, "tls", lambda: trusting)
+    monkeypatch.setattr(exchange_module, "_tls", lambda https: trusting)
     connected: list[object] = []
 
     async def serve(socket: anyio.abc.ByteStream) -> None:
@@ -416,7 +416,7 @@ async def test_certificates_are_loaded_once_a_process_and_only_for_https(
         loaded.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         return loaded[-1]
 
-    monkeypatch.setattr(exchange_module, "tls", functools.cache(exchange_module.tls.__wrapped__))
+    monkeypatch.setattr(exchange_module, "_tls", functools.cache(exchange_module._tls.__wrapped__))
     monkeypatch.setattr(
         httpx,
         "create_ssl_context",
