@@ -1,10 +1,6 @@
 """Find the program that npx or uvx starts, without running npx or uvx, and say why a start has failed.
 
-This module downloads nothing, and names only files that exist. It looks for two causes of a failed start that
-the server's error does not name:
-
-- npx's cache of the package is incomplete, because npx was killed while it installed the package.
-- Node is older than the package's `engines.node` says.
+The reasons are that npx was killed while it installed the package, and that Node is too old for the package.
 
 Source: R14
 """
@@ -62,12 +58,13 @@ def npx_cache_broken(server: StdioServer) -> str | None:
         return None
     packages = list(_packages(server.args))
     folder = npx_folder(server, packages)
-    if not packages or not folder.is_dir() or _is_complete(folder):
+    if not packages or not folder.is_dir():
         return None
-    shown = shlex.quote(str(folder))
+    if (folder / "node_modules" / _LAST_WRITTEN).is_file() and not (folder / "concurrency.lock").exists():
+        return None
     return (
         f"npx's cache of {', '.join(packages)} is not complete, as after an installation that was killed:"
-        f" {folder}. Remove the folder and try again: rm -r {shown}"
+        f" {folder}. Remove the folder and try again: rm -r {shlex.quote(str(folder))}"
     )
 
 
@@ -75,10 +72,6 @@ def npx_folder(server: StdioServer, packages: Iterable[str]) -> Path:
     """Return the folder into which npx installs these packages for a server."""
     name = hashlib.sha512("\n".join(sorted(packages)).encode()).hexdigest()[:16]
     return _cache(server) / "_npx" / name
-
-
-def _is_complete(folder: Path) -> bool:
-    return (folder / "node_modules" / _LAST_WRITTEN).is_file() and not (folder / "concurrency.lock").exists()
 
 
 def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
@@ -130,12 +123,8 @@ def launcher_of(server: StdioServer) -> Launcher | None:
 @_if_readable
 def direct_command(server: StdioServer) -> Direct | None:
     """Return a faster command for a server that npx or uvx starts; `None`: no such command is known."""
-    match launcher_of(server):
-        case "npx":
-            return _of_npx(server)
-        case "uvx":
-            return _of_uvx(server)
-    return None
+    launcher = launcher_of(server)
+    return _of_npx(server) if launcher == "npx" else _of_uvx(server) if launcher == "uvx" else None
 
 
 @_if_readable
@@ -180,11 +169,9 @@ def _of_npx(server: StdioServer) -> Direct | None:
         program = asked.program or _only_program(manifest, name)
         path = modules / ".bin" / program
         if program and _is_program(path):
-            version = f"version {manifest.get('version', 'unknown')}"
-            cached = "_npx" in modules.parts
-            gone = ", until npx's cache is cleared" if cached else ""
+            gone = ", until npx's cache is cleared" if "_npx" in modules.parts else ""
             found = replace(server, command=str(path), args=asked.args)
-            return Direct(found, f"It stays at {version}{gone}.")
+            return Direct(found, f"It stays at version {manifest.get('version', 'unknown')}{gone}.")
     return None
 
 
@@ -299,11 +286,8 @@ def _of_uvx(server: StdioServer) -> Direct | None:
 
 def _uv_tools(server: StdioServer) -> Path:
     environment = server.environment()
-    if named := environment.get("UV_TOOL_DIR"):
-        return Path(named)
-    home = environment.get("HOME", "~")
-    shared = environment.get("XDG_DATA_HOME") or str(expanded(home) / ".local" / "share")
-    return Path(shared) / "uv" / "tools"
+    shared = environment.get("XDG_DATA_HOME") or expanded(environment.get("HOME", "~")) / ".local" / "share"
+    return Path(environment.get("UV_TOOL_DIR") or Path(shared) / "uv" / "tools")
 
 
 def _is_program(path: Path) -> bool:
@@ -326,12 +310,9 @@ async def node_too_old(
     server: StdioServer, registry: ProcessRegistry, *, limit_s: float = ASK_S
 ) -> str | None:
     """Return advice for the user if Node, asked for its version, is older than the server's package needs."""
-    found = _wanted(server)
-    if found is None:
-        return None
-    package, wanted = found
+    package, wanted = _wanted(server) or ("", "")
     minimum = oldest_allowed(wanted)
-    have = await _installed(server, registry, limit_s)
+    have = None if minimum is None else await _installed(server, registry, limit_s)
     if minimum is None or have is None or have >= minimum:
         return None
     return (
@@ -342,15 +323,13 @@ async def node_too_old(
 
 def oldest_allowed(wanted: str) -> Version | None:
     """Return the oldest version that a range such as `>=18.17 <21 || ^22` allows; `None`: no lower bound."""
-    lowest = [_lower_bound(alternative) for alternative in wanted.split("||")]
-    return min((bound for bound in lowest if bound), default=None) if all(lowest) else None
-
-
-def _lower_bound(alternative: str) -> Version | None:
-    found = [
-        _version(match["version"]) for match in _COMPARATOR.finditer(alternative) if "<" not in match["sign"]
-    ]
-    return max(found, default=None)
+    lowest = []
+    for alternative in wanted.split("||"):
+        found = [match for match in _COMPARATOR.finditer(alternative) if "<" not in match["sign"]]
+        if not found:
+            return None
+        lowest.append(max(_version(match["version"]) for match in found))
+    return min(lowest)
 
 
 def _version(text: str) -> Version:

@@ -1,10 +1,4 @@
-"""Run the official MCP SDK over a stream of messages, and use it for requests, notifications and headers.
-
-Import this module inside functions: it imports `mcp`, which is slow.
-
-Sending never blocks: if it did, a server that has stopped reading would block the SDK, and the SDK's timeouts
-and cancellations would not take effect.
-"""
+"""Run the official MCP SDK over a stream of messages. Import this in functions: `mcp` is slow to import."""
 
 import asyncio
 import inspect
@@ -133,12 +127,13 @@ class Link:
         self._notify("noise", record.getMessage())
 
     async def _receive_notification(self, message: object) -> None:
-        if isinstance(message, types.ResourceUpdatedNotification):
-            self._notify("updated", str(message.params.uri))
-        elif isinstance(message, types.ResourceListChangedNotification):
-            self._notify("updated", "resources/list")
-        elif isinstance(message, types.PromptListChangedNotification):
-            self._notify("updated", "prompts/list")
+        match message:
+            case types.ResourceUpdatedNotification():
+                self._notify("updated", str(message.params.uri))
+            case types.ResourceListChangedNotification():
+                self._notify("updated", "resources/list")
+            case types.PromptListChangedNotification():
+                self._notify("updated", "prompts/list")
 
     async def _sample(
         self, context: object, params: types.CreateMessageRequestParams
@@ -170,10 +165,9 @@ class Link:
         assert self._abilities.elicit is not None, "only then is this a callback"
         if self._free_slots.value == 0:
             return types.ElicitResult(action="decline")
-        wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        wanted = _as_json(params)
         message = "\n".join(str(wanted[key]) for key in ("message", "url") if key in wanted)
-        schema = wanted.get("requestedSchema")
-        schema = None if schema is None else json_object(schema)
+        schema = json_object(wanted["requestedSchema"]) if "requestedSchema" in wanted else None
         async with self._free_slots:
             answer = await self._ask_user(ElicitationRequest(message, schema, self._server))
         if isinstance(answer, Declined):
@@ -306,7 +300,12 @@ class Link:
         for _ in range(_MAX_INPUT_ROUNDS):
             if result.get("resultType") != "input_required":
                 return result
-            result = await self._send(method, {**params, **await self._requested_input(result)})
+            more: dict[str, Any] = {}
+            if result.get("inputRequests"):
+                more["inputResponses"] = await self.respond(result["inputRequests"])
+            if result.get("requestState") is not None:
+                more["requestState"] = result["requestState"]
+            result = await self._send(method, {**params, **more})
         raise SdkError(types.INTERNAL_ERROR, f"it wanted more input {_MAX_INPUT_ROUNDS} times in a row")
 
     async def _goes_on_without_session(self, error: SdkError) -> bool:
@@ -348,14 +347,6 @@ class Link:
         assert self._interrupt is not None, "nothing else cancels the scope"
         raise HostCodeFailed(self._interrupt) from self._interrupt
 
-    async def _requested_input(self, result: dict[str, Any]) -> dict[str, Any]:
-        more: dict[str, Any] = {}
-        if result.get("inputRequests"):
-            more["inputResponses"] = await self.respond(result["inputRequests"])
-        if result.get("requestState") is not None:
-            more["requestState"] = result["requestState"]
-        return more
-
     async def respond(self, questions: object) -> dict[str, Any]:
         """Return the answers to a server's requests for input, by the requests' names; raises `SdkError`."""
         try:
@@ -382,7 +373,7 @@ class Link:
                 raise SdkError(types.INVALID_REQUEST, f"it wants {request.method}, which is not offered")
         if isinstance(answer, types.ErrorData):
             raise SdkError(answer.code, answer.message)
-        return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return _as_json(answer)
 
     async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
         data = params.data
@@ -393,6 +384,10 @@ class Link:
         # Many servers count bytes: show all digits, and not 1.23457e+06.
         share = f"{progress:.15g}" if total is None else f"{progress:.15g}/{total:.15g}"
         self._notify("progress", f"{share} {message}" if message else share)
+
+
+def _as_json(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
 def _text_of(content: object) -> str:
@@ -471,8 +466,7 @@ class Subscriptions(BackgroundTasks):
                 ) as subscription:
                     name = str(subscription.subscription_id)
                     self._open[name] = stream.scope
-                    agreed = subscription.honored.model_dump(by_alias=True, mode="json", exclude_none=True)
-                    stream.agreed = {"subscriptionId": name, "notifications": agreed}
+                    stream.agreed = {"subscriptionId": name, "notifications": _as_json(subscription.honored)}
                     stream.settled.set()
                     async for _ in subscription:
                         pass  # nothing to do: the session has passed on the server's notification already
@@ -524,7 +518,7 @@ class ParamHeaders:
         return {**page, "tools": [tool for tool in tools if self._accepts(tool)]}
 
     def of_call(self, params: dict[str, Any]) -> dict[str, str]:
-        """Return the headers of a `tools/call` with these parameters."""
+        """Return the headers of a `tools/call`."""
         marked = self._marked.get(params.get("name", ""))
         return mcp_param_headers(marked, params.get("arguments") or {}) if marked else {}
 

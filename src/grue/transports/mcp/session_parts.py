@@ -173,10 +173,16 @@ class TaskOfCall:
                 case tasks.WaitFor(poll_s):
                     wait_s = poll_s
                 case tasks.AnswerQuestions(questions, poll_s):
-                    await self._answer(questions)
+                    told = await self._respond(questions)
+                    await self._ask("tasks/update", {"taskId": self._task.task_id, "inputResponses": told})
+                    self._answered.update(questions)
                     wait_s = poll_s
                 case tasks.CollectResult():
-                    return await self._collected()
+                    try:
+                        result = await self._ask("tasks/result", {"taskId": self._task.task_id})
+                    except ToolRefusedError as refused:
+                        return tasks.TaskFailed(str(refused), refused.code)
+                    return tasks.TaskFinished(result)
                 case tasks.TaskFinished() | tasks.TaskFailed() as ended:
                     return ended
 
@@ -192,7 +198,9 @@ class TaskOfCall:
         except ValueError as error:
             return self._after_refusal(str(error), _INTERNAL_ERROR)
         self._refused = 0
-        self._tell(tasks.status_message(answer))
+        before, self._said = self._said, tasks.status_message(answer)
+        if self._said not in ("", before):
+            self._progress(self._said)
         return move
 
     def _after_refusal(self, reason: str, code: int) -> tasks.TaskMove:
@@ -202,22 +210,6 @@ class TaskOfCall:
         raise ToolRefusedError(
             f"{INTERRUPTED}: its server did not say how its task is doing: {reason}", code=code
         )
-
-    async def _answer(self, questions: m.JsonObject) -> None:
-        responses = await self._respond(questions)
-        await self._ask("tasks/update", {"taskId": self._task.task_id, "inputResponses": responses})
-        self._answered.update(questions)
-
-    async def _collected(self) -> tasks.TaskFinished | tasks.TaskFailed:
-        try:
-            return tasks.TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
-        except ToolRefusedError as refused:
-            return tasks.TaskFailed(str(refused), refused.code)
-
-    def _tell(self, said: str) -> None:
-        if said and said != self._said:
-            self._progress(said)
-        self._said = said
 
     async def _cancel(self) -> None:
         """Tell the server to cancel the MCP task, even while the calling asyncio task is being cancelled."""

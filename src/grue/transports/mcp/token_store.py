@@ -1,11 +1,8 @@
 """The stored tokens of servers over HTTP: a file for each server, which only its owner can read.
 
-All processes of a machine share the stored tokens. A process that renews a token holds the file's lock: many
-authorization servers accept a refresh token only once, so two processes that send the same token would both
-lose the login.
-
-`KeyringStore` keeps the tokens in the system's keyring: Secret Service or KWallet on Linux, the Keychain on
-macOS. A keyring cannot be locked for a renewal, so an empty file is locked in its place.
+A process that renews a token holds the file's lock: many authorization servers accept a refresh token only
+once, so two processes that send the same token would both lose the login. `KeyringStore` keeps the tokens in
+the system's keyring, which cannot be locked for a renewal, so an empty file is locked in its place.
 """
 
 import base64
@@ -116,12 +113,8 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 
     def secrets(self) -> dict[str, str]:
         """Return the secrets by name, for redaction."""
-        secret = (self.client or {}).get("client_secret")
-        named = {
-            "access_token": self.access_token,
-            "refresh_token": self.refresh_token,
-            "client_secret": secret,
-        }
+        named: dict[str, object] = {"access_token": self.access_token, "refresh_token": self.refresh_token}
+        named["client_secret"] = (self.client or {}).get("client_secret")
         return {name: value for name, value in named.items() if isinstance(value, str) and value}
 
 
@@ -197,11 +190,9 @@ class TokenStore:
 
 def tokens_folder() -> Path:
     """Return the folder of the stored tokens."""
-    named = os.environ.get("GRUE_TOKENS")
-    if named:
+    if named := os.environ.get("GRUE_TOKENS"):
         return expanded(named)
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return expanded(data) / "grue" / "tokens"
+    return expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "grue" / "tokens"
 
 
 def _taken(lock: int) -> bool:
@@ -296,14 +287,13 @@ class KeyringStore(TokenStore):
         with contextlib.suppress(ImportError):
             from keyring.errors import KeyringError, KeyringLocked, NoKeyringError
 
+            # Leave out the error's text: it may contain the tokens that the backend was to store.
+            words = f"cannot be used ({type(error).__name__})"
             if isinstance(error, NoKeyringError):
                 words = "is missing: no backend of the package keyring works here"
-                raise keyring_unusable(self._name, words) from error
-            if isinstance(error, KeyringLocked):
-                raise keyring_unusable(self._name, "is locked") from error
+            elif isinstance(error, KeyringLocked):
+                words = "is locked"
             if isinstance(error, KeyringError | ImportError | AttributeError | OSError | RuntimeError):
-                # Leave out the error's text: it may contain the tokens that the backend was to store.
-                words = f"cannot be used ({type(error).__name__})"
                 raise keyring_unusable(self._name, words) from error
         raise error
 

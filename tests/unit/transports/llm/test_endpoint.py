@@ -144,7 +144,8 @@ def test_fields_that_the_turn_sets_are_no_ones_to_replace(extra_body: dict[str, 
 def test_where_requests_go(base_url: str, wire: WireName | None, url: str) -> None:
     endpoint = LlmEndpoint(LlmSettings(base_url=base_url, model="m", wire=wire))
     assert endpoint.url == url
-    assert str(endpoint._request("GET", "/models").url) == url.replace(FORMATS[endpoint.profile.wire].path, "/models")
+    models = url.replace(FORMATS[endpoint.profile.wire].path, "/models")
+    assert str(endpoint._request("GET", "/models").url) == models
 
 
 @pytest.mark.parametrize(
