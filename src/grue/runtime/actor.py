@@ -40,7 +40,7 @@ class AskTimedOut(MCPError):  # noqa: N818 - named as the event it reports
 
 
 class Tap(Protocol):
-    """Records each message as it enters a mailbox, and each reply to an `ask`."""
+    """Records a message as it enters a mailbox, or a reply to an `ask`, and returns its envelope."""
 
     def __call__(
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
@@ -177,8 +177,7 @@ class Mailbox(Generic[M]):
 
     def _taken(self) -> None:
         self._held -= 1
-        if self._room is not None:
-            self._wake_senders()
+        self._wake_senders()
 
     def _wake_senders(self) -> None:
         room, self._room = self._room, None
@@ -425,11 +424,12 @@ def raise_crash(actor: str, error: BaseException) -> Never:
     ):
         raise error
     whose = raised_by(error)
-    text = f"The actor '{actor}' crashed: {type(error).__name__}: {error}"
+    text = f"The actor '{actor}' crashed: {type(error).__name__}: {error}\n"
+    where = "The traceback of the cause shows where."
     if whose:
-        text += f"\nYour own code raised it, in {whose}. The traceback of the cause shows where."
+        text += f"Your own code raised it, in {whose}. {where}"
     else:
-        text += "\nThe traceback of the cause shows where. If that is your code, correct it; else report it."
+        text += f"{where} If that is your code, correct it; else report it."
     raise ActorCrashed(text, actor=actor) from error
 
 

@@ -24,20 +24,8 @@ from typing import TypeVar
 import anyio
 
 from grue.errors import MCPError
+from grue.runtime.loops import interrupts
 from grue.runtime.loops.beside_loop import context_of, look_up
-from grue.runtime.loops.interrupts import (
-    INTERRUPT_GRACE_S,
-    Interruptible,
-    InterruptWatch,
-    WorkInterrupted,
-    in_main_thread,
-    is_ours,
-    refuse_reentry,
-    restore_interrupt,
-    run_in_main_thread,
-    run_into,
-    wait_for,
-)
 
 T = TypeVar("T")
 
@@ -66,14 +54,14 @@ def run_blocking(
     Raises `KeyboardInterrupt` for a Ctrl-C, after the loop had time to clean up, and `MCPError` as
     `run_loop`, in a signal handler that has interrupted grue or an import, and in an event loop of greenlets.
     """
-    refuse_reentry()
+    interrupts.refuse_reentry()
     try:
         if warn_if_blocking(twin):
             if threads_are_greenlets():
                 raise MCPError(WAITS_FOR_ITSELF.format(instead=twin))
             return _run_in_thread(function)
-        if in_main_thread():
-            return run_in_main_thread(function, force_kill, run_loop)
+        if interrupts.in_main_thread():
+            return interrupts.run_in_main_thread(function, force_kill, run_loop)
         return run_loop(function)
     finally:
         on_exit()
@@ -100,7 +88,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
         nonlocal begun
         begun = True
         asyncio.get_running_loop().getaddrinfo = look_up  # type: ignore[method-assign]
-        return run_into(result, function)
+        return interrupts.run_into(result, function)
 
     try:
         run(begin)
@@ -115,7 +103,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
         text = f"No event loop could be started: {error or type(error).__name__}. {remedy}"
         raise MCPError(text) from error
     if not result:
-        raise WorkInterrupted
+        raise interrupts.WorkInterrupted
     return result[0]
 
 
@@ -144,7 +132,7 @@ def warn_if_blocking(twin: str) -> bool:
     if twin not in _warned and not in_notebook():
         _warned.add(twin)
         level, frame = 0, inspect.currentframe()
-        while frame is not None and is_ours(frame):
+        while frame is not None and interrupts.is_ours(frame):
             level, frame = level + 1, frame.f_back
         warnings.warn(
             f"An event loop is already running here, and this call blocks it. Use {twin} instead.",
@@ -186,9 +174,9 @@ def _trio_runs() -> bool:
 
 
 def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
-    work = Interruptible()
+    work = interrupts.Interruptible()
     finished: Future[T] = Future()
-    watch = InterruptWatch()
+    watch = interrupts.InterruptWatch()
 
     def target() -> None:
         try:
@@ -199,11 +187,11 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     thread = threading.Thread(target=target, name="grue-turn", daemon=True)
     start_thread(thread)
     try:
-        with restore_interrupt():
-            wait_for(finished, watch=watch)
+        with interrupts.restore_interrupt():
+            interrupts.wait_for(finished, watch=watch)
     except BaseException:
         work.interrupt()
-        thread.join(INTERRUPT_GRACE_S)
+        thread.join(interrupts.INTERRUPT_GRACE_S)
         raise
     thread.join()
     return finished.result()

@@ -67,9 +67,14 @@ class Backlog:
 
     def check(self) -> None:
         """Remove finished calls. If a call has failed, raise its exception. Each exception is raised once."""
-        while (call := self._first()) is not None and call.done():
+        while True:
             try:
+                call = self.calls[0]
+                if not call.done():
+                    break
                 self.calls.remove(call)
+            except IndexError:
+                break
             except ValueError:  # another thread, which checks too, has removed it
                 continue
             call.result()
@@ -77,12 +82,6 @@ class Backlog:
             if not self.calls and self._thread is not None:
                 self._thread.shutdown(wait=False)
                 self._thread = None
-
-    def _first(self) -> Future[None] | None:
-        try:
-            return self.calls[0]
-        except IndexError:
-            return None
 
     def wait(self) -> None:
         """Wait, blocking, until all calls are finished. Raise the exception of a call that has failed."""
@@ -374,30 +373,23 @@ class Recorder:
         return body, self._encoder.encode(plain)
 
     def _show(self, envelope: Envelope[Any], written: bytes) -> None:
+        # `_pass_on` empties this list. A lambda with the bytes themselves would keep megabytes in memory.
+        left = [written]
         if len(written) >= LONG or self._late:
-            # `_pass_on` empties this list. A lambda with the bytes themselves would keep megabytes in memory.
-            left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
-            return
-        envelope, written = self._hidden(envelope, written)
-        line = self._encoder.encode(trace_line(envelope, written))
-        self._tell(envelope, line)
-
-    def _hidden(self, envelope: Envelope[Any], written: bytes) -> tuple[Envelope[Any], bytes]:
-        if not self._redaction.may_contain_secrets(written):
-            return envelope, written
-        shown, body = self._redaction.redact_message(written, envelope.body)
-        return replace(envelope, body=body, redacted=shown != written), shown
+        else:
+            self._pass_on(envelope, left)
 
     def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
-        envelope, shown = self._hidden(envelope, left.pop())
-        # `trace_line` encodes `0` as the body, the last member of the line. Replace this `0` by `shown`, the
-        # JSON of the body, so that its megabytes are not encoded again.
-        line = b"".join((self._encoder.encode(trace_line(envelope, b"0"))[:-2], shown, b"}"))
-        del shown
-        self._tell(envelope, line)
-
-    def _tell(self, envelope: Envelope[Any], line: bytes) -> None:
+        written = left.pop()
+        if self._redaction.may_contain_secrets(written):
+            shown, body = self._redaction.redact_message(written, envelope.body)
+            envelope, written = replace(envelope, body=body, redacted=shown != written), shown
+            del shown
+        # `trace_line` encodes `0` as the body, the last member of the line. Replace this `0` by the JSON of
+        # the body, so that its megabytes are not encoded again.
+        line = b"".join((self._encoder.encode(trace_line(envelope, b"0"))[:-2], written, b"}"))
+        del written
         self.telling = threading.get_ident()
         try:
             for observer in self._observers:

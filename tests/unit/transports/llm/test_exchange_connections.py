@@ -506,7 +506,7 @@ async def test_a_proxy_or_certificates_that_cannot_be_used_are_a_failed_connect(
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv(name, value)
-    exchange_module.tls.cache_clear()
+    exchange_module._tls.cache_clear()
     settings = LlmSettings(base_url="https://api.llm.example/v1", model="m", api_key="key")
     async with LlmEndpoint(settings) as endpoint:
         fault = await endpoint.post(BODY)
