@@ -79,12 +79,9 @@ class Mailbox(Generic[M]):
     async def send(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in, waiting while the mailbox is full.
+        """Put a message in, waiting while the mailbox is full; raises `MailboxClosed`.
 
         Only `ask` passes `reply_to`. A cancelled call sends and records nothing.
-
-        Raises:
-            MailboxClosed: The mailbox was closed.
         """
         while True:
             try:
@@ -97,12 +94,7 @@ class Mailbox(Generic[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in without waiting.
-
-        Raises:
-            MailboxFull: The mailbox is full.
-            MailboxClosed: The mailbox was closed.
-        """
+        """Put a message in without waiting; raises `MailboxFull` or `MailboxClosed`."""
         if self._closed:
             raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
         if self._held >= self.bound:
@@ -114,13 +106,9 @@ class Mailbox(Generic[M]):
     async def ask(
         self, body: M, *, sender: str, timeout_s: float | None = None, cause: int | None = None
     ) -> Any:
-        """Send a message and return the body of the reply.
+        """Send a message and return the body of the reply; raises `MailboxClosed` if none can come.
 
-        `timeout_s` limits sending and waiting together; `None`: no limit. `cause`: as in `Envelope.cause`.
-
-        Raises:
-            AskTimedOut: No reply within `timeout_s`.
-            MailboxClosed: The mailbox was closed, or its actor ended before it replied.
+        `timeout_s` limits sending and waiting together (`None`: no limit); raises `AskTimedOut`.
         """
         reply = self.expect_reply(sender)
         try:
@@ -143,11 +131,7 @@ class Mailbox(Generic[M]):
         return reply
 
     async def receive(self) -> Envelope[M]:
-        """Take the oldest message out. If the mailbox is empty, wait for a message.
-
-        Raises:
-            anyio.EndOfStream: The mailbox was closed and is empty.
-        """
+        """Take the oldest message, or wait for one; raises `anyio.EndOfStream` if closed and empty."""
         envelope = await self._exit.receive()
         self._taken()
         return envelope
@@ -252,26 +236,18 @@ class Actor(Generic[M]):
 
 
 def reply(envelope: Envelope[Any], body: object) -> None:
-    """Answer the ask that came in `envelope`; the envelope is the reply's cause.
-
-    Raises:
-        RuntimeError: The message was not an ask, or the ask was answered or abandoned already.
-    """
+    """Answer the ask that came in `envelope`; raises `RuntimeError` if that awaits no answer."""
     if not isinstance(envelope.reply_to, ReplyChannel):
         raise RuntimeError(f"{type(envelope.body).__name__} from {envelope.sender} is not an ask")
     envelope.reply_to.give(body, cause=envelope.seq)
 
 
 class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
-    """Trace note: an actor, or the host's code (`actor` is then `host`), raised an unexpected exception.
-
-    `error` has the type and text of the exception, and the name of the host's code that raised it, if known.
-    `where`: `FILE:LINE FUNCTION` of the traceback's last frames, at most five, the innermost last.
-    """
+    """Trace note: an actor, or the host's code (`actor` is then `host`), raised an unexpected exception."""
 
     actor: str
     error: str
-    where: tuple[str, ...]
+    where: tuple[str, ...]  # FILE:LINE FUNCTION of the last frames, the innermost last
 
 
 class Supervisor:
@@ -314,10 +290,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task. Cancelling the returned scope ends this actor only.
-
-        `whole`: when this actor returns, the work of all actors of this supervisor is done.
-        """
+        """Run an actor in a new task. `whole`: if this actor returns, the work of all is done."""
         scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()

@@ -86,10 +86,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line with its newline, if it has one; `b""` at the end.
-
-    Raises `OSError` for a line longer than `max_bytes` (at least 1 MiB), without reading it into memory.
-    """
+    """Return the next line with any newline; `OSError` if it is longer than `max_bytes`, at least 1 MiB."""
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
         return text
@@ -220,15 +217,12 @@ class LineFile:
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Lock the file until it is closed; `False`: another process, or another `LineFile`, has locked it.
-
-        The lock is advisory. On a file system without locks, return `True`.
-        """
+        """Lock the file until it is closed; `False`: another process or `LineFile` has locked it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError:  # the file system has no locks
             return True
         return True
 

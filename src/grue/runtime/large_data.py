@@ -63,11 +63,7 @@ class CutLineError(Exception):
 
 
 class LineBuffer:
-    """Takes chunks and returns lines, in linear time and bounded memory.
-
-    Of a line longer than `max_message_bytes` it keeps only the first and the last bytes, which usually
-    contain the id of the request that the line answers.
-    """
+    """Takes chunks and returns lines. Of a line over `max_message_bytes`, only both ends are kept."""
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
@@ -82,10 +78,9 @@ class LineBuffer:
         self._received += chunk
 
     def take(self) -> bytes | None:
-        """Return the next complete line without its newline; `None`: no complete line has arrived yet.
+        """Return the next complete line, without its newline; `None`: none has arrived yet.
 
-        Raises `CutLineError` for a line longer than `max_message_bytes`, which is removed from the buffer,
-        and `LineTooLongError` if more than `max_line_bytes` came without a newline.
+        Raises `CutLineError`, after which reading can go on, or `LineTooLongError`.
         """
         found = self._end(self._received, self._searched)
         if found is not None:
@@ -131,11 +126,7 @@ class LineBuffer:
 
 
 class EventBuffer(LineBuffer):
-    """Returns server-sent events, each without the empty line that ends it.
-
-    Comments and empty lines before an event are dropped as they come, because a server may send comments for
-    ever to keep the connection open.
-    """
+    """Returns server-sent events, without the empty line at the end, and drops comments as they come."""
 
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""

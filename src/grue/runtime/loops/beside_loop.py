@@ -44,11 +44,10 @@ except ImportError:
 
 
 async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run `call` in a daemon thread and return its result; raises `RuntimeError` if no thread is left.
+    """Run `call` in a daemon thread and return its result, which a cancellation drops; the call goes on.
 
-    Cancellation ends the wait; a call that has begun goes on in its thread, and its result is dropped.
-    `limiter` limits how many calls are waited for at once; `None`: anyio's default limiter of this event
-    loop.
+    `limiter` limits how many calls are waited for; `None`: anyio's default one. Raises `RuntimeError` if no
+    thread is left.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -102,9 +101,8 @@ async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
 async def look_up(*args: Any, **options: Any) -> list[Any]:
     """Do the same as the method `getaddrinfo` of an event loop, but in a daemon thread.
 
-    A look-up cannot be cancelled, and can take half a minute if the network is down. asyncio makes it in its
-    default executor. The end of a loop waits for that executor's threads, and the executor takes no call
-    after the main thread has ended, although other threads may still run turns.
+    A look-up cannot be cancelled and may take half a minute. asyncio makes it in its default executor, for
+    whose threads the end of a loop waits, and which takes no call after the main thread has ended.
     """
     call = partial(socket.getaddrinfo, *args, **options)
     return await call_in_daemon_thread(call, limiter=anyio.CapacityLimiter(math.inf))
@@ -144,10 +142,7 @@ def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
 
 
 class BackgroundTasks:
-    """An async context manager that runs tasks beside its block, and cancels them when the block ends.
-
-    Unlike a task group, it does not wrap the block's own exception.
-    """
+    """Runs tasks beside its block, and cancels them at its end. Unlike a task group, it wraps no error."""
 
     def __init__(self) -> None:
         self._group: anyio.abc.TaskGroup

@@ -18,10 +18,7 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
 
 @contextlib.contextmanager
 def host_code(whose: str = "a callback of the host") -> Iterator[None]:
-    """In this block, an exception of the host's code becomes `HostCodeFailed`, unless it ends the task.
-
-    `whose` names the callback in the error that the host gets; empty: the error's own text names it.
-    """
+    """In this block, an exception of the host's code becomes `HostCodeFailed`, unless it ends the task."""
     try:
         yield
     except BaseException as error:
@@ -75,10 +72,7 @@ def ends_the_task(error: BaseException) -> bool:
 
 
 def single(error: BaseException) -> BaseException:
-    """Take an exception out of the `HostCodeFailed` and the exception groups that contain it, and return it.
-
-    A `KeyboardInterrupt` or `SystemExit` is taken first. A group of several `Exception`s stays a group.
-    """
+    """Take an exception out of `HostCodeFailed` and groups; a `KeyboardInterrupt` or `SystemExit` first."""
     while True:
         match error:
             case HostCodeFailed():

@@ -122,6 +122,7 @@ class _Taken:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         # `refuse_reentry` recognises a handler by its caller's frame, so pass this frame on.
+        # A handler that has interrupted the host's callback raises there, but not Python's own of SIGINT.
         here = inspect.currentframe()
         if not self.takes or (self.handler is not signal.default_int_handler and _is_the_hosts(frame)):
             self.handler(signum, here)
@@ -141,10 +142,7 @@ def _is_the_hosts(frame: FrameType | None) -> bool:
 
 
 class _Taking:
-    """In this block, `take` gets what the program's signal handlers raise. Only in the main thread.
-
-    A handler that has interrupted a callback of the host's raises there, unless it is Python's own of SIGINT.
-    """
+    """In this block, `take` gets what the program's signal handlers raise. Only in the main thread."""
 
     def __init__(self, take: Callable[[BaseException], None]) -> None:
         self._takes = [take]
@@ -330,10 +328,7 @@ os.register_at_fork(after_in_child=_give_back)
 
 @contextlib.contextmanager
 def restore_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` if Ctrl-C in the block has led to a `RuntimeError` about a lock.
-
-    CPython 3.11: a `threading.Condition` that is interrupted while it releases its lock raises such an error.
-    """
+    """Raise `KeyboardInterrupt` for a `RuntimeError` of an interrupted `Condition` (CPython 3.11)."""
     try:
         yield
     except RuntimeError as error:
@@ -366,10 +361,7 @@ class InterruptWatch:
 def wait_for(
     finished: Future[Any], within_s: float | None = None, *, watch: InterruptWatch | None = None
 ) -> None:
-    """Wait until `finished` is done or `within_s` has passed.
-
-    Raises `KeyboardInterrupt` for a press during the wait or since the creation of `watch`.
-    """
+    """Wait until `finished` is done or `within_s` has passed; raises a Ctrl-C, or one before by `watch`."""
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:

@@ -109,10 +109,7 @@ def _refuse_in_shared_loop() -> None:
 
 
 class Call(Future[T]):
-    """The future of a coroutine function that runs in the loop. `interrupt` ends it with `WorkInterrupted`.
-
-    `submitted_at` and, once it is done, `ended_at` are times on the monotonic clock.
-    """
+    """The future of a coroutine function that runs in the loop. Its times are on the monotonic clock."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         super().__init__()
@@ -138,11 +135,7 @@ class Call(Future[T]):
         self._work.interrupt()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the call is done, or for `timeout_s` (`None`: no limit). Return whether it is done.
-
-        Raises `KeyboardInterrupt` for a Ctrl-C, after which the call goes on, and as
-        `LoopThread.refuse_waiting`.
-        """
+        """Wait until the call is done, or for `timeout_s`. A Ctrl-C ends the wait, but not the call."""
         if not self.done() and timeout_s != 0:
             self.loop_thread.refuse_waiting()
             with defer_interrupts(), restore_interrupt():
@@ -289,8 +282,8 @@ class EpisodeLoop:
     def close(self) -> None:
         """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
-        If a Ctrl-C interrupts the wait, or the clean-up takes longer than `CLOSE_GRACE_S`, the server
-        processes are killed. In the loop's own thread, and in a forked child, this method does not wait.
+        After a Ctrl-C, or `CLOSE_GRACE_S`, the server processes are killed. In the loop's own thread, and in
+        a forked child, this method does not wait.
         """
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()
@@ -374,10 +367,7 @@ def _close_all() -> None:
 
 
 def cancel_and_wait(calls: Sequence[Call[Any]]) -> None:
-    """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`; Ctrl-C ends the wait.
-
-    Calls of the caller's own loop are cancelled but not waited for. Calls of another process are skipped.
-    """
+    """Cancel calls; wait for their clean-up up to `INTERRUPT_GRACE_S`, but not in the caller's own loop."""
     ours = [call for call in calls if not call.loop_thread.is_forked]
     for call in ours:
         call.interrupt()

@@ -77,8 +77,8 @@ CLOSED = (
 def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine function by `anyio.run`, or under gevent in the loop that all greenlets share.
 
-    Raises `WorkInterrupted` if the function has, and `MCPError` from the system's error if no loop can be
-    started or other code has closed the loop's descriptors.
+    Raises `WorkInterrupted` as the function does, and `MCPError` if there can be no loop, or other code
+    closed it.
     """
     begun = False
     result: list[T] = []

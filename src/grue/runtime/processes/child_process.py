@@ -172,10 +172,7 @@ class ChildProcess:
         return self._group.exit or ServerExit()
 
     def send(self, data: bytes) -> None:
-        """Write to the process's standard input, or queue what the pipe does not take at once.
-
-        Raises `anyio.BrokenResourceError` if the process has exited or its input is closed.
-        """
+        """Write to standard input, or queue what it does not take; raises `anyio.BrokenResourceError`."""
         if self._group.exit is not None or self._group.stdin < 0:
             raise anyio.BrokenResourceError
         self._unsent += data
@@ -344,8 +341,7 @@ class ServerProcess(ChildProcess):
     async def receive_line(self) -> bytes:
         """Return the next line of standard output without the newline. Cancelling loses no data.
 
-        Raises `anyio.EndOfStream`, `CutLineError` for a line over `max_message_bytes` (the next call returns
-        the next line), or `LineTooLongError` after `max_line_bytes` without a newline.
+        Raises `anyio.EndOfStream`, `LineTooLongError`, or `CutLineError`, after which reading can go on.
         """
         while True:
             # Without this pause, a server that writes fast would keep other tasks and timeouts from running.
@@ -365,10 +361,7 @@ class ServerProcess(ChildProcess):
         self.send(line + b"\n")
 
     def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
-        """Return the end of the server's standard error, made safe to print.
-
-        `redacted` removes secrets, before the text is cut: half a secret would not be recognised.
-        """
+        """Return the end of the server's standard error, printable, after `redacted` has removed secrets."""
         self._read_stderr()
         limit = self._limits.stderr_tail_bytes
         text = redacted(plain_text(self._stderr.decode("utf-8", "replace")))
@@ -466,11 +459,7 @@ class Capture:
 
 
 class Command(ChildProcess):
-    """A running command. Enter it, call `finish`, leave it.
-
-    At most `max_output_bytes` of each output stream are kept. If the command writes more than
-    `max_written_bytes` to both streams together, `finish` returns while the command still runs.
-    """
+    """A running command: enter it, call `finish`, leave it. `max_output_bytes` of a stream are kept."""
 
     def __init__(
         self,

@@ -143,10 +143,7 @@ _DESCENDANTS_S = 1.0  # for processes that left the group: one that keeps forkin
 
 
 class SpawnError(MCPError):
-    """The process could not be started.
-
-    `missing`: the command, if it was not found. `remedy`: what the user can do; `None`: not known.
-    """
+    """The process could not be started; `missing` is the command, if it was not found."""
 
     def __init__(self, message: str, *, missing: str | None = None, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -192,8 +189,7 @@ class ProcessGroup:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the leader's box (its sandbox) is known to have refused.
 
-        `text`: what the leader wrote to its standard error, or the error text with which it answered a tool
-        call. `died`: whether the leader itself has failed, and not only a tool call.
+        `text`: what the leader wrote. `died`: the leader itself has failed, and not only a tool call.
         """
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
@@ -209,8 +205,7 @@ class ProcessGroup:
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
         """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
 
-        Blocks for a limited time. Safe to repeat, in any thread. Returns how the leader ended; `None`: not
-        within `patience_s`.
+        Blocks for a limited time. Safe to repeat, in any thread. `None`: it did not end within `patience_s`.
 
         Source: P9
         """
@@ -317,10 +312,7 @@ class ProcessRegistry:
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap all groups in the registry, and return how many there were.
-
-        `loop_running`: leave the descriptors open, because a loop in another thread may still wait on them.
-        """
+        """Kill and reap all groups; return how many. `loop_running`: a loop may wait on descriptors."""
         groups = list(self._groups.values())
         self.kill_now()
         for group in groups:

@@ -37,16 +37,13 @@ from grue.runtime.secrets.secret_forms import (
 
 
 class Found(NamedTuple):
-    """A span of bytes that is to be replaced by `shown`. Of spans that overlap, the lowest `rank` counts.
-
-    `is_number`: the span is a complete JSON number, and not a part of a string.
-    """
+    """A span of bytes to replace by `shown`; of overlapping spans, by that of the lowest `rank`."""
 
     start: int
     end: int
     shown: str
     rank: int
-    is_number: bool = False
+    is_number: bool = False  # a complete JSON number, and not a part of a string
 
     def merged(self, other: Self) -> Found:
         """Return one span that covers this span and `other`."""
@@ -55,10 +52,7 @@ class Found(NamedTuple):
 
 
 def extend_to_escapes(written: bytes, found: Found) -> Found | None:
-    r"""Return the span with its ends moved, so that it contains no half of a JSON escape such as `\n`.
-
-    Return `None` if the span begins in the digits of a `\u` escape, or if nothing is left of it.
-    """
+    r"""Return the span without half escapes of JSON; `None`: it begins in a `\u` escape, or is empty."""
     start, end = found.start, found.end
     if b"\\" not in written[max(0, start - _BACK) : start] + written[end - _BACK : end]:
         return found
@@ -474,11 +468,7 @@ def may_contain_credentials(written: bytes) -> bool:
 def authorisations(
     written: bytes, start: int, end: int, *, in_json: bool
 ) -> tuple[Iterator[tuple[int, int]], ...]:
-    """Return iterators over the start and end of each credential's value in `written`.
-
-    The credential's name, such as `bearer`, begins in `written[start:end]`. With `in_json` a value ends at
-    the latest with its JSON string.
-    """
+    """Return iterators over start and end of each credential whose name begins in this piece."""
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
     return (_fields(written, start, end), *headers) if in_json else headers
 

@@ -187,10 +187,7 @@ def _by_bytes(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return the parts of `data`'s base64 that do not depend on the bytes around `data`.
-
-    There are three parts, for 0, 1 and 2 bytes before `data`. They have a newline wherever a line may end.
-    """
+    """Return the parts of `data`'s base64, with 0, 1 or 2 bytes before it, that only `data` determines."""
     cores = []
     for before, start in enumerate((0, 2, 3)):
         encoded = b64encode(b"\0" * before + data).decode()
@@ -286,11 +283,10 @@ _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPW
 
 
 def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
-    """Return the secrets in `environments`: the host's environment, or a server's `env` and `headers`.
+    """Return the secrets in the host's environment, or a server's `env` and `headers`, by names to show.
 
-    The keys of the result are the names that placeholders show. A value is a secret if it has at least 12
-    characters and its variable has a secret's name. Passwords in URLs, in connection strings and in `Basic`
-    credentials are secrets whatever the variable is called, if they have at least 8 characters.
+    A value is a secret if it has at least 12 characters and its variable has a secret's name. Passwords in
+    URLs, in connection strings and in `Basic` credentials are secrets if they have at least 8 characters.
     """
     found: dict[str, str] = {}
     for environment in environments:

@@ -88,10 +88,7 @@ class LineQueue:
         self._queue.put(line)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
-        """Wait until all lines so far are written. Return whether that took at most `within_s`.
-
-        Raises `TraceError` if writing failed, or the queue is closed.
-        """
+        """Wait until all lines so far are written; `False`: that took too long. Raises `TraceError`."""
         self._require_whole()
         written = threading.Event()
         self._queue.put(written)
@@ -105,10 +102,7 @@ class LineQueue:
         return written.is_set()
 
     def close(self) -> None:
-        """Write all queued lines, without a time limit, and end the thread. A second call does nothing.
-
-        Raises `TraceError` if writing failed, and no earlier call has raised that.
-        """
+        """Write all queued lines, without a time limit, and end the thread; raises any new `TraceError`."""
         closing, self._closed = not self._closed, True
         if closing:
             self._queue.put(None)
@@ -282,11 +276,7 @@ class TraceWriter(Closing):
         self._recorders: list[Recorder] = []
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Queue the line of an envelope. If the host sends or receives it, flush the queue too.
-
-        Raises:
-            TraceError: Writing failed, or the envelope's number is not greater than the last one.
-        """
+        """Queue the line of an envelope; flush if the host sends or receives it. Raises `TraceError`."""
         if envelope.seq <= self._written_seq:
             raise TraceError(
                 f"Message {envelope.seq} cannot be written after message {self._written_seq} of {self.path}. "
@@ -303,20 +293,14 @@ class TraceWriter(Closing):
         self._recorders.append(recorder)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
-        """Flush all lines that are queued so far. Return whether that was done within the time limit.
-
-        Raises:
-            TraceError: Writing failed, or the writer is closed.
-        """
+        """Flush all lines that are queued so far; `False`: that took too long. Raises `TraceError`."""
         return self._lines.flush(within_s)
 
     def close(self) -> None:
         """Write all that was recorded, without a time limit, and close the file. A second call does nothing.
 
-        Long messages that are still being searched for secrets are written too.
-
-        Raises:
-            TraceError: Writing failed, and no earlier call has raised that.
+        Long messages that are still being searched for secrets are written too. Raises `TraceError` if
+        writing failed, and no earlier call has raised that.
         """
         recorders, self._recorders = self._recorders, []
         try:

@@ -39,10 +39,7 @@ PAYLOADS = "payloads"  # the folder for payload files, beside the trace file
 
 
 class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="trace", tag="grue"):
-    """First line of a trace file.
-
-    `started_at`: seconds since the epoch. `version`: of the program that created the file; empty if unknown.
-    """
+    """First line of a trace file. `started_at` is in seconds since the epoch, `version` the program's."""
 
     format: int
     episode: str
@@ -69,11 +66,7 @@ class TraceLine(
 
 
 class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
-    """Replaces a body that is in a payload file, named `SHA256.json` by the SHA-256 of the body's JSON.
-
-    `bytes`: the JSON's length. `type`: the body's tag (`UNSET`: it has none), which tells the kind of message
-    without opening the file.
-    """
+    """Replaces a body that is in a payload file, named by its SHA-256. `type` is the body's tag."""
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
     bytes: int
@@ -81,11 +74,7 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
 
 
 class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
-    """A long string that was cut out of a body and is in a payload file.
-
-    `at`: offset in bytes of the `""` that replaces the string, in the body's JSON. `sha256` and `bytes`
-    (length) are of the string as JSON, quotes included.
-    """
+    """A long string in a payload file. `at`: where in the body's JSON `""` replaces it; `bytes`: as JSON."""
 
     at: int
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]

@@ -147,7 +147,7 @@ class TraceReader(Generic[B]):
         *,
         over: Callable[[Envelope[B]], bool] = lambda _: False,
     ) -> Iterator[Envelope[B]]:
-        """Yield the envelopes that are in the file, then those that are appended, looking every `poll_s`.
+        """Yield the envelopes in the file, then those that are appended; look every `poll_s` seconds.
 
         At the end of the file, `stop` ends the iteration by `True`, and then `over`, called with the last
         envelope.

@@ -191,8 +191,7 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is ignored. Lone surrogates in `value` become U+FFFD, as they do in messages.
-        Authorisation headers and bearer tokens need not be registered; they are always replaced.
+        An empty value is ignored. Authorisation headers and bearer tokens are always replaced.
         """
         self._redaction.hide(name, value)
 
@@ -239,10 +238,7 @@ class Recorder:
         await self._backlog.wait_async()
 
     def resume(self, *, after_seq: int, after_t: float) -> None:
-        """Continue an existing trace: numbers go on after `after_seq`, times after `after_t` seconds.
-
-        Raises `RuntimeError` if something was already recorded.
-        """
+        """Continue a trace after this number and time; raises `RuntimeError` if something was recorded."""
         with self._lock:
             if self._seq:
                 raise RuntimeError(f"a recorder that has recorded {self._seq} envelopes cannot resume")
@@ -255,10 +251,7 @@ class Recorder:
         return tuple(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Pass every further envelope to `observer`, in order. The observer must not call `record`.
-
-        If the observer has a method `added_to`, call that method once, now, with this recorder.
-        """
+        """Pass every further envelope to `observer`, which must not `record`; call any `added_to` it has."""
         self._observers.append(observer)
         added_to = getattr(observer, "added_to", None)
         if added_to is not None:
