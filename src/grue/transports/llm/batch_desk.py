@@ -82,10 +82,7 @@ class BatchDesk:
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait until a batch has ended, store the results, and return the ids of their requests.
-
-        Return an empty list at once if no batch is under way. Raises as `look` does.
-        """
+        """Wait for a batch to end, and return as `look` does; empty at once if no batch is under way."""
         delay_s = self._batching.first_look_s
         while self._under_way():
             settled = await self.look()
@@ -96,11 +93,10 @@ class BatchDesk:
         return []
 
     async def look(self) -> list[str]:
-        """Check each batch once, store the results of those that have ended, and return their requests' ids.
+        """Check each batch, store the results of those that have ended, and return their requests' ids.
 
-        If the provider does not have a batch in the state `sending`, it is sent again. Raises `BatchRefused`
-        if the provider refuses a call, sends an answer that cannot be read, keeps failing for
-        `Batching.patience_s`, or does not end a batch within `Batching.batch_timeout_s`.
+        Raises `BatchRefused`, also if the provider keeps failing for `Batching.patience_s`, or does not end a
+        batch within `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 

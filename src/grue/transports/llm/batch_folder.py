@@ -39,13 +39,10 @@ FORMAT = 1
 
 
 class BatchManifest(Struct, frozen=True, kw_only=True):
-    """The content of `batch.json`: the model that a folder's requests are for.
-
-    `BatchFolder` sets `run`, a random text in each request's id, so that no two folders have the same ids.
-    """
+    """The content of `batch.json`: the model that a folder's requests are for."""
 
     format: int = FORMAT
-    run: str = ""
+    run: str = ""  # set by `BatchFolder`: a random text, so that no two folders have the same ids
     address: str
     model: str
     wire: str
@@ -142,10 +139,7 @@ class BatchFolder(Closing):
         return self.path / "requests" / f"{number:04d}.jsonl"
 
     def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
-        """Return the id of a stored request whose reply this request can use, or a new id.
-
-        `read`: ids of the requests whose replies the turn has read since this process started or resumed it.
-        """
+        """Return the id of a stored request whose reply can be used (it is not in `read`), or a new id."""
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
         # Find the same request by its body, not by its number: a turn that was interrupted and is run again

@@ -81,10 +81,7 @@ OWN_KEY = "GRUE_API_KEY"
 
 
 def key_names(base_url: str) -> tuple[str, ...]:
-    """Return the environment variables whose key may be sent to `base_url`, in the order to try them.
-
-    A provider's key is sent only to that provider, over https. `GRUE_API_KEY` is sent to any endpoint.
-    """
+    """Return the variables whose key may be sent to `base_url`, in order: ours, over https its provider's."""
     rows = known_profiles(base_url)
     if not rows or urlsplit(base_url).scheme != "https":
         return (OWN_KEY,)
@@ -406,13 +403,10 @@ class LlmEndpoint:
     ) -> Awaitable[Answered | Fault]:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
-        `body` is in the profile's format. `streamed` gets a streamed reply; `None`: no stream is expected.
-        `on_sent` is called when the request is written, and again when the exchange has ended. `request`: the
-        request's number in the turn. If the reply comes from a batch, `streamed` and `on_sent` are not used.
-
-        Raises:
-            RuntimeError: The endpoint was not entered.
-            RequestPostponed: The request waits for a batch.
+        `streamed` gets a streamed reply; `None`: no stream is expected. `on_sent` is called when the request
+        is written, and again when the exchange has ended. `request`: the request's number in the turn. Raises
+        `RequestPostponed` if the request waits for a batch; with a batch, `streamed` and `on_sent` are not
+        used.
         """
         room = current_room()
         if room is not None:
@@ -434,10 +428,7 @@ class LlmEndpoint:
         content: bytes | None = None,
         upload: Upload | None = None,
     ) -> Answered | Fault:
-        """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
-
-        `path` is relative to the base URL. `content` is JSON. The time limit of `upload` is an hour or more.
-        """
+        """Send a request that asks no model, such as one about a batch; `content` is JSON."""
         retry = self.settings.retry
         if upload is not None:
             retry = replace(retry, timeout_s=max(retry.timeout_s, _FILE_TIMEOUT_S))
@@ -445,10 +436,7 @@ class LlmEndpoint:
         return await exchange(self._open(), request, retry)
 
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-        """Yield a file's body, in pieces. If it cannot be read, the last item is a `Fault`.
-
-        A body over `most_bytes` is a fault of the kind `invalid_reply`. The time limit is an hour or more.
-        """
+        """Yield a file's body, in pieces. If it is too long, or unreadable, the last item is a `Fault`."""
         retry = self.settings.retry
         limit_s = max(retry.timeout_s, _FILE_TIMEOUT_S)
         until = anyio.current_time() + limit_s
@@ -513,8 +501,8 @@ class LlmEndpoint:
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
         """Return the first endpoint of the chain whose `breaker` is not open, or else the first of the chain.
 
-        With `tools`, only endpoints that take tools count; if none does, return `self`. `now_s` is on the
-        event loop's clock.
+        With `tools`, only endpoints that take tools count; if none does, return `self`. `now_s`: the loop's
+        clock.
         """
         if len(self.chain) == 1:
             return self
@@ -528,8 +516,8 @@ class LlmEndpoint:
     def after(self, tried: Sequence[LlmEndpoint], now_s: float, *, tools: bool) -> LlmEndpoint | None:
         """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
 
-        With `tools`, the endpoint must take tools. One with an open `breaker` comes last. `now_s` is on the
-        event loop's clock.
+        With `tools`, the endpoint must take tools. One with an open `breaker` comes last. `now_s`: the loop's
+        clock.
         """
         done = {at for at, each in enumerate(self.chain) if each in tried}
         usable = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
@@ -550,8 +538,7 @@ class LlmEndpoint:
     def uncounted(self, now_s: float) -> LlmEndpoint | None:
         """Return an endpoint of the chain whose replies may have no known cost; `None`: all costs are known.
 
-        An endpoint that never reports a cost is preferred, then the endpoint that is asked now. `now_s` is on
-        the event loop's clock.
+        One that never reports a cost is preferred, then the one that is asked now. `now_s`: the loop's clock.
         """
         first = self.first(now_s, tools=False)
         return min(
@@ -595,13 +582,10 @@ class LlmEndpoint:
         return self._support()
 
     def change_model(self, model: str) -> None:
-        """Ask another model from now on, at the same URL. No turn may be running.
+        """Ask another model from now on, at the same URL, and forget what was learned; not in a turn.
 
-        What was learned about the former model is forgotten. A conversation that is under way has to be
-        loaded again, because its messages are encoded for the former model.
-
-        Raises:
-            MCPConfigError: The key or a header cannot be sent in the other model's wire format.
+        A conversation that is under way has to be loaded again: its messages are encoded for the former
+        model. Raises `MCPConfigError` if the key or a header cannot be sent in the other model's wire format.
         """
         settings = replace(self.settings, model=model)
         profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
@@ -611,19 +595,12 @@ class LlmEndpoint:
         self.left_out, self.breaker = frozenset(), Breaker()
 
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
-        """Use the profile that an earlier process has learned, unless this process has learned one.
-
-        Nothing changes unless both processes began with the profile `first`.
-        """
+        """Use the profile that another process has learned from `first`, unless this one has learned."""
         if self.profile == self.first_profile == first:
             self.profile = learned
 
     def recall_form(self, asked: m.ModelAsked) -> None:
-        """Use the form of requests that another process has learned, unless this process has learned a form.
-
-        Nothing changes unless `asked` has this endpoint's address, model and wire format, and the settings
-        have no profile.
-        """
+        """Use the form of requests that another process has learned, unless this process has learned."""
         learned = with_fields(self.first_profile, asked.form)
         settings = self.settings
         if (
@@ -635,10 +612,9 @@ class LlmEndpoint:
             self.recall(self.first_profile, learned)
 
     def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
-        """Adapt the profile to an error that the endpoint sent; return whether to retry with the new profile.
+        """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.
 
-        `followed` is the profile with which the failed request was encoded; `None`: the current profile.
-        Another conversation may have changed the endpoint's profile since.
+        `followed` is the profile of the failed request; another conversation may have changed ours since.
         """
         if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False

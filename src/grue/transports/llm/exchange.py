@@ -62,9 +62,9 @@ class BodyTooLongError(EncodingError):
 class ContentDecoder:
     """Decompresses one body, in one stage for each gzip or deflate in `codings`, a `Content-Encoding`.
 
-    No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
-    endpoints put a character set among them. A known coding that was not asked for is ignored if the body is
-    text: some proxies decompress a body, but do not remove the header. Raises `EncodingError`.
+    No stage may output more than `max_bytes`. Unknown codings are ignored, because some endpoints put a
+    character set among them. A known coding that was not asked for is ignored if the body is text: some
+    proxies decompress a body, but do not remove the header. Raises `EncodingError`.
     """
 
     def __init__(self, codings: str, max_bytes: int | None) -> None:
@@ -447,10 +447,7 @@ class Answered(Struct, frozen=True):
 
 
 class Upload(Struct, frozen=True):
-    """A body that is sent from a file: `head`, the content of `source`, and `tail`.
-
-    `commas`: the lines of the file are sent as items of a JSON list, separated by commas.
-    """
+    """A body that is sent from a file; `commas`: its lines are items of a JSON list, separated by commas."""
 
     head: bytes
     source: Path
@@ -481,14 +478,11 @@ class Upload(Struct, frozen=True):
 
 
 class Streamed(Struct, frozen=True):
-    """Where a streamed reply goes: its events to `assembler`, each piece of its text to `show`.
-
-    `asked`: the request asks for a stream. Some endpoints stream a reply unasked.
-    """
+    """Where a streamed reply goes: its events to `assembler`, each piece of its text to `show`."""
 
     assembler: Assembler
     show: Callable[[Delta], None]
-    asked: bool = False
+    asked: bool = False  # the request asks for a stream; some endpoints stream unasked
 
 
 async def exchange(
@@ -498,10 +492,7 @@ async def exchange(
     streamed: Streamed | None = None,
     on_sent: Callable[[], None] | None = None,
 ) -> Answered | Fault:
-    """Send a request over one of the connections, and return the answer or the fault.
-
-    `on_sent` is called when the request is written, and once more when the exchange ends.
-    """
+    """Send a request and return the answer or the fault; call `on_sent` once written, and at the end."""
     request.extensions["timeout"] = timeouts_of(patience)
     try:
         with connections.lease() as connection:
@@ -614,10 +605,7 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 
 
 async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
-    """Yield the decompressed body in small pieces.
-
-    Raises `ExchangeError`, `EncodingError`, or `BodyTooLongError` if a compressed body has over `most_bytes`.
-    """
+    """Yield the body in small pieces; raises `ExchangeError`, `EncodingError` or `BodyTooLongError`."""
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):
@@ -645,10 +633,7 @@ def _answered(
 
 
 class _Incoming:
-    """A reply while it arrives. If events arrive, it counts as a stream under any content type.
-
-    `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock.
-    """
+    """A reply while it arrives. If events arrive, it counts as a stream under any content type."""
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
         self.streamed = streamed
@@ -791,10 +776,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request that is about to be sent, of `prompt_bytes`, which are at most as many tokens.
-
-    `max_tokens` limits the reply; `None`: no limit is set.
-    """
+    """A request to send, of `prompt_bytes`, at most as many tokens; `max_tokens` limits its reply."""
 
     model: str
     prompt_bytes: _Count
@@ -802,10 +784,7 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """The result of a request. A value is `None` if it is unknown, or if no reply has arrived.
-
-    `sent`: a part of the request may have been sent. A request that was not sent costs nothing.
-    """
+    """The result of a request; `None`: unknown. A request of which nothing was `sent` costs nothing."""
 
     sent: bool = True
     status: int | None = None

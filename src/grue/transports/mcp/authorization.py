@@ -23,10 +23,7 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 
 class Authorization:
-    """The authorisation of the requests to one server whose settings have `auth`.
-
-    `on_secret` is called with the name and the value of each token or other secret, before its use.
-    """
+    """Adds a server's tokens to requests; `on_secret` gets name and value of a secret, before its use."""
 
     def __init__(self, server: HttpServer, on_secret: Callable[[str, str], None]) -> None:
         self._server = server
@@ -36,10 +33,7 @@ class Authorization:
         self._made: Authorizer | None = None
 
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
-        """Send a request. If the server refuses the token, or wants one, send the request with a new token.
-
-        A request to another origin than the server's is sent without a token. Raises `AuthorizationRefused`.
-        """
+        """Send a request, with a token only to the server's origin; renew a token that is refused."""
         if _origin(request.url) != self._origin:
             return await send(request)
         token = await self._authorizer().token() if self._made or self._store.may_have() else ""

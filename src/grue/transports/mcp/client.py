@@ -184,10 +184,7 @@ class McpClient:
             raise await self._failed(cause) from error
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the tool's input schema refuses a call; `None`: the call can be sent.
-
-        If `call` is then called with the same `arguments` object, it does not repeat the check.
-        """
+        """Return why the tool's input schema refuses a call; `None`: the call can be sent."""
         if not self._server.options.check_arguments:
             return None
         fault = self._inputs.fault(tool, arguments)
@@ -203,12 +200,8 @@ class McpClient:
         `timeout_s` holds even if the server has stopped reading; a smaller limit in the server's options
         takes precedence.
 
-        Raises:
-            ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
-            ToolRefusedError: The arguments do not match the schema, or the server sent an error, an answer
-                that is not usable, or (over HTTP) no complete answer.
-            ServerFailed: The server died, or the connection cannot be used. No further call can succeed.
-            HostCodeFailed: The person has pressed Ctrl-C in the host's `elicit`.
+        Raises `ToolTimedOutError`; `ToolRefusedError`, also for an unusable answer; `ServerFailed`, after
+        which no call can succeed; and `HostCodeFailed` after a Ctrl-C in the host's `elicit`.
 
         Source: R11
         """
@@ -347,10 +340,7 @@ class McpClient:
             return None
 
     async def still_there(self, timeout_s: float) -> bool:
-        """Return whether a session that was idle can still be used.
-
-        A server over HTTP may have restarted and forgotten the session, so it is sent a ping.
-        """
+        """Return whether an idle session can still be used; a server over HTTP may have forgotten it."""
         from grue.transports.mcp import sdk
 
         link = self._link

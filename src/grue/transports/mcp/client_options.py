@@ -13,10 +13,7 @@ from grue.tool_sessions.server_requests import Abilities, Notify
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
-    """The tool definitions that the user has approved (the tool lock), and what to do with others.
-
-    `on_drift` is called for each difference, once per session, in the event loop; it must not block or raise.
-    """
+    """The tool definitions that the user has approved (the tool lock), and what to do with others."""
 
     pins: ServerPins
     policy: OnToolDrift

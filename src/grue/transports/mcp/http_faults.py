@@ -106,10 +106,7 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
 
 
 def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault:
-    """Return the fault for a redirect to `location`, shown without secrets, that is not followed.
-
-    `same_place`: the target has the scheme, host and port of the configured address.
-    """
+    """Return the fault for a redirect that is not followed; `same_place`: to the same host and port."""
     meant = "what is sent is meant for the configured address only"
     why = "it would turn the request into a GET" if same_place else meant
     return WireFault(

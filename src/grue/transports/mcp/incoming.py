@@ -72,10 +72,7 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 
 
 def refusal_of(value: object) -> types.JSONRPCError | None:
-    """Return the error in place of an answer that the caller could not use; `None`: it is not one.
-
-    For a JSON-RPC batch (an array of messages), the error is for the first answer in it that has a usable id.
-    """
+    """Return the error in place of an unusable answer, or one in a batch (array); `None`: no answer."""
     if isinstance(value, list):
         answers = (each for each in value if isinstance(each, dict) and "method" not in each)
         return next((found for each in answers if (found := _refusal(each.get("id"), _BATCH))), None)

@@ -45,13 +45,10 @@ _HINTS = {
 
 
 class ListedTools(Struct, frozen=True):
-    """The tools of a listing that is valid for `ttl_s` (`None`: not stated), for this login if `private`.
-
-    `as_tasks`: the bare names of the tools that have to be called as tasks (MCP revision 2025-11-25).
-    """
+    """The tools of a listing that is valid for `ttl_s` (`None`: not stated), for this login if `private`."""
 
     tools: tuple[m.ToolDefinition, ...] = ()
-    as_tasks: frozenset[str] = frozenset()
+    as_tasks: frozenset[str] = frozenset()  # those that have to be called as tasks (MCP 2025-11-25)
     ttl_s: float | None = None
     private: bool = False
 
@@ -245,10 +242,7 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file; `None`: there is no key to hash its name with.
-
-        With `make_key`, a missing key is made and stored. Raises `OSError` or `ValueError`.
-        """
+        """Return the path of a server's file; `None`: no key to hash its name is stored or made."""
         try:
             _require_own(os.lstat(self.folder), folder=True)
             key = _content(self.folder / _KEY_FILE)

@@ -31,11 +31,7 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
 class Loopback(ThreadingHTTPServer):
-    """A server on 127.0.0.1 to which the browser returns after the login. A context manager.
-
-    With port 0, it takes any free port; raises `OSError` if the port is taken. `returned` holds the query
-    parameters of the browser's request.
-    """
+    """A server on 127.0.0.1 to which the browser returns after the login; port 0: any. Raises `OSError`."""
 
     daemon_threads = True
 
@@ -124,8 +120,7 @@ def log_in(
 ) -> TokenRecord:
     """Log in to a server and store the tokens. Wait for the person in the browser for `timeout_s` at most.
 
-    `show` is called in a thread, with the address to open. `scope` names further scopes to ask for, separated
-    by spaces. Raises `LoginRefused`.
+    A thread calls `show` with the address to open. `scope`: further scopes. Raises `LoginRefused`.
     """
     auth = server.auth
     if auth is None or auth.grant != "authorization_code":
@@ -218,10 +213,7 @@ async def _answer(
 
 
 def log_out(server: HttpServer) -> tuple[bool, bool]:
-    """Forget the tokens of a server, and ask its authorization server to revoke them; raises `LoginRefused`.
-
-    Returns whether any tokens were stored, and whether the authorization server has revoked them.
-    """
+    """Forget a server's tokens; return whether there were any, and whether they were revoked."""
     store = token_store(server)
     try:
         record = store.load()

@@ -225,10 +225,7 @@ class Person(Struct, frozen=True):
 
 
 class Authorizer:
-    """The tokens of one server in this process.
-
-    `on_secret` is called with the name and the value of each token or other secret, before its use.
-    """
+    """The tokens of one server in this process. `on_secret` gets each secret before its use."""
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:
         self._server = server
@@ -482,10 +479,7 @@ class Authorizer:
                 await flow.aclose()
 
     def _require_issuer(self, provider: httpx2.Auth, asked: httpx2.Request) -> None:
-        """Raise `AuthorizationRefused` if a POST for the configured issuer would go to the MCP server itself.
-
-        The SDK sends its POST requests to the MCP server if it found no metadata of an authorization server.
-        """
+        """Refuse to POST to the MCP server for another issuer, as the SDK does without metadata."""
         context, issuer = getattr(provider, "context", None), self._auth.issuer
         if not issuer or asked.method != "POST" or context is None or context.oauth_metadata is not None:
             return

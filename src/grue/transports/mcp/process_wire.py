@@ -100,10 +100,7 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str, *, died: bool = False) -> str:
-        """Return lines for what the sandbox is known to have refused a server that has written `text`.
-
-        `died`: the server itself has failed, and not only a tool call.
-        """
+        """Return what the sandbox has refused a server that wrote `text`; `died`: the server has failed."""
         if not self._server.sandbox:
             return ""
         return self.redactor.text(plain_text("\n".join(self._process.refusals(text, died=died))))

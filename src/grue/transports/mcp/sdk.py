@@ -420,11 +420,7 @@ class Subscriptions(BackgroundTasks):
         self._starting = 0
 
     async def listen(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a stream and return the server's acknowledgement. Cancelling ends it. Raises `SdkError`.
-
-        The result has `subscriptionId`, and in `notifications` the kinds of notices that the server will
-        send.
-        """
+        """Open a stream and return the server's acknowledgement. Cancelling ends it. Raises `SdkError`."""
         if len(self._open) + self._starting >= MAX_STREAMS:
             raise SdkError(types.INVALID_REQUEST, f"{MAX_STREAMS} streams are open, which is the most")
         try:
@@ -501,10 +497,7 @@ _NAME_CHARS = 80
 
 
 class ParamHeaders:
-    """Makes the HTTP headers that mirror marked arguments of a tool call (`x-mcp-header`).
-
-    Load balancers route calls by these headers. A server refuses a call without them.
-    """
+    """Makes the HTTP headers (`x-mcp-header`) that servers want, and by which load balancers route."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify

@@ -242,10 +242,7 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Connect, and carry messages both ways until `leave` is called or the connection breaks.
-
-        Shielded from cancellation, because a cancelled task could not end the session at the server.
-        """
+        """Carry messages until `leave` or a broken connection; shielded: a session has to be ended."""
         try:
             with library_logs_to(self.logged), self._scope:
                 await self._carry_until_finished()

@@ -119,10 +119,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 
 
 class TokenStore:
-    """The stored tokens of one server, separate for each URL, client id, grant and person.
-
-    `locked`, `save` and `remove` raise `AuthorizationRefused` if the files cannot be written.
-    """
+    """The stored tokens of one server, client id, grant and person. Writing raises `AuthorizationRefused`."""
 
     def __init__(self, server: HttpServer, folder: Path | None = None) -> None:
         auth = server.auth
@@ -164,10 +161,7 @@ class TokenStore:
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """Hold the lock that a process needs to renew tokens.
-
-        After 30 s the block is entered without the lock: a process that hangs must not stop all others.
-        """
+        """Hold the lock that a process needs to renew tokens, or go on without it after 30 s."""
         with self._writing():
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -212,11 +206,7 @@ _WAIT_S = 20.0
 
 
 class KeyringStore(TokenStore):
-    """The stored tokens of one server, in the system's keyring.
-
-    Each method that asks the keyring may raise `AuthorizationRefused`, for example if the keyring is locked
-    or does not answer within 20 s: some keyrings ask a person before they answer.
-    """
+    """The stored tokens of one server, in the system's keyring, which may ask a person before it answers."""
 
     def __init__(self, server: HttpServer) -> None:
         super().__init__(server)
