@@ -1,7 +1,6 @@
 """Actors, their mailboxes, and the task group that runs and ends them.
 
-An actor shares nothing with other actors except messages. It does not log. It catches only exceptions that it
-can recover from; after any other exception, the supervisor cancels all actors of its group.
+An actor shares only messages with others, does not log, and catches only exceptions that it can recover from.
 """
 
 from __future__ import annotations
@@ -251,21 +250,18 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Supervisor:
-    """An async context manager around a group of actors.
+    """An async context manager around a group of actors. `turn` is the number of the turn; 0 outside turns.
 
     When the block ends, all mailboxes are closed, and each actor has `stop_grace_s` to handle the messages in
     its mailbox. Then, or at once if the block raises, the actors that still run are cancelled. An actor that
     sends to a closed mailbox does not count as crashed if the block is being left, or if an actor that was
-    started with `whole=True` has returned. `turn` is the number of the turn that the envelopes belong to; 0
-    outside turns.
+    started with `whole=True` has returned.
 
     The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's
-    task itself, and a shielded scope does not protect against that. The actors' tasks are cancelled through
-    the group's scope, and a shielded scope protects them.
+    task itself, and a shielded scope does not protect against that.
 
-    Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an `Exception`, or a
-    `CancelledError` or `GeneratorExit` that does not end its task. A `TraceError`, or an exception such as
-    `KeyboardInterrupt`, is raised as it is.
+    Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception; a
+    `TraceError` or one such as `KeyboardInterrupt` is raised as it is.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:

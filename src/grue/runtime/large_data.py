@@ -1,12 +1,9 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
 A call into C holds the GIL until it returns, and so blocks the event loop even from another thread. Counting
-and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call:
-it takes about a millisecond per megabyte; by default, a reply or a server's message has at most 8 MiB.
-
-A thread that needs the GIL waits for 5 ms until Python takes the GIL from its holder. Then a third thread may
-be quicker to get it. An event loop releases the GIL several times between two callbacks, so two busy threads
-could delay each callback by 50 ms. That is why each step ends with `let_others_run`.
+and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call: it
+takes about a millisecond per megabyte. An event loop releases the GIL several times between two callbacks,
+and waits 5 ms for it each time, so each step ends with `let_others_run`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-r"""Make untrusted text safe to print in a terminal or a log.
+"""Make untrusted text safe to print in a terminal or a log.
 
-Text from a model, a tool or a game can contain newlines that fake a log line, escape sequences that move the
-cursor, and marks that reverse the writing direction. `printable` and `written_out` escape such characters.
-They do not escape backslashes, so they can be applied twice.
+It can contain newlines that fake a log line, escape sequences, and marks that reverse the writing direction.
+Backslashes are not escaped, so the functions can be applied twice.
 """
 
 from __future__ import annotations

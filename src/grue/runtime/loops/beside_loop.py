@@ -10,8 +10,8 @@
 | a short blocking call of our own                    | `anyio.to_thread`                                 |
 | a DNS look-up, which asyncio makes                  | `look_up`, set by `run_loop`                      |
 
-The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are not
-always daemons. A function of the host that hangs in such a thread would keep the program alive after Ctrl-C.
+The interpreter waits at its exit for every thread that is not a daemon, as anyio's may be. So a function of
+the host that hangs in such a thread would keep the program alive after Ctrl-C.
 """
 
 from __future__ import annotations

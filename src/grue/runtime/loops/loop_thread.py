@@ -1,10 +1,7 @@
 """One event loop for a whole episode or `ToolClient`, in a background thread, used from synchronous code.
 
-Connections stay open in the loop between calls, and background work goes on while the host does something
-else. `interrupts.py` opens with a table of what each Ctrl-C does.
-
 `submit`, `interrupt` and `end` never wait for an answer of the loop's thread: the loop may be busy or about
-to end, or the caller may be the loop's own thread.
+to end, or the caller may be the loop's own thread. What each Ctrl-C does is in `interrupts.py`.
 
 After a fork the loop's thread exists in the parent only. In the child, `submit` and a wait for an unfinished
 call raise `MCPError`, because the call would never end; `end` and `close` do nothing there.

@@ -1,12 +1,11 @@
 """Run a coroutine from synchronous code with exactly one `anyio.run`.
 
 If an event loop runs in the calling thread (a notebook, an async web view), the new loop runs in another
-thread, while the caller waits. What Ctrl-C does is in `interrupts.py`.
+thread, while the caller waits.
 
 After gevent's `monkey.patch_all()` all threads are greenlets of one system thread, in which asyncio allows
-one running loop. A real thread would not help, because gevent's `subprocess` cannot start a process in it. So
-each coroutine becomes a task of one loop, which runs in a greenlet and ends with its last task. This loop
-waits with functions that gevent has patched, so other greenlets run meanwhile.
+one running loop. gevent's `subprocess` cannot start a process in a real thread. So each coroutine becomes a
+task of one loop, which runs in a greenlet and waits with functions that gevent has patched.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""A child process: start it, write to it, and end it in every case.
-
-Whatever the process does, these rules hold:
+"""A child process: start it, write to it, and end it in every case, whatever the process does.
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is seen at once, even if a grandchild still holds the pipes open.
 - Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive, unless it is
   stuck in the kernel.
-- Output is read in linear time and bounded memory, and other tasks run meanwhile.
-- A server's standard error is always drained, and the last part of it is kept.
+- Output is read in linear time and bounded memory, and other tasks run meanwhile. The standard error of a
+  server is always drained, and the last part of it is kept.
 
 Source: R3.5-R3.7, P9
 """
@@ -66,8 +64,9 @@ class ChildProcess:
     """A running child process, as an async context manager. A subclass reads its output.
 
     The task that enters the block has to leave it. Leaving takes these steps until the process exits: close
-    its standard input and wait, send SIGTERM and wait, send SIGKILL. Each wait has a limit, its grace
-    (`exit_grace_s`, `term_grace_s`). In every case the whole group is killed before its leader is reaped.
+    its standard input and wait, send SIGTERM and wait, send SIGKILL. Each wait has a limit, its grace, which
+    is at most half of the time until a deadline, or 50 ms. In every case the whole group is killed before its
+    leader is reaped.
 
     Cancellation is what makes leaving hard: in a cancelled scope every `await` raises at once.
 
@@ -79,10 +78,7 @@ class ChildProcess:
     3. If the event loop itself is torn down, as by a `KeyboardInterrupt` or a `SystemExit`, nothing can be
        awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
 
-    `registry` can kill the process without an event loop until it is reaped. If the process is started under
-    a deadline, each grace is at most half of the time left, or 50 ms. The sandbox gives access to files that
-    the first `own_words` words of the command line name; `None`: all words. Entering raises `SpawnError`, and
-    on Windows `MCPConfigError`.
+    `own_words`: see `ProcessRegistry.spawn`. Entering raises `SpawnError`, and on Windows `MCPConfigError`.
     """
 
     def __init__(

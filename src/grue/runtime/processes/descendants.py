@@ -1,16 +1,14 @@
 """Find the descendants of a server that have left its process group, and kill them.
 
-A process that calls `setsid` leaves the group. If its parent has exited, it cannot be found by walking the
-process tree. But every child inherits the resource limits, and `exec` keeps them. So each server gets a
-unique number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and above 10^18
+A process that calls `setsid` leaves the group, and if its parent has exited, no walk of the process tree
+finds it. But every child inherits the resource limits, and `exec` keeps them. So each server gets a unique
+number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and above 10^18
 microseconds it has no effect. The search reads the hard limit, because a process may change its soft limit.
 
 This works only on Linux, and only where `prlimit` and pidfds work; elsewhere nothing is marked or found. A
-process loses the mark if it lowers its hard limit, or raises it as root. A process that another program
-starts on behalf of a server (systemd, Docker, cron) has no mark.
-
-A process is killed through a pidfd that was opened before its mark was checked, and not by its id. By the
-time of the kill, the id could belong to an unrelated process.
+process loses the mark if it lowers its hard limit, or raises it as root, or if another program starts it on
+behalf of a server (systemd, Docker, cron). A process is killed through a pidfd that was opened before its
+mark was checked: its id could belong to an unrelated process by then.
 """
 
 from __future__ import annotations

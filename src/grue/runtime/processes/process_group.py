@@ -9,13 +9,12 @@ The order of the steps of `ProcessGroup.end` is what makes them safe:
 5. Reap the leader.
 6. Wait until the other members of the group are gone.
 
-The kernel does not reuse the id of a zombie or its group; reaping frees the id. If the leader were reaped
-before step 1, the kill could hit an unrelated group that has been given the same id. If it were reaped
-before step 4 and the host then died, the guard could kill such a group. So nothing may wait for or poll the
-leader earlier: an `ExitWatch` sees its exit without reaping it.
+The kernel does not reuse the id of a zombie or its group. If the leader were reaped before step 1, the kill
+could hit an unrelated group with the same id; if before step 4 and the host then died, the guard could kill
+such a group. So nothing may wait for or poll the leader earlier: an `ExitWatch` sees its exit.
 
-Everything here except `ExitWatch.wait` is blocking code that needs no event loop and works from any thread.
-So `ProcessRegistry.kill_leftovers` can be called after a Ctrl-C has torn the loop down.
+Everything here except `ExitWatch.wait` is blocking code that needs no event loop and works from any thread,
+even after a Ctrl-C has torn the loop down.
 """
 
 from __future__ import annotations

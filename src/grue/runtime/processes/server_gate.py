@@ -1,7 +1,6 @@
-"""The gate: an optional object that each start of an MCP server process waits for.
+"""The gate: an optional object that each start of an MCP server process waits for, such as in a fleet.
 
-A program that shares a machine between processes, such as a fleet, sets a gate in each of its processes. The
-wait at the gate does not count against a server's start-up limit.
+The wait does not count against a server's start-up limit.
 """
 
 from typing import Protocol

@@ -1,11 +1,9 @@
-r"""Replace secrets by stable placeholders, in the JSON of messages and in plain text.
+"""Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
 A message without secrets costs a few searches for bytes and stays as it is. A long message is searched in
-pieces of a few milliseconds each, so that other threads can run in between. All searches take linear time
-and constant memory, because every repetition in the regular expressions is possessive or bounded.
-
-Secrets are found in bytes, and replacing them must leave valid JSON. A secret that is part of a number can
-only be replaced if the whole number becomes a string.
+pieces of a few milliseconds each. All searches take linear time and constant memory, because every repetition
+in the regular expressions is possessive or bounded. Secrets are found in bytes, and replacing them must leave
+valid JSON.
 """
 
 from __future__ import annotations

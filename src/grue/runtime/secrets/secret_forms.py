@@ -1,14 +1,11 @@
-r"""What counts as a secret, and the forms in which a secret can occur.
+"""What counts as a secret, and the forms in which a secret can occur.
 
-Secrets are the values of variables whose names suggest a secret, such as `API_KEY`, and passwords in URLs, in
-connection strings and in `Basic` credentials. A secret can occur unchanged, or escaped for JSON (at any
-depth), a shell, a URL, HTML or a Python literal, or encoded as base64 (alone or among other bytes) or
-hexadecimal, also with line breaks. From each secret this module makes:
+A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or
+encoded as base64 (alone or among other bytes) or hexadecimal, also with line breaks. This module makes:
 
 - Patterns, for complete texts: regular expressions. Each has probes, bytes that its matches contain. The
   expression is compiled only when one of its probes is found in a text.
-- Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes. Such a
-  text may end with the beginning of a literal.
+- Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes.
 - Spellings, for texts that arrive in pieces: the ways to write each character.
 """
 

@@ -1,8 +1,4 @@
-"""Read a trace file: a line at a time, whole, or while it is being written.
-
-Whatever the file contains, a reader returns envelopes or raises `TraceError`. `TraceReader.lines` yields
-lines without decoding their bodies, which are most of a trace. The caller decodes the bodies that it needs.
-"""
+"""Read a trace file: a line at a time, whole, or while it is being written. Only `TraceError` is raised."""
 
 from __future__ import annotations
 

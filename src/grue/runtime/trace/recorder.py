@@ -1,10 +1,7 @@
 """The recorder of the trace: numbers all envelopes, removes secrets, and passes them to the observers.
 
-Each observer gets each envelope once, in order, with placeholders for secrets. Actors get the original.
-
 If a message is long, a thread searches it for secrets, so that the event loop is not blocked. Until the
-thread is done, it also passes on all later messages, to keep their order. Call `shown` before a result is
-given to the host: `shown` waits until the observers have seen everything.
+thread is done, it also passes on all later messages. Call `shown` before a result is given to the host.
 """
 
 from __future__ import annotations

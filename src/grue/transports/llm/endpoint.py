@@ -1,10 +1,7 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-An endpoint outlives turns, and several turns may enter it with `async with` at once. When the last turn in an
-event loop leaves the endpoint, the connections of this loop are closed.
-
-The API key is chosen from the environment here, by the same rule for programs, configuration files and the
-command line. If a turn's replies come from a batch, its requests go to a `ReplyRoom`, and not to the network.
+Several turns may enter it with `async with` at once. When the last turn in an event loop leaves, this loop's
+connections are closed. If a turn's replies come from a batch, its requests go to a `ReplyRoom` instead.
 """
 
 from __future__ import annotations

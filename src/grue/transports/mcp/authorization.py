@@ -1,7 +1,7 @@
-"""Add an MCP server's token to each HTTP request to that server. `oauth.py` obtains the tokens.
+"""Add an MCP server's token to each HTTP request to that server.
 
-This module does not import the MCP SDK: `oauth.py` does, and is imported only if a token may be stored, or
-when the server refuses a request.
+`oauth.py`, which obtains tokens and imports the SDK, is imported only if there may be one, or after a
+refusal.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
+"""`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP (its wire).
 
-The code that depends on the transport is in a wire (`ProcessWire`, `HttpWire`). A process is spawned before
-the SDK is imported, so that the server starts during the import. Exceptions of the SDK and exception groups
-must not leave this module: every failure is raised as one error, with its root cause in the text.
+A process is spawned before the SDK is imported, so that the server starts during the import. Every failure is
+raised as one error, with its root cause in the text, and not as an exception of the SDK or a group.
 """
 
 import time

@@ -1,8 +1,6 @@
 """Redirect the log records that the SDK and its HTTP libraries write while they work for a session of grue.
 
-Such a record can hold a secret, or megabytes that a server has written. So it never reaches the program's own
-handlers: a warning or an error goes to the session, which redacts and cuts it; other records are dropped. The
-program's own records are not touched.
+Such a record can hold a secret, or megabytes. So the session gets, redacts and cuts warnings and errors.
 """
 
 import contextvars

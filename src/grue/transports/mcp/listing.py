@@ -2,10 +2,8 @@
 
 With `start="beside"`, a turn's first request offers the tools of the stored listing, before the server has
 started. A wrong listing costs one request, so a listing is used only if no other user can have written it.
-
-The name of the file is a keyed digest (HMAC) of how the server is started or reached, environment and headers
-included. The key is random and stays on the machine, so that nobody can guess a secret by computing the names
-for many values.
+Its file's name is a keyed digest (HMAC) of how the server is started or reached, secrets included. The key
+stays on the machine, so that nobody can guess a secret by computing names.
 
 Source: P37
 """

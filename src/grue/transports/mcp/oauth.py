@@ -1,11 +1,9 @@
 """Obtains the tokens of one server, and renews a token when it expires or is refused.
 
-The SDK's OAuth providers know the protocol. A provider's generator yields requests, and `_drive` sends them.
-The one exception is the request to the MCP server, which the transport has sent already: for this request,
-`_drive` passes the server's refusal to the generator. The transport repeats the request later.
-
-A turn never asks a person. If only a person can help, the fault says which command to run. The SDK's errors
-may quote an answer with tokens. So grue shows their texts only redacted, and without a quoted answer.
+The SDK's OAuth providers know the protocol. A provider's generator yields requests, and `_drive` sends them,
+except the request to the MCP server, which the transport has sent already and repeats later. A turn never
+asks a person: the fault says which command to run. The SDK's errors may quote an answer with tokens, so their
+texts are shown only redacted, and without a quoted answer.
 """
 
 import base64
