@@ -90,7 +90,7 @@ def test_a_concurrency_that_is_none_is_refused_before_anything_begins(
 def test_closed_by_one_of_its_own_turns_it_does_not_wait_for_that(
     model: WordedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_loop, "INTERRUPT_GRACE_S", 6 * WITHIN_S)
+    monkeypatch.setattr(episode_loop.interrupts, "INTERRUPT_GRACE_S", 6 * WITHIN_S)
     taken, closed = threading.Event(), threading.Event()
 
     async def close() -> None:
@@ -113,7 +113,7 @@ def test_closed_by_one_of_its_own_turns_it_does_not_wait_for_that(
 def test_in_a_forked_child_it_is_refused_at_once_and_the_parents_goes_on(
     model: WordedModel, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(episode_loop, "INTERRUPT_GRACE_S", 6 * WITHIN_S)
+    monkeypatch.setattr(episode_loop.interrupts, "INTERRUPT_GRACE_S", 6 * WITHIN_S)
     with model.runner("turn") as runner:
         # By the first item all are begun: what is left is to wait, or not.
         items = runner.map([ask("u"), ask("wait")], concurrency=1)

@@ -28,18 +28,9 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from grue.errors import MCPError, TurnCancelled
+from grue.runtime.loops import interrupts
 from grue.runtime.loops.beside_loop import context_of
 from grue.runtime.loops.host_code import single
-from grue.runtime.loops.interrupts import (
-    INTERRUPT_GRACE_S,
-    Interruptible,
-    InterruptWatch,
-    WorkInterrupted,
-    defer_interrupts,
-    refuse_reentry,
-    restore_interrupt,
-    wait_for,
-)
 from grue.runtime.loops.sync_edge import CLOSED, WAITS_FOR_ITSELF, in_shared_loop, run_loop, start_thread
 
 T = TypeVar("T")
@@ -88,7 +79,7 @@ class LoopThread(Struct, frozen=True):
         greenlets share, in a forked process, or in a signal handler that has interrupted grue or an import.
         """
         self.refuse_forked()
-        refuse_reentry()
+        interrupts.refuse_reentry()
         _refuse_in_shared_loop()
         if self.is_here or _current_loop_thread.get() is self.thread:
             raise MCPError(self.error_texts.waiting)
@@ -114,8 +105,8 @@ class Call(Future[T]):
         self.loop_thread = loop_thread
         self.submitted_at = time.monotonic()
         self.ended_at: float | None = None
-        self._work = Interruptible()
-        self._watch = InterruptWatch()
+        self._work = interrupts.Interruptible()
+        self._watch = interrupts.InterruptWatch()
 
     def set_result(self, result: T) -> None:
         """Set `ended_at`, then the result: threads that wait for the result read `ended_at` at once."""
@@ -135,8 +126,8 @@ class Call(Future[T]):
         """Wait until the call is done, or for `timeout_s`. A Ctrl-C ends the wait, but not the call."""
         if not self.done() and timeout_s != 0:
             self.loop_thread.refuse_waiting()
-            with defer_interrupts(), restore_interrupt():
-                wait_for(self, timeout_s, watch=self._watch)
+            with interrupts.defer_interrupts(), interrupts.restore_interrupt():
+                interrupts.wait_for(self, timeout_s, watch=self._watch)
         return self.done()
 
     def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
@@ -148,7 +139,7 @@ class Call(Future[T]):
         """
         if not self.done():
             self.loop_thread.refuse_waiting()
-        with defer_interrupts():
+        with interrupts.defer_interrupts():
             try:
                 self.join()
             except BaseException:
@@ -205,7 +196,7 @@ class EpisodeLoop:
         force_kill: Callable[[], object] = lambda: None,
         error_texts: ErrorTexts | None = None,
     ) -> None:
-        refuse_reentry()
+        interrupts.refuse_reentry()
         _refuse_in_shared_loop()
         self._context = context
         self._on_exit = on_exit
@@ -214,7 +205,7 @@ class EpisodeLoop:
         self._lock = threading.RLock()
         self._calls: set[Call[Any]] = set()
         self._submitted: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
-        self._work = Interruptible()
+        self._work = interrupts.Interruptible()
         self._ending = False
         self._failure: BaseException | None = None
         self._started: Future[None] = Future()
@@ -225,11 +216,11 @@ class EpisodeLoop:
         # hook of the process registry kills all processes.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
-        watch = InterruptWatch()
+        watch = interrupts.InterruptWatch()
         try:
-            with defer_interrupts(), restore_interrupt():
+            with interrupts.defer_interrupts(), interrupts.restore_interrupt():
                 start_thread(thread)
-                wait_for(self._started, watch=watch)
+                interrupts.wait_for(self._started, watch=watch)
         except BaseException:
             self.end()
             raise
@@ -246,7 +237,7 @@ class EpisodeLoop:
         call: Call[T] = Call(self.loop_thread)
         context = context_of("asyncio")  # the caller may run under trio, but this loop is asyncio's
         try:
-            with defer_interrupts(), self._lock:
+            with interrupts.defer_interrupts(), self._lock:
                 if self._ending:
                     raise MCPError(self.loop_thread.error_texts.closed) from self._failure
                 self._calls.add(call)
@@ -285,14 +276,14 @@ class EpisodeLoop:
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()
             return
-        with defer_interrupts():
+        with interrupts.defer_interrupts():
             self.end()
             try:
-                wait_for(self._ended, CLOSE_GRACE_S)
+                interrupts.wait_for(self._ended, CLOSE_GRACE_S)
             finally:
                 if not self._ended.done():
                     self._force_kill()
-                    wait_for(self._ended, CLOSE_WITHIN_S)
+                    interrupts.wait_for(self._ended, CLOSE_WITHIN_S)
         # Call `join` only when the loop has ended: if a Ctrl-C interrupts `join`, CPython 3.11 marks the
         # thread as finished although it still runs.
         if self._ended.done():
@@ -301,7 +292,7 @@ class EpisodeLoop:
     def _run(self) -> None:
         try:
             run_loop(lambda: self._work.run(self._serve))
-        except WorkInterrupted:
+        except interrupts.WorkInterrupted:
             pass  # `end` has interrupted the loop's work
         except BaseException as error:  # noqa: BLE001 - raised by the constructor, or by later calls
             self._failure = single(error)
@@ -355,7 +346,7 @@ _running_loops: set[EpisodeLoop] = set()  # in a forked child these are the pare
 def _close_all() -> None:
     loops = list(_running_loops)
     # At a Ctrl-C, `close` kills the processes. No caller is left that needs the `KeyboardInterrupt`.
-    with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
+    with contextlib.suppress(KeyboardInterrupt), interrupts.defer_interrupts():
         for loop in loops:
             loop.end()
         for loop in loops:
@@ -368,8 +359,8 @@ def cancel_and_wait(calls: Sequence[Call[Any]]) -> None:
     ours = [call for call in calls if not call.loop_thread.is_forked]
     for call in ours:
         call.interrupt()
-    deadline = time.monotonic() + INTERRUPT_GRACE_S
+    deadline = time.monotonic() + interrupts.INTERRUPT_GRACE_S
     for call in ours:
         if not call.loop_thread.is_here:
-            with restore_interrupt():
-                wait_for(call, deadline - time.monotonic())
+            with interrupts.restore_interrupt():
+                interrupts.wait_for(call, deadline - time.monotonic())

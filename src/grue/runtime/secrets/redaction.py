@@ -23,15 +23,7 @@ from msgspec.structs import replace
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.large_data import let_others_run, steps
 from grue.runtime.safe_text import well_formed
-from grue.runtime.secrets.secret_forms import (
-    SHORTEST_LINE,
-    SecretForms,
-    SecretPattern,
-    Spelling,
-    forms_of,
-    secrets_in,
-    spellings_of,
-)
+from grue.runtime.secrets import secret_forms
 
 
 class Found(NamedTuple):
@@ -162,7 +154,7 @@ _Select: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]  # sele
 class _Secret(NamedTuple):
     value: str
     placeholder: str
-    forms: SecretForms
+    forms: secret_forms.SecretForms
 
 
 _LETTERS = bytes(ord("a") if chr(byte).isalnum() and byte < 128 else ord(" ") for byte in range(256))
@@ -171,7 +163,7 @@ _LINES = bytes(
     ord("a" if chr(byte).isalnum() or chr(byte) in "+/-_" else "b" if chr(byte) in "\r\n\\" else " ")
     for byte in range(128)
 ).ljust(256)
-_FULL_LINE = b"a" * SHORTEST_LINE + b"b"
+_FULL_LINE = b"a" * secret_forms.SHORTEST_LINE + b"b"
 """`translate(_LINES)` turns each base64 or hexadecimal digit into `a`, and each line break into `b`. So an
 encoded line of full length becomes a text that ends in these bytes.
 """
@@ -240,7 +232,7 @@ class Redaction:
     @classmethod
     def of_environment(cls) -> Self:
         """Return a `Redaction` that replaces the secrets in this process's environment variables."""
-        return cls(secrets_in(os.environ))
+        return cls(secret_forms.secrets_in(os.environ))
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
@@ -255,7 +247,7 @@ class Redaction:
         value = well_formed(value)
         if not value or value in self.secrets:
             return
-        secret = _Secret(value, f"[redacted:{well_formed(name)}]", forms_of(value))
+        secret = _Secret(value, f"[redacted:{well_formed(name)}]", secret_forms.forms_of(value))
         with self._lock:
             secrets = self._index.secrets
             if value not in self.secrets:
@@ -395,7 +387,9 @@ def _in_one_string(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
             yield found
 
 
-def _matches(pattern: SecretPattern, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _matches(
+    pattern: secret_forms.SecretPattern, written: bytes, start: int, end: int
+) -> Iterator[tuple[int, int]]:
     for match in pattern.regex.finditer(written, start, end + pattern.longest):
         if match.start() >= end:
             break
@@ -535,7 +529,7 @@ class TextPieces:
         self._line: list[str] = []
         self._names = _BeginningMatcher(_HEADERS)
         self._secrets = _BeginningMatcher(
-            spelling for secret in redaction.secrets for spelling in spellings_of(secret)
+            spelling for secret in redaction.secrets for spelling in secret_forms.spellings_of(secret)
         )
 
     def feed(self, piece: str) -> str:
@@ -577,7 +571,7 @@ class TextPieces:
 class _BeginningMatcher:
     """Finds the longest suffix of a text that may be the beginning of one of the `spellings`."""
 
-    def __init__(self, spellings: Iterable[Spelling]) -> None:
+    def __init__(self, spellings: Iterable[secret_forms.Spelling]) -> None:
         self._spellings = tuple(spellings)
         longest = (sum(max(map(len, forms)) for forms in spelling) for spelling in self._spellings)
         self._reach = max(longest, default=0)

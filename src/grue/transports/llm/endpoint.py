@@ -54,25 +54,7 @@ from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
-from grue.transports.llm.exchange import (
-    ACCEPTED,
-    Answered,
-    BodyTooLongError,
-    Connection,
-    Connections,
-    EncodingError,
-    ExchangeError,
-    HttpReply,
-    RequestOutcome,
-    Streamed,
-    Upload,
-    decompressed,
-    exchange,
-    fault_of,
-    proxy_for,
-    refusal,
-    timeouts_of,
-)
+from grue.transports.llm import exchange as http
 
 OWN_KEY = "GRUE_API_KEY"
 
@@ -255,10 +237,10 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
 class ReplyRoom(Protocol):
     """Stores requests for a batch, which a provider answers hours later, and returns the replies."""
 
-    async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
+    async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> http.Answered | Fault:
         """Return the reply to a request, or store the request and raise `RequestPostponed`."""
 
-    def read(self, model: str, outcome: RequestOutcome) -> None:
+    def read(self, model: str, outcome: http.RequestOutcome) -> None:
         """Count the cost of a reply from a batch. Call this when the reply has been decoded."""
 
 
@@ -352,20 +334,20 @@ class LlmEndpoint:
         self._says_tools: bool | None = None
         self._list_read = False
         # Each event loop has connections of its own, because turns may run in several threads at once.
-        self._connections: RunVar[Connections | None] = RunVar("connections", None)
+        self._connections: RunVar[http.Connections | None] = RunVar("connections", None)
 
     @property
     def url(self) -> str:
         """The URL that unstreamed requests are posted to."""
         return str(self._url_for(None))
 
-    def _url_for(self, streamed: Streamed | None) -> httpx.URL:
+    def _url_for(self, streamed: http.Streamed | None) -> httpx.URL:
         stream = streamed is not None and streamed.asked
         path = FORMATS[self.profile.wire].path_of(self.settings.model, stream=stream)
         return _below(self._base_url, path)
 
     async def __aenter__(self) -> Self:
-        connections = self._connections.get() or Connections(self._new_connection)
+        connections = self._connections.get() or http.Connections(self._new_connection)
         connections.entered += 1
         self._connections.set(connections)
         for other in self.chain[1:]:
@@ -393,11 +375,11 @@ class LlmEndpoint:
     def post(
         self,
         body: bytes,
-        streamed: Streamed | None = None,
+        streamed: http.Streamed | None = None,
         on_sent: Callable[[], None] | None = None,
         *,
         request: int = 0,
-    ) -> Awaitable[Answered | Fault]:
+    ) -> Awaitable[http.Answered | Fault]:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
         `streamed` gets a streamed reply; `None`: no stream is expected. `on_sent` is called when the request
@@ -409,12 +391,12 @@ class LlmEndpoint:
         if room is not None:
             return room.reply_to(self, body, request)
         posted = httpx.Request("POST", self._url_for(streamed), headers=self.headers, content=body)
-        return exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
+        return http.exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
 
-    async def models(self) -> Answered | Fault:
+    async def models(self) -> http.Answered | Fault:
         """Request the list of models, within 5 s at most. The list is free of charge at every provider."""
         patience = replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
-        return await exchange(self._open(), self._request("GET", "/models"), patience)
+        return await http.exchange(self._open(), self._request("GET", "/models"), patience)
 
     async def call(
         self,
@@ -423,14 +405,14 @@ class LlmEndpoint:
         *,
         params: Mapping[str, str] | None = None,
         content: bytes | None = None,
-        upload: Upload | None = None,
-    ) -> Answered | Fault:
+        upload: http.Upload | None = None,
+    ) -> http.Answered | Fault:
         """Send a request that asks no model, such as one about a batch; `content` is JSON."""
         retry = self.settings.retry
         if upload is not None:
             retry = replace(retry, timeout_s=max(retry.timeout_s, _FILE_TIMEOUT_S))
         request = self._request(method, path, content, upload, params)
-        return await exchange(self._open(), request, retry)
+        return await http.exchange(self._open(), request, retry)
 
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
         """Yield a file's body, in pieces. If it is too long, or unreadable, the last item is a `Fault`."""
@@ -439,7 +421,7 @@ class LlmEndpoint:
         until = anyio.current_time() + limit_s
         request = self._request("GET", path)
         request.headers["Accept-Encoding"] = "identity"
-        request.extensions["timeout"] = timeouts_of(retry)
+        request.extensions["timeout"] = http.timeouts_of(retry)
         with self._open().lease() as connection:
             try:
                 with anyio.fail_after(retry.timeout_s):
@@ -450,17 +432,17 @@ class LlmEndpoint:
                 finally:
                     with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                         await reply.close()
-            except (TimeoutError, ExchangeError) as error:
+            except (TimeoutError, http.ExchangeError) as error:
                 # The first answer, and each piece of the body, has the shorter time limit of a request.
                 late = anyio.current_time() >= until
-                yield fault_of(error, limit_s if late else retry.timeout_s)
+                yield http.fault_of(error, limit_s if late else retry.timeout_s)
 
     def _request(
         self,
         method: str,
         path: str,
         content: bytes | None = None,
-        upload: Upload | None = None,
+        upload: http.Upload | None = None,
         params: Mapping[str, str] | None = None,
     ) -> httpx.Request:
         headers = {name: value for name, value in self.headers.items() if name.lower() != "content-type"}
@@ -639,17 +621,17 @@ class LlmEndpoint:
             endpoint_says=self._says_tools,
         )
 
-    def _open(self) -> Connections:
+    def _open(self) -> http.Connections:
         connections = self._connections.get()
         if connections is None:
             raise RuntimeError("enter the endpoint before posting to it")
         return connections
 
-    def _new_connection(self) -> Connection:
-        return Connection(
+    def _new_connection(self) -> http.Connection:
+        return http.Connection(
             https=self._base_url.scheme == "https",
             # Use no proxy of the environment for an endpoint on this machine, because no proxy can reach it.
-            proxy=None if is_loopback(self.settings.base_url) else proxy_for(self._base_url),
+            proxy=None if is_loopback(self.settings.base_url) else http.proxy_for(self._base_url),
             transport=self._transport,
         )
 
@@ -658,12 +640,12 @@ def _place(settings: LlmSettings) -> tuple[str, str]:
     return settings.model, shown_endpoint(settings.base_url)
 
 
-async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
+async def _body_of(reply: http.HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
     """Yield a reply's body in pieces, any fault last; raises `TimeoutError` at `until` (loop clock)."""
     if not 200 <= reply.status < 300:
-        yield (await refusal(reply)).fault
+        yield (await http.refusal(reply)).fault
         return
-    chunks, left = decompressed(reply, most_bytes), most_bytes
+    chunks, left = http.decompressed(reply, most_bytes), most_bytes
     try:
         while True:
             with anyio.fail_after(until - anyio.current_time()):
@@ -672,11 +654,11 @@ async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIter
                 return
             left -= len(piece)
             if left < 0:
-                raise BodyTooLongError
+                raise http.BodyTooLongError
             yield piece
-    except BodyTooLongError:
+    except http.BodyTooLongError:
         yield Fault(kind="invalid_reply", message="the file is longer than it can be")
-    except EncodingError as error:
+    except http.EncodingError as error:
         yield Fault(kind="damaged", message=f"the file cannot be decompressed: {error}")
 
 
@@ -738,7 +720,7 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
     given = {name.lower() for name in extra}
     headers = {
         "Accept": "application/json, text/event-stream",
-        "Accept-Encoding": ACCEPTED,
+        "Accept-Encoding": http.ACCEPTED,
         "Connection": "keep-alive",
         "Content-Type": "application/json",
         "User-Agent": "grue",

@@ -26,14 +26,8 @@ from grue.runtime.loops.beside_loop import aside, leaves_no_time
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.processes.server_gate import ServerPlace, server_gate
 from grue.runtime.safe_text import beginning, plain_text, well_formed
+from grue.tool_sessions import failures
 from grue.tool_sessions.connection import ConnectionStatus, Listing, SeenListing
-from grue.tool_sessions.failures import (
-    ServerFailed,
-    ToolRefusedError,
-    ToolTimedOutError,
-    WireFault,
-    first_fault,
-)
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.listing import ListedTools, read_pages
@@ -175,11 +169,11 @@ class McpClient:
         except sdk.SdkError as error:
             if sdk.is_closed(error, link.stream):
                 raise await self._broken(link) from error
-            if isinstance(error.data, WireFault):
+            if isinstance(error.data, failures.WireFault):
                 raise await self._failed_by(error.data) from error
             raise await self._failed(f"{self._method} failed: {error.message} ({error.code})") from error
         except (RuntimeError, ValueError) as error:
-            cause = f"its answer to {self._method} is not usable: {first_fault(error)}"
+            cause = f"its answer to {self._method} is not usable: {failures.first_fault(error)}"
             raise await self._failed(cause) from error
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
@@ -233,7 +227,7 @@ class McpClient:
         with self._limited(tool, timeout_s) as limit_s:
             refused = None if checked is arguments else await self.refusal(tool, arguments)
             if refused is not None:
-                raise ToolRefusedError(refused, code=_INVALID_PARAMS)
+                raise failures.ToolRefusedError(refused, code=_INVALID_PARAMS)
             answer = await self._answer(tool, arguments, limit_s)
             result = await self._read(tool, answer)
             said = result.error_message or ""
@@ -248,7 +242,7 @@ class McpClient:
             with anyio.fail_after(limit_s):
                 yield limit_s
         except TimeoutError as error:
-            raise ToolTimedOutError(name, limit_s) from error
+            raise failures.ToolTimedOutError(name, limit_s) from error
 
     async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
         params: m.JsonObject = {"name": tool, "arguments": arguments}
@@ -259,7 +253,7 @@ class McpClient:
         try:
             task = created_task(answer, form)
         except ValueError as error:
-            raise ToolRefusedError(str(error), code=_INTERNAL_ERROR) from error
+            raise failures.ToolRefusedError(str(error), code=_INTERNAL_ERROR) from error
         if task is None:
             return answer
         if self._options.on_task is not None:
@@ -271,7 +265,7 @@ class McpClient:
 
         link = self._opened
         if link.task_form is None:
-            raise ToolRefusedError(f"{LOST}, because it has no tasks", code=_METHOD_NOT_FOUND)
+            raise failures.ToolRefusedError(f"{LOST}, because it has no tasks", code=_METHOD_NOT_FOUND)
 
         following = TaskOfCall(
             task,
@@ -303,14 +297,14 @@ class McpClient:
             if sdk.is_closed(error, link.stream):
                 self._lost = True
                 raise await self._broken(link) from error
-            fault = error.data if isinstance(error.data, WireFault) else None
+            fault = error.data if isinstance(error.data, failures.WireFault) else None
             if fault is not None and fault.ends_session:
                 self._lost = True
                 raise await self._failed_by(fault) from error
             said = f"{error.message}{_pages_to_visit(error.code, error.data)}"
             text = self._wire.redactor.text(plain_text(said[:_MESSAGE_CHARS]))
             details = None if fault is not None else json_value(error.data)
-            raise ToolRefusedError(text, code=error.code, details=details) from error
+            raise failures.ToolRefusedError(text, code=error.code, details=details) from error
 
     async def _read(self, tool: str, answer: m.JsonObject) -> m.ToolCallResult:
         if is_kept_as_text(answer):
@@ -334,7 +328,7 @@ class McpClient:
             # or each batch of tool calls could wait for `timeout_s`.
             late = isinstance(error, TimeoutError)
             link.stream.tools_changed |= not late
-            why = f"no answer within {timeout_s:g} s" if late else first_fault(error)
+            why = f"no answer within {timeout_s:g} s" if late else failures.first_fault(error)
             self._notify("bad_tool", f"listing its tools again failed: {why}")
             return None
 
@@ -355,7 +349,7 @@ class McpClient:
             return False
         except sdk.SdkError as error:
             # If the server itself has answered with a JSON-RPC error, the session still exists.
-            return not isinstance(error.data, WireFault) and not sdk.is_closed(error, link.stream)
+            return not isinstance(error.data, failures.WireFault) and not sdk.is_closed(error, link.stream)
         return True
 
     @property
@@ -409,14 +403,14 @@ class McpClient:
             on_listed(SeenListing(listed.tools, spoken, expires_at, listed.private))
         return listed.tools
 
-    async def _broken(self, link: "sdk.Link") -> ServerFailed:
+    async def _broken(self, link: "sdk.Link") -> failures.ServerFailed:
         return await self._failed(await self._wire.broken(self._method, link.stream.broken))
 
-    async def _failed_by(self, fault: WireFault) -> ServerFailed:
+    async def _failed_by(self, fault: failures.WireFault) -> failures.ServerFailed:
         failed = await self._failed(fault.cause, fault.remedy)
-        return ServerFailed(replace(failed.failure, needs_login=fault.needs_login))
+        return failures.ServerFailed(replace(failed.failure, needs_login=fault.needs_login))
 
-    async def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
+    async def _failed(self, cause: str, remedy: str | None = None) -> failures.ServerFailed:
         wire, status = self._wire, self._wire.status
         ended = status.exit
         failure = m.ServerFailure(
@@ -430,7 +424,7 @@ class McpClient:
             stderr_tail=status.stderr_tail,
             remedy=await wire.remedy(self._phase) if remedy is None else remedy,
         )
-        return ServerFailed(failure)
+        return failures.ServerFailed(failure)
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
         self._noticed[kind] += 1

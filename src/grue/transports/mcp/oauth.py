@@ -50,15 +50,7 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.failures import WireFault, first_fault
 from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.http_faults import (
-    AuthorizationRefused,
-    authorization_failed,
-    environment_fault,
-    identity_unusable,
-    insecure_server,
-    login_fault,
-    server_unavailable,
-)
+from grue.transports.mcp import http_faults as faults
 from grue.transports.mcp.library_logs import drop, library_logs_to
 from grue.transports.mcp.token_store import TokenRecord, TokenStore, identity_token
 
@@ -78,7 +70,7 @@ def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
     try:
         return httpx2.AsyncClient(verify=_tls(), trust_env=not is_loopback(str(url)), **options)
     except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
-        raise AuthorizationRefused(environment_fault(error)) from error
+        raise faults.AuthorizationRefused(faults.environment_fault(error)) from error
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
@@ -92,12 +84,14 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
         response = await client.send(request, stream=True)
         # A few bytes of another coding, or of several, may expand to gigabytes before the limit is checked.
         if response.headers.get("content-encoding", "identity") not in ("identity", "gzip", "deflate"):
-            raise authorization_failed(f"an answer of {request.url.host} is compressed in an unusual way")
+            raise faults.authorization_failed(
+                f"an answer of {request.url.host} is compressed in an unusual way"
+            )
         body = bytearray()
         async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) > _MAX_BODY_BYTES:
-                raise authorization_failed(f"an answer of {request.url.host} is too long")
+                raise faults.authorization_failed(f"an answer of {request.url.host} is too long")
         await response.aclose()
     return _with_body(response, bytes(body))
 
@@ -153,8 +147,8 @@ def adapted(
         return answer
 
 
-def _other_issuer(issuer: str) -> AuthorizationRefused:
-    return authorization_failed(
+def _other_issuer(issuer: str) -> faults.AuthorizationRefused:
+    return faults.authorization_failed(
         f"the server wants a login at {plain_text(issuer)}, which is not the issuer set"
     )
 
@@ -255,8 +249,8 @@ class Authorizer:
         """Raise `AuthorizationRefused`, because the server refuses even a token that was just renewed."""
         if self._auth.grant != "authorization_code":
             what = "the token's scope" if refusal.status_code == httpx2.codes.FORBIDDEN else "a new token"
-            raise authorization_failed(f"the server refuses {what} (HTTP {refusal.status_code})")
-        raise AuthorizationRefused(self._login_fault(refusal, self._record))
+            raise faults.authorization_failed(f"the server refuses {what} (HTTP {refusal.status_code})")
+        raise faults.AuthorizationRefused(self._login_fault(refusal, self._record))
 
     async def login(self, refusal: httpx2.Response, person: Person, scope: str | None) -> TokenRecord:
         """Ask a person to authorise grue, and store the tokens; raises `AuthorizationRefused`."""
@@ -277,7 +271,7 @@ class Authorizer:
         data, headers = provider.context.prepare_token_auth(data, {})
         try:
             response = await self._exchange(httpx2.Request("POST", endpoint, data=data, headers=headers))
-        except AuthorizationRefused:
+        except faults.AuthorizationRefused:
             return False
         return response.is_success
 
@@ -306,7 +300,7 @@ class Authorizer:
                 provider = self._provider(stored)
                 await self._drive(provider, refusal)
                 return (await self._keep(provider)).access_token
-            raise AuthorizationRefused(self._login_fault(refusal, stored))
+            raise faults.AuthorizationRefused(self._login_fault(refusal, stored))
 
     async def _asserted(self, refusal: httpx2.Response) -> str:
         """Exchange the person's identity token for a token of the server, and return the server's token."""
@@ -319,7 +313,7 @@ class Authorizer:
         )
         await self._drive(provider, refusal)
         if storage.issued is None:
-            raise authorization_failed("the authorization server issued no token")
+            raise faults.authorization_failed("the authorization server issued no token")
         record = _record(url, storage.issued, issuer)
         # Drop the refresh token. Then each new token has to come from the identity provider, which checks
         # that the person still has access.
@@ -332,7 +326,7 @@ class Authorizer:
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
         try:
             await self._drive(provider, None)
-        except AuthorizationRefused:
+        except faults.AuthorizationRefused:
             if needed:
                 raise
             return ""
@@ -340,7 +334,7 @@ class Authorizer:
             return (await self._keep(provider)).access_token
         status = self._last_status
         if needed and (status is None or _is_unavailable(status)):
-            raise server_unavailable(status)
+            raise faults.server_unavailable(status)
         # Without an error code, the answer may come from a proxy.
         if status in _REFUSED and self._last_error:
             # Remove only the tokens from the record: the next login needs the client's registration.
@@ -355,7 +349,9 @@ class Authorizer:
             scope = union_scopes(stored.scope if stored else None, extract_scope_from_www_auth(refusal))
         had_token = stored is not None and bool(stored.obtained_at)
         challenge = refusal.headers.get("www-authenticate", "")
-        return login_fault(self._server.name, status, scope=scope, had_token=had_token, challenge=challenge)
+        return faults.login_fault(
+            self._server.name, status, scope=scope, had_token=had_token, challenge=challenge
+        )
 
     async def _load(self) -> TokenRecord | None:
         """Return the stored record; `None`: nothing is stored, or the SDK cannot decode it."""
@@ -376,7 +372,7 @@ class Authorizer:
     async def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
         context, tokens = provider.context, provider.context.current_tokens
         if tokens is None:
-            raise authorization_failed("the authorization server issued no token")
+            raise faults.authorization_failed("the authorization server issued no token")
         # A configured client has its secret in the environment, which no file needs to repeat.
         registered = self._auth.grant == "authorization_code" and self._auth.client_id is None
         issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata else ""
@@ -406,7 +402,7 @@ class Authorizer:
             with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):
                 return self._made_provider(record, person, scope)
         except ValueError as error:
-            raise authorization_failed(words_of(error)) from error
+            raise faults.authorization_failed(words_of(error)) from error
 
     def _made_provider(
         self, record: TokenRecord | None, person: Person | None, scope: str | None
@@ -464,15 +460,15 @@ class Authorizer:
                     else:
                         return
                     asked = await flow.asend(answer)
-                raise authorization_failed("the authorization takes too many requests")
+                raise faults.authorization_failed("the authorization takes too many requests")
             except StopAsyncIteration:
                 return
             except _SDK_ERRORS as error:
                 if _is_unavailable(self._last_status):
-                    raise server_unavailable(self._last_status) from None
+                    raise faults.server_unavailable(self._last_status) from None
                 words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
                 # `from None`, because the SDK's errors quote the answer, which may contain a token.
-                raise authorization_failed(beginning(words, _ERROR_CHARS)) from None
+                raise faults.authorization_failed(beginning(words, _ERROR_CHARS)) from None
             finally:
                 await flow.aclose()
 
@@ -489,12 +485,12 @@ class Authorizer:
         host = request.url.host
         own = httpx2.URL(self._server.url)
         if request.url.scheme != "https" and host not in LOOPBACK and own.scheme == "https":
-            raise insecure_server(host)
+            raise faults.insecure_server(host)
         try:
             with anyio.fail_after(EXCHANGE_S):
                 answer = await sent(request)
         except (TimeoutError, httpx2.RequestError) as error:
-            raise server_unavailable(None, host) from error
+            raise faults.server_unavailable(None, host) from error
         if request.method == "POST":
             self._last_status = answer.status_code
             self._last_error = bool(dict(_fields(answer.content)).get("error"))
@@ -526,7 +522,7 @@ def _is_readable(record: TokenRecord) -> bool:
 def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
     token = tokens.access_token
     if not (token and token.isascii() and token.isprintable() and token == token.strip()):
-        raise authorization_failed("the authorization server issued a token that no header can carry")
+        raise faults.authorization_failed("the authorization server issued a token that no header can carry")
     now = time.time()
     return TokenRecord(
         url=url,
@@ -677,7 +673,7 @@ class IdentityProvider:
         for url in build_oauth_authorization_server_metadata_discovery_urls(self._issuer, self._issuer):
             answer = await self._sent(httpx2.Request("GET", url, headers={"accept": "application/json"}))
             if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-                raise server_unavailable(answer.status_code, answer.request.url.host)
+                raise faults.server_unavailable(answer.status_code, answer.request.url.host)
             if not answer.is_success:
                 continue
             try:
@@ -685,9 +681,9 @@ class IdentityProvider:
             except ValueError:
                 continue
             if found.issuer.rstrip("/") != self._issuer.rstrip("/"):
-                raise identity_unusable("the metadata of the identity provider names another issuer")
+                raise faults.identity_unusable("the metadata of the identity provider names another issuer")
             return found
-        raise identity_unusable("the identity provider publishes no metadata")
+        raise faults.identity_unusable("the identity provider publishes no metadata")
 
     def _credentials(self, metadata: _Metadata) -> tuple[dict[str, str], dict[str, str]]:
         client, secret = self._auth.identity_client_id or "", self._auth.identity_client_secret
@@ -702,21 +698,21 @@ class IdentityProvider:
     def _issued(self, answer: httpx2.Response) -> str:
         host, status = answer.request.url.host, answer.status_code
         if status == httpx2.codes.TOO_MANY_REQUESTS or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
-            raise server_unavailable(status, host)
+            raise faults.server_unavailable(status, host)
         if not answer.is_success:
             how = f"HTTP {status}{_words(answer)}"
-            raise identity_unusable(f"the identity provider {host} refuses the identity token ({how})")
+            raise faults.identity_unusable(f"the identity provider {host} refuses the identity token ({how})")
         try:
             issued = msgspec.json.decode(answer.content, type=_Issued)
         except ValueError:
             issued = _Issued("", "")
         if issued.issued_token_type != _ID_JAG or not issued.access_token:
-            raise identity_unusable(f"the identity provider {host} issued no identity assertion")
+            raise faults.identity_unusable(f"the identity provider {host} issued no identity assertion")
         return issued.access_token
 
     async def _sent(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.scheme != "https" and request.url.host not in LOOPBACK:
-            raise insecure_server(request.url.host)
+            raise faults.insecure_server(request.url.host)
         return await self._exchange(request)
 
 

@@ -39,14 +39,8 @@ from grue.tool_sessions.failures import SESSION_LOST, WireFault, first_fault
 from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp import http_faults as faults
+from grue.transports.mcp import incoming
 from grue.transports.mcp.authorization import Authorization
-from grue.transports.mcp.incoming import (
-    is_usable,
-    read_any_message,
-    refusal_of,
-    refusal_of_cut,
-    without_mark,
-)
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
 
@@ -71,7 +65,7 @@ def refusal_in(error: Exception) -> types.JSONRPCError | None:
     values = (
         each["input"] for each in error.errors() if len(each["loc"]) == 1 or isinstance(each["input"], dict)
     )
-    return next((refusal_of(value) for value in values if isinstance(value, dict | list)), None)
+    return next((incoming.refusal_of(value) for value in values if isinstance(value, dict | list)), None)
 
 
 def broken_by(error: Exception) -> WireFault:
@@ -117,7 +111,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         begun = False
         async for chunk in self._source:
             self._pace.paused()
-            self._events.feed(chunk if begun else without_mark(chunk))
+            self._events.feed(chunk if begun else incoming.without_mark(chunk))
             begun = True
             async for event in self._complete_events():
                 yield event
@@ -149,11 +143,13 @@ class FilteredEvents(httpx2.AsyncByteStream):
     def _refused(self, cut: CutLineError) -> bytes:
         self._notify("too_large", f"{cut}, and at most {self._limit} are read")
         head = cut.head.partition(b"data:")[2]
-        return self._stand_in(refusal_of_cut(CutLineError(head, cut.tail, cut.size), self._limit), b"")
+        return self._stand_in(
+            incoming.refusal_of_cut(CutLineError(head, cut.tail, cut.size), self._limit), b""
+        )
 
     async def _read(self, event: bytes) -> bytes:
         data, others = await aside(_data_and_others, event)
-        message = await read_any_message(data)
+        message = await incoming.read_any_message(data)
         if isinstance(message, types.JSONRPCRequest | types.JSONRPCNotification):
             return event + b"\n\n"
         return self._stand_in(message, others)
@@ -352,7 +348,7 @@ class HttpStream(MessageStream):
             while self.broken is None and self._arrived.statistics().current_buffer_used > _MAX_UNREAD:  # noqa: ASYNC110
                 await anyio.sleep(_ROOM_POLL_S)
             if not isinstance(item, Exception):
-                if is_usable(item.message):
+                if incoming.is_usable(item.message):
                     message = item.message
                     if self.large and isinstance(message, types.JSONRPCResponse):
                         item.message = self.large.pop(message.id, message)
@@ -500,7 +496,7 @@ class _Client(httpx2.AsyncClient):
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return WireFault(f"its answer is longer than {self._max_message_bytes} bytes", ends_session=False)
-        message = await read_any_message(body) if _content_type(response) == _JSON else None
+        message = await incoming.read_any_message(body) if _content_type(response) == _JSON else None
         if not response.is_success:
             fault = _refusal(request, response, message, body)
             if fault is not None:

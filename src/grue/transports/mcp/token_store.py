@@ -27,12 +27,7 @@ from grue.runtime.files import expanded, write_whole
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.http_faults import (
-    AuthorizationRefused,
-    identity_unusable,
-    keyring_unusable,
-    tokens_not_kept,
-)
+from grue.transports.mcp import http_faults as faults
 
 
 class _Claims(Struct):
@@ -48,9 +43,9 @@ def identity_token(auth: OAuth) -> str:
         token = expanded(auth.identity_token_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it holds no token"
-        raise identity_unusable(f"identity_token_file cannot be read: {reason}") from error
+        raise faults.identity_unusable(f"identity_token_file cannot be read: {reason}") from error
     if not token:
-        raise identity_unusable("identity_token_file is empty")
+        raise faults.identity_unusable("identity_token_file is empty")
     return token
 
 
@@ -60,7 +55,7 @@ def identity_digest(auth: OAuth) -> str:
         return ""
     try:
         token = identity_token(auth)
-    except AuthorizationRefused:
+    except faults.AuthorizationRefused:
         return os.urandom(16).hex()  # matches no stored token
     try:
         payload = token.split(".")[1]
@@ -179,7 +174,7 @@ class TokenStore:
             yield
         except OSError as error:
             why = error.strerror or type(error).__name__
-            raise tokens_not_kept(self.file.parent, why) from error
+            raise faults.tokens_not_kept(self.file.parent, why) from error
 
 
 def tokens_folder() -> Path:
@@ -230,7 +225,7 @@ class KeyringStore(TokenStore):
             return bool(ring.get_password(SERVICE, self._entry) == text)
 
         if not self._asked(kept):  # keyring's backend `null` stores nothing, and raises no error
-            raise keyring_unusable(self._name, "does not keep what is stored in it")
+            raise faults.keyring_unusable(self._name, "does not keep what is stored in it")
         super().remove()
 
     def remove(self) -> bool:
@@ -265,7 +260,7 @@ class KeyringStore(TokenStore):
         asked = start_in_daemon_thread(work)
         if not wait([asked], _WAIT_S).done:
             words = f"did not answer within {_WAIT_S:g} s; perhaps it waits to be unlocked"
-            raise keyring_unusable(self._name, words)
+            raise faults.keyring_unusable(self._name, words)
         error = asked.exception()
         if error is not None:
             self._refuse(error)
@@ -273,7 +268,7 @@ class KeyringStore(TokenStore):
 
     def _refuse(self, error: BaseException) -> NoReturn:
         if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
-            raise keyring_unusable(self._name, None) from error
+            raise faults.keyring_unusable(self._name, None) from error
         with contextlib.suppress(ImportError):
             from keyring.errors import KeyringError, KeyringLocked, NoKeyringError
 
@@ -284,7 +279,7 @@ class KeyringStore(TokenStore):
             elif isinstance(error, KeyringLocked):
                 words = "is locked"
             if isinstance(error, KeyringError | ImportError | AttributeError | OSError | RuntimeError):
-                raise keyring_unusable(self._name, words) from error
+                raise faults.keyring_unusable(self._name, words) from error
         raise error
 
 

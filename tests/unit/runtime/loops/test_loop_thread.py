@@ -370,7 +370,7 @@ def test_giving_up_waits_for_clean_up_but_not_for_ever(
     calls = [loop.submit(quick), loop.submit(slow)]
     assert quick.begun.wait(WITHIN_S)
     assert slow.begun.wait(WITHIN_S)
-    monkeypatch.setattr(episode_loop, "INTERRUPT_GRACE_S", 0.05)
+    monkeypatch.setattr(episode_loop.interrupts, "INTERRUPT_GRACE_S", 0.05)
     cancel_and_wait(calls)
     assert quick.over.is_set()
     assert slow.cancelled.is_set()

@@ -62,7 +62,7 @@ def test_what_a_signal_handler_raises_while_it_begins_ends_it(monkeypatch: pytes
         waits.set()
         wait_for(*args, **options)
 
-    monkeypatch.setattr(episode_loop, "wait_for", noted_wait)
+    monkeypatch.setattr(episode_loop.interrupts, "wait_for", noted_wait)
 
     @contextlib.asynccontextmanager
     async def slow_to_open(_group: TaskGroup) -> AsyncIterator[None]:

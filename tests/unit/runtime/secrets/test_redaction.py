@@ -326,7 +326,7 @@ def test_fewer_characters_than_that_are_left_alone() -> None:
 
 def test_a_secret_is_not_lost_if_two_threads_register_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     redaction = Redaction()
-    forms_of = secret_redaction.forms_of
+    forms_of = secret_redaction.secret_forms.forms_of
     threads = ThreadPoolExecutor(1)
 
     def slow(value: str) -> SecretForms:
@@ -334,7 +334,7 @@ def test_a_secret_is_not_lost_if_two_threads_register_one_at_once(monkeypatch: p
             threads.submit(redaction.hide, "OTHER", "pk-test-9876543210").result(promises.GUARD_S)
         return forms_of(value)
 
-    monkeypatch.setattr(secret_redaction, "forms_of", slow)
+    monkeypatch.setattr(secret_redaction.secret_forms, "forms_of", slow)
     redaction.hide("KEY", SECRET)
     threads.shutdown()
     shown = redaction.redact_text(f"{SECRET} pk-test-9876543210")
