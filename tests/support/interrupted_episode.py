@@ -22,7 +22,7 @@ from grue.runtime.loops.loop_thread import EpisodeLoop
 
 # These times are longer than the test waits, so the clean-up ends in time only if it is forced
 # (`force_kill`).
-loop_thread.INTERRUPT_GRACE_S = loop_thread.CLOSE_GRACE_S = 1000.0
+loop_thread.interrupts.INTERRUPT_GRACE_S = loop_thread.CLOSE_GRACE_S = 1000.0
 
 hurried = threading.Event()
 started = threading.Event()
