@@ -176,10 +176,9 @@ class BatchDesk:
         ours, patience = self._folder.items_in(record.number), self._patience()
         while True:
             try:
-                for path in batch.results:
-                    async for line in self._lines(path, len(ours)):
-                        if (result := self._read(line)) is not None:
-                            return result.item in ours
+                async for line in self._lines_of(batch, len(ours)):
+                    if (result := self._read(line)) is not None:
+                        return result.item in ours
                 return False
             except _BrokenOff as broken:
                 await patience.after(broken.fault)
@@ -227,14 +226,13 @@ class BatchDesk:
         """Write results to `draft`, drop their ids from `missing`, and return whether all lines are valid."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
-            for path in state.results:
-                async for line in self._lines(path, items):
-                    result = self._read(line)
-                    if result is None:
-                        sound = False
-                    elif result.item in missing:
-                        missing.discard(result.item)
-                        file.write(msgspec.json.encode(result) + b"\n")
+            async for line in self._lines_of(state, items):
+                result = self._read(line)
+                if result is None:
+                    sound = False
+                elif result.item in missing:
+                    missing.discard(result.item)
+                    file.write(msgspec.json.encode(result) + b"\n")
         return sound
 
     def _read(self, line: bytes) -> Result | None:
@@ -242,6 +240,11 @@ class BatchDesk:
             return self._form.result(line.removeprefix(codecs.BOM_UTF8))
         except (ValueError, TypeError, AttributeError):
             return None
+
+    async def _lines_of(self, batch: BatchState, items: int) -> AsyncIterator[bytes]:
+        for path in batch.results:
+            async for line in self._lines(path, items):
+                yield line
 
     async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
         """Yield a result file's lines; `b""` in place of a line over 64 MiB, or of an unreadable rest."""

@@ -181,8 +181,7 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
                 if response.is_success:
                     response = await _modern_answer(client, server.url, "tools/list")
                 if not (response.is_success or asks_for_token(response)):
-                    async with client.stream("GET", server.url) as response:
-                        pass
+                    response = await _answer(client, server.url)
     except httpx2.RequestError as error:
         raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {error}") from error
     if asks_for_token(response):
@@ -201,14 +200,14 @@ async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> h
 async def _answer(
     client: httpx2.AsyncClient,
     url: str,
-    method: str,
-    params: Mapping[str, object],
+    method: str = "",
+    params: Mapping[str, object] | None = None,
     headers: dict[str, str] | None = None,
 ) -> httpx2.Response:
-    """Send a message and return the response, whose body is not read."""
+    """Send a message, or without a `method` a GET; return the response, whose body is not read."""
     number = 1 if method == "initialize" else 2
-    message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-    async with client.stream("POST", url, json=message, headers=headers) as response:
+    message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params} if method else None
+    async with client.stream("POST" if method else "GET", url, json=message, headers=headers) as response:
         return response
 
 
