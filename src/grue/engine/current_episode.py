@@ -78,9 +78,7 @@ class Episode:
         self._at_once = at_once
         self._free_turns: anyio.CapacityLimiter
         self.loop = EpisodeLoop(
-            self._open,
-            on_exit=self._registry.kill_leftovers,
-            force_kill=self._registry.kill_now,
+            self._open, on_exit=self._registry.kill_leftovers, force_kill=self._registry.kill_now
         )
 
     def call(self, work: Work[T]) -> T:

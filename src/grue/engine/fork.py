@@ -1,12 +1,8 @@
 """Fork a recorded turn: repeat its messages up to a chosen message, and run the turn anew from there on.
 
-The turn's state machine gets the recorded events again, up to the fork; its commands until then are ignored.
-The LLM actor gets the history up to the fork. From there on the turn runs like any other, but its tool calls
-get the recorded results (`engine/recorded_tools.py`).
-
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
-between a reply and its tool calls or the check of its answer. The fork's own trace repeats the messages
-before the fork, so that it can be read, replayed, compared and forked without the trace of the recorded turn.
+between a reply and its tool calls or the check of its answer. From there on the turn runs like any other, but
+its tool calls get the recorded results (`engine/recorded_tools.py`).
 """
 
 import math
@@ -95,28 +91,20 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
             if not isinstance(getattr(self, name), Mapping):
                 raise MCPConfigError(f"{name}= wants a dictionary, not {shown(getattr(self, name))}.")
         for server, tools in self.tools.items():
-            if not isinstance(tools, list | tuple) or not all(
-                isinstance(each, m.ToolDefinition) for each in tools
-            ):
-                raise MCPConfigError(
-                    f"tools= wants a list of ToolDefinition for {server}, not {shown(tools)}."
-                )
+            listed = tools if isinstance(tools, list | tuple) else [None]
+            if not all(isinstance(each, m.ToolDefinition) for each in listed):
+                wanted = f"a list of ToolDefinition for {server}"
+                raise MCPConfigError(f"tools= wants {wanted}, not {shown(tools)}.")
 
 
 class _Place(Struct, frozen=True):
-    """A place at which a turn can be forked.
+    """A place at which a turn can be forked."""
 
-    `event` is the last recorded message before it, and `events` are those that the agent got before `event`;
-    if there are none, the fork runs the whole turn again. `opened` are the servers whose sessions are open
-    there. The fork does not pay again what the turn had `spent` before. `iterations` counts replies with tool
-    calls.
-    """
-
-    event: EpisodeEnvelope
-    events: tuple[m.TurnEvent, ...]
-    opened: tuple[m.ServerName, ...] = ()
-    spent: Spent = Spent()
-    iterations: int = 0
+    event: EpisodeEnvelope  # the last recorded message before the place
+    events: tuple[m.TurnEvent, ...]  # what the agent got before `event`; none: the whole turn is run again
+    opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open there
+    spent: Spent = Spent()  # what the turn had spent before, which the fork does not pay again
+    iterations: int = 0  # the number of replies with tool calls before
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
@@ -148,11 +136,10 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     def listings(self, after: int) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
         """Return the tools, by server, that were set by forks recorded after message number `after`."""
-        forks = (each.body for each in self.envelopes if each.seq > after)
         listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
-        for forked in forks:
-            if isinstance(forked, m.TurnForked):
-                listings |= forked.listings
+        for each in self.envelopes:
+            if each.seq > after and isinstance(each.body, m.TurnForked):
+                listings |= each.body.listings
         return listings
 
     @property
@@ -184,15 +171,14 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     def place(self, at: int | None) -> _Place:
         """Return the last possible place for a fork before message `at`; `None`: the turn's beginning."""
         begun, last = self.envelopes[0], self.envelopes[-1]
-        place = _Place(begun, ())
         if at is None or at == begun.seq:
-            return place
+            return _Place(begun, ())
         if not begun.seq < at <= last.seq:
             raise MCPError(
                 f"Turn {self.begun.turn} of {self.path} has the messages {begun.seq} to {last.seq}, and no"
                 f" message {at}. `grue trace show` has their numbers."
             )
-        return next(reversed([place, *self._places(at)]))
+        return [_Place(begun, ()), *self._places(at)][-1]
 
     def _places(self, at: int) -> Iterator[_Place]:
         state: TurnState = Idle()
@@ -209,9 +195,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
             try:
                 state, commands = step(before, event)
             except IllegalEvent as error:
-                raise TraceError(
-                    f"Turn {self.begun.turn} of {self.path} cannot be forked: {error}"
-                ) from error
+                what = f"Turn {self.begun.turn} of {self.path} cannot be forked"
+                raise TraceError(f"{what}: {error}") from error
             if events and isinstance(state, LiveState) and can_fork_at(before, state, commands):
                 turn = before.turn if isinstance(before, LiveState) else None
                 requests = 0 if turn is None else turn.requests + turn.sampled
@@ -221,10 +206,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
-    """Read the turn with the number `turn`, or the only turn of the trace, for `None`.
-
-    Of several turns with this number, read the one that contains message number `at`; `None`: the last.
-    """
+    """Read the turn `turn`, or the only one; of several, the one with message number `at`, or the last."""
     reader, forks = open_episode(path), forks_of(path)
     begun: dict[int, list[tuple[int, ForkPlace | None]]] = {}
     others: dict[int, None] = {}
@@ -297,13 +279,17 @@ class ForkedRun(HostTurn[T]):
             changed = replace(changed, fallback=as_json(spec_of(asked.answer).fallback))
         listings = run.listings(place.event.seq)
         listings |= {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
-        _refuse_unknown(listings, changed)
+        unknown = [name for name in listings if name not in changed.servers]
+        if unknown:
+            known = ", ".join(changed.servers) or "none"
+            raise MCPError(
+                f"Turn {changed.turn} has no server {unknown[0]!r} that could list tools. It has: {known}."
+            )
         record = TurnRecord(run.envelopes, place.event.seq, listings, asked.tool_results)
-        _refuse_settled(asked, record, place, run)
         fork = ForkSettings(
             record=record,
             misses=asked.misses,
-            results={name: _result(value) for name, value in asked.tool_results.items()},
+            results=_replaced_results(asked, record, place, run),
             where=f"turn {changed.turn} of {run.path}",
             approve=settings.wiring.approval.approve,
         )
@@ -377,7 +363,10 @@ def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int |
     return min(call.seq for call in found) if asked.at is None and found else asked.at
 
 
-def _refuse_settled(asked: ForkRequest, record: TurnRecord, place: _Place, run: RecordedRun) -> None:
+def _replaced_results(
+    asked: ForkRequest, record: TurnRecord, place: _Place, run: RecordedRun
+) -> dict[str, m.ToolCallResult]:
+    """Return the results that the fork replaces, by call; raise `MCPError` for one from before the fork."""
     for name in asked.tool_results:
         call = record.call(name)
         if call is not None and call.seq <= place.event.seq:
@@ -385,19 +374,10 @@ def _refuse_settled(asked: ForkRequest, record: TurnRecord, place: _Place, run: 
                 f"The call {name} of turn {run.begun.turn} was settled by message {call.seq}, before the"
                 f" fork: its result cannot be another one. Fork at message {call.seq} or before it."
             )
-
-
-def _refuse_unknown(listings: Mapping[m.ServerName, object], run: m.RunTurn) -> None:
-    unknown = [name for name in listings if name not in run.servers]
-    if unknown:
-        known = ", ".join(run.servers) or "none"
-        raise MCPError(
-            f"Turn {run.turn} has no server {unknown[0]!r} that could list tools. It has: {known}."
-        )
-
-
-def _result(value: object) -> m.ToolCallResult:
-    return value if isinstance(value, m.ToolCallResult) else tool_results.success(value)
+    return {
+        name: value if isinstance(value, m.ToolCallResult) else tool_results.success(value)
+        for name, value in asked.tool_results.items()
+    }
 
 
 def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | None = None) -> m.RunTurn:
@@ -412,27 +392,24 @@ def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | Non
         )
     except ValueError as error:
         named = next((name for name in changes if name in LlmSettings.__struct_fields__), "")
-        model = (
-            f" {named} is a setting of the model: --set llm.{named}=..., or llm= of the Runner."
-            if named
-            else ""
+        where = f" {named} is a setting of the model: --set llm.{named}=..., or llm= of the Runner."
+        text = f"The fork cannot use these changes: {error}.{where if named else ''}"
+        raise MCPConfigError(text) from error
+
+
+def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any]:
+    if asked.answer is None:
+        if run.answer is None:
+            return AnswerSpec(str, fallback=run.fallback)
+        return recorded_spec(run.answer, fallback=run.fallback, told=not run.states_answer)
+    spec = spec_of(asked.answer)
+    if spec.schema != run.answer or as_json(spec.fallback) != run.fallback:
+        other = "form of answer" if spec.schema != run.answer else "fallback"
+        raise MCPError(
+            f"Turn {run.turn} was started with another {other}. Fork it with the same `answer`, or"
+            " without one: then the answer is JSON."
         )
-        raise MCPConfigError(f"The fork cannot use these changes: {error}.{model}") from error
-
-
-def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
-    if asked.answer is not None:
-        spec = spec_of(asked.answer)
-        if spec.schema != run.answer or as_json(spec.fallback) != run.fallback:
-            other = "form of answer" if spec.schema != run.answer else "fallback"
-            raise MCPError(
-                f"Turn {run.turn} was started with another {other}. Fork it with the same `answer`, or"
-                " without one: then the answer is JSON."
-            )
-        return spec
-    if run.answer is None:
-        return AnswerSpec(str, fallback=run.fallback) if run.fallback is not None else None
-    return recorded_spec(run.answer, fallback=run.fallback, told=not run.states_answer)
+    return spec
 
 
 def said_until(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
@@ -463,12 +440,7 @@ def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
     return None if part is None else part.said_alone()
 
 
-def _wiring(
-    wiring: Wiring,
-    run: m.RunTurn,
-    talk: Talk,
-    fork: ForkSettings,
-) -> Wiring:
+def _wiring(wiring: Wiring, run: m.RunTurn, talk: Talk, fork: ForkSettings) -> Wiring:
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))
@@ -478,8 +450,7 @@ def _wiring(
             f'Turn {run.turn} uses servers that this runner lacks: {", ".join(missing)}. With misses="fail"'
             " none is needed."
         )
-    approval = RecordedApproval(fork=fork)
-    wiring = replace(wiring, servers=servers, approval=approval, presumed=None)
+    wiring = replace(wiring, servers=servers, approval=RecordedApproval(fork=fork), presumed=None)
     if not talk.history.entries:
         return wiring
     return wiring.lending(run.conversation, talk.history, talk.tools)
@@ -507,7 +478,7 @@ def _past(
         turn=changed.turn,
         at=seq,
         misses=asked.misses,
-        changed=(*_names(asked), *_other_model(run.asks(place), asks)),
+        changed=tuple(_changed(asked, run.asks(place), asks)),
         limits=None if changed.limits == now.limits == first.limits else changed.limits,
         policy=None if changed.policy == now.policy == first.policy else changed.policy,
         listings=listings,
@@ -517,19 +488,10 @@ def _past(
         return TurnsPast(noted=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
     # Copy also what the agent sent because of a message before `seq`, even if it was recorded after `seq`.
-    copied = [
-        each
-        for each in run.envelopes
-        if isinstance(each.body, _MESSAGES)
-        and (
-            each.seq < seq
-            or (
-                each.sender == AGENT
-                and each.cause in told
-                and not isinstance(each.body, m.TurnEnd | m.TurnWaits)
-            )
-        )
-    ]
+    caused = (each for each in run.envelopes if each.sender == AGENT and each.cause in told)
+    followed = {each.seq for each in caused if not isinstance(each.body, m.TurnEnd | m.TurnWaits)}
+    before = [each for each in run.envelopes if each.seq < seq or each.seq in followed]
+    copied = [each for each in before if isinstance(each.body, _MESSAGES)]
     opened = [each.body for each in copied if isinstance(each.body, m.OpenSession)]
     answered = m.Settlement | m.ToolRejected | m.ToolDenied
     bodies = [each.body for each in (*copied, place.event)]
@@ -550,15 +512,12 @@ def _past(
     )
 
 
-def _names(asked: ForkRequest) -> Iterator[str]:
+def _changed(asked: ForkRequest, recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
     if asked.system is not None:
         yield "system"
     yield from asked.changes
     yield from (f"result of {name}" for name in asked.tool_results)
     yield from (f"tools of {name}" for name in asked.tools)
-
-
-def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
     if recorded is None or asks is None:
         return
     if recorded.model != asks.model:

@@ -1,8 +1,4 @@
-"""Answer a fork's tool calls and approval questions with the answers that the original turn got.
-
-`ForkSettings.misses` says what happens to a call without a recorded result. By default such a call ends the
-fork, because making it may have effects.
-"""
+"""Answer a fork's tool calls and approval questions with the answers that the original turn got."""
 
 import contextlib
 from collections import deque
@@ -26,15 +22,8 @@ from grue.protocol.tools.calls import is_as_decided, unlisted_tool
 from grue.protocol.tools.policy import definition_digest, hints_of, question_about
 from grue.protocol.turn.connection import Disabled, Proven, Settled, Untried
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tool_sessions.connection import (
-    Connect,
-    ConnectionStatus,
-    Listing,
-    ToolConnection,
-    exclusive,
-    finish_task,
-    refusal,
-)
+from grue.tool_sessions import connection as connections
+from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 NOT_RECORDED = "it was not made when the turn was recorded"
@@ -65,15 +54,12 @@ class RecordedCall(Struct):
 
 
 class _Relisting(Struct, frozen=True):
-    """A changed list of tools that the recorded turn got from a server, with or after the result of `call`.
-
-    `again`: it came when the batch after `call` began.
-    """
+    """A changed list of tools that the recorded turn got from a server, at or after the result of `call`."""
 
     seq: int
     tools: tuple[m.ToolDefinition, ...]
     call: RecordedCall | None
-    again: bool
+    again: bool  # the list came when the batch after `call` began
 
 
 class TurnRecord:
@@ -81,8 +67,8 @@ class TurnRecord:
 
     A call of the fork gets the first unused recorded result of the same tool with the same arguments. If none
     is left, the last result is used again, but only for a read-only tool: a call of any other tool may change
-    what the next call returns. Results before the message `after` count as used. A call with a redacted
-    result counts as not recorded, unless the fork replaces it (`replaced`).
+    what the next call returns. Results up to message `after` count as used. A call with a redacted result
+    counts as not recorded, unless the fork replaces it (`replaced`).
     """
 
     def __init__(
@@ -173,18 +159,14 @@ class TurnRecord:
     def relisted(
         self, server: m.ServerName, call: RecordedCall | None
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
-        """Return the tools listed with the result of `call`, and the tools listed when the next batch begins.
+        """Return, once, the tools listed with the result of `call`, and those when the next batch begins.
 
-        `None` stands for an unchanged list. Each changed list is returned once.
+        `None` stands for an unchanged list.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
-        left = [] if server in self._listings else self._relistings.pop(server, [])
-        for each in left:
-            if (
-                call is None
-                and each.seq > self._after
-                and (each.call is None or each.call.seq <= self._after)
-            ):
+        for each in [] if server in self._listings else self._relistings.pop(server, []):
+            at_fork = each.seq > self._after and (each.call is None or each.call.seq <= self._after)
+            if call is None and at_fork:
                 answers[0] = each.tools
             elif call is not None and each.call is call:
                 answers[each.again] = each.tools
@@ -198,8 +180,9 @@ class TurnRecord:
         left = self._left.get(key)
         if left:
             return left[0]
-        again = self._last.get(key)
-        return again if again is not None and self._is_read_only(server, tool) else None
+        listing = self.listing(server)
+        named = [each for each in listing.tools if each.tool == tool] if listing else []
+        return self._last.get(key) if any(hints_of(each.annotations).read_only for each in named) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
         """Return the next recorded call of this tool with these arguments; `None`: there is none."""
@@ -216,16 +199,15 @@ class TurnRecord:
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
         """Return a person's next recorded answer to this question; `None`: there is no further answer."""
         left = self._decisions.get(_asked(question))
-        return _bound(left.pop(next(iter(left))), question) if left else None
+        if not left:
+            return None
+        # The recorded decision becomes one about the fork's question.
+        ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
+        return replace(left.pop(next(iter(left))), **ids)
 
     def was_postponed(self, question: ApprovalQuestion) -> bool:
         """Return whether this question was left open when the recorded turn was parked."""
         return _asked(question) in self._postponed
-
-    def _is_read_only(self, server: m.ServerName, tool: str) -> bool:
-        listing = self.listing(server)
-        definitions = listing.tools if listing else ()
-        return any(hints_of(each.annotations).read_only for each in definitions if each.tool == tool)
 
     def _see(self, envelope: Envelope[Any]) -> None:
         if envelope.redacted and isinstance(envelope.body, m.SessionOpened | m.ToolsChanged):
@@ -262,7 +244,10 @@ class TurnRecord:
                 if (batch, call_id) in self._calls:
                     self._sent[server] = self._calls[batch, call_id]
             case m.ToolsChanged(server=server, tools=tools):
-                self._relist(server, tools, envelope.seq)
+                self._offer(server, tools, envelope.seq)
+                again = server in self._begun
+                relisting = _Relisting(envelope.seq, tools, self._sent.get(server), again)
+                self._relistings.setdefault(server, []).append(relisting)
             case m.AskApproval(questions=questions):
                 self._questions |= {each.call_id: _asked(each) for each in questions}
                 self._postponed |= {_asked(each) for each in questions}
@@ -287,11 +272,6 @@ class TurnRecord:
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
-    def _relist(self, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], seq: int) -> None:
-        self._offer(server, tools, seq)
-        relisting = _Relisting(seq, tools, self._sent.get(server), again=server in self._begun)
-        self._relistings.setdefault(server, []).append(relisting)
-
     def _offer(self, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], seq: int) -> None:
         before = self._opened.get(server)
         if before:
@@ -309,22 +289,13 @@ def _asked(question: ApprovalQuestion) -> _Question:
     return question.name, question.arguments_digest
 
 
-def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
-    """Return a recorded decision as a decision about the fork's question."""
-    ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
-    return replace(decision, **ids)
-
-
 class ForkSettings(Struct, frozen=True, kw_only=True):
-    """How the calls and questions of a fork are answered.
-
-    `results` replace recorded results, by the ids of the calls. `where` names the turn in errors.
-    """
+    """How the calls and questions of a fork are answered."""
 
     record: TurnRecord
     misses: Misses
-    results: Mapping[str, m.ToolCallResult]
-    where: str
+    results: Mapping[str, m.ToolCallResult]  # instead of recorded results, by the ids of the calls
+    where: str  # names the turn in errors
     approve: Approve | None
 
     def missed(self, what: str) -> ForkMissed:
@@ -391,11 +362,7 @@ class _Asking:
 
 
 class RecordedConnection:
-    """A `ToolConnection` that answers calls with the results recorded in a turn.
-
-    `live` is a connection to the real server, if it is started. `asking` asks a person about a call without a
-    recorded result, if there is somebody to ask.
-    """
+    """A `ToolConnection` that answers calls with recorded results; `live`: one to the real server."""
 
     def __init__(
         self, server: m.ServerName, fork: ForkSettings, live: ToolConnection | None, asking: _Asking | None
@@ -461,7 +428,9 @@ class RecordedConnection:
             self._fork.record.take(self._server, tool, arguments)
             return found.settlement.reason
         if found is None and self._live is not None and self._down is None:
-            return await refusal(self._live, tool, arguments) if self._is_as_told(tool) else NOT_AS_RECORDED
+            if not self._is_as_told(tool):
+                return NOT_AS_RECORDED
+            return await connections.refusal(self._live, tool, arguments)
         return None
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
@@ -471,7 +440,7 @@ class RecordedConnection:
             return self._as_recorded(found, tool)
         if self._live is None or self._down is not None:
             raise self._fork.missed(f"it asks {self._server} for the result of a task of {tool}")
-        return await finish_task(self._live, tool, task, timeout_s)
+        return await connections.finish_task(self._live, tool, task, timeout_s)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools that the server listed at this place of the recorded turn; `None`: no new list."""
@@ -482,7 +451,7 @@ class RecordedConnection:
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Return a context manager that keeps other users out of the live server's session."""
-        return exclusive(self._live)
+        return connections.exclusive(self._live)
 
     @property
     def status(self) -> ConnectionStatus:
@@ -524,14 +493,10 @@ class RecordedConnection:
         return await self._live.call(tool, arguments, timeout_s)
 
     def _is_as_told(self, tool: str) -> bool:
-        """Return whether the server lists the tool with the definition that the model was sent.
-
-        If a fork was given other definitions (`Runner.fork(tools=)`), or a secret was removed from the
-        recorded ones, the tool need only be there.
-        """
+        """Return whether the server lists the tool with the definition that the model was sent."""
         listed = self._live_listing
         live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)
-        if self._fork.record.is_inexact(self._server):
+        if self._fork.record.is_inexact(self._server):  # then the tool need only be there
             return listed.serves_unlisted or bool(live)
         told = next((each for each in self._tools if each.tool == tool), unlisted_tool(self._server, tool))
         call = m.ServerCall(call_id=m.CallId(""), tool=tool, arguments={}, definition=definition_digest(told))

@@ -1,8 +1,4 @@
-"""The tool servers of a runner: the checks of their settings, their connections, and the servers of a turn.
-
-A turn may send its first request before its servers have started, with the tools of `PresumedListings`.
-`docs/decisions/035-presumed-listings.md` says why.
-"""
+"""The tool servers of a runner: checks of their settings, their connections, and the servers of a turn."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -41,7 +37,7 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.recorder import Recorder
-from grue.tool_sessions.connection import Connect, Listing, SeenListing, ToolConnection
+from grue.tool_sessions.connection import Connect, SeenListing, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
@@ -101,21 +97,16 @@ def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
 
 
 def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, ToolServer]:
-    """Return the servers by name, after checking them.
-
-    Raises:
-        MCPConfigError: A name or a server is invalid, or two servers could have tools of the same name.
-        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
-
-    Source: R14.4
-    """
+    """Return the servers by name; raise `MCPConfigError` or `MissingDependencyError` if one is unusable."""
     if not isinstance(servers, Mapping):
-        raise MCPConfigError(
-            f'servers= wants the servers by name, servers={{"files": StdioServer(...)}}, not a'
-            f" {type(servers).__name__}."
-        )
+        form = 'servers={"files": StdioServer(...)}'
+        raise MCPConfigError(f"servers= wants the servers by name, {form}, not a {type(servers).__name__}.")
     named = {_server_name(name): _under(name, server) for name, server in servers.items()}
-    _refuse_ambiguous(named.keys())
+    prefixed = next((name for name in named if name.startswith(_MCP)), None)
+    if "mcp" in named and prefixed is not None:  # both could serve a tool such as `mcp.files.read`
+        raise MCPConfigError(
+            f"The tools of the servers 'mcp' and '{prefixed}' could have the same names. Rename one of them."
+        )
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
         require_mcp()
         load("grue.transports.mcp.client")
@@ -138,11 +129,7 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return `limits`, with the start-up limit of each server filled in.
 
-    The first of these that is set counts: `limits.startup_timeouts_s`, the server's own option, the common
-    limit. If none is set, a command that may have to download the server gets `DOWNLOAD_TIMEOUT_S`, any other
-    server `STARTUP_TIMEOUT_S`.
-
-    Source: R13.3
+    A limit of `limits.startup_timeouts_s` counts before the server's own, and that before the common limit.
     """
     common_s, own = limits.server_startup_timeout_s, {}
     for name, server in servers.items():
@@ -184,17 +171,14 @@ def starts_when_called(server: object) -> bool:
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return what follows a failed first connect, for servers with `required` or `start="when_called"`.
-
-    A server that starts when it is called is not required by default: the model can go on without it.
-    """
-    chosen: dict[str, bool] = {}
+    """Return what follows a failed first connect, for servers with `required` or `start="when_called"`."""
+    chosen: dict[str, OnFirstConnect] = {}
     for name, server in servers.items():
         if isinstance(server, McpServer) and server.options.required is not None:
-            chosen[name] = server.options.required
+            chosen[name] = "raise" if server.options.required else "disable"
         elif starts_when_called(server):
-            chosen[name] = False
-    return {name: "raise" if required else "disable" for name, required in chosen.items()}
+            chosen[name] = "disable"  # the model can go on without the server
+    return chosen
 
 
 def check_named_servers(
@@ -219,9 +203,8 @@ def _under(name: str, server: ToolServer) -> ToolServer:
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
     if form:
-        raise MCPConfigError(
-            f"servers= has no server under '{name}', but {type(server).__name__}. Write {form}."
-        )
+        found = type(server).__name__
+        raise MCPConfigError(f"servers= has no server under '{name}', but {found}. Write {form}.")
     return server
 
 
@@ -262,15 +245,6 @@ def _server_name(name: str) -> m.ServerName:
     return m.ServerName(name)
 
 
-def _refuse_ambiguous(names: Collection[m.ServerName]) -> None:
-    """Refuse a server `mcp` beside a server `mcp.files`: both could serve the tool `mcp.files.read`."""
-    prefixed = next((name for name in names if name.startswith(_MCP)), None)
-    if "mcp" in names and prefixed is not None:
-        raise MCPConfigError(
-            f"The tools of the servers 'mcp' and '{prefixed}' could have the same names. Rename one of them."
-        )
-
-
 _GLOB = re.compile(r"[*?[]")
 
 
@@ -286,23 +260,26 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
 def servers_for(
     tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
 ) -> tuple[m.ServerName, ...]:
-    """Return the servers that a turn opens for `tools`: all tools, none (`False`), or patterns of names.
-
-    Patterns can leave out MCP servers only, because other servers' tools may have any names.
-    """
+    """Return the servers that a turn opens for `tools`: all tools, none (`False`), or patterns of names."""
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
     starts = tuple(_GLOB.split(pattern, maxsplit=1)[0] for pattern in tools)
     return tuple(
         name
         for name, server in servers.items()
-        if not isinstance(server, StdioServer | HttpServer)
+        if not isinstance(server, StdioServer | HttpServer)  # other servers' tools may have any names
         or any(f"{name}.".startswith(start) or start.startswith(f"{name}.") for start in starts)
     )
 
 
+_Tools: TypeAlias = tuple[m.ToolDefinition, ...]
+
+
 class PresumedListings:
-    """The servers' earlier tool lists, which turns may use before the servers have started. Thread-safe."""
+    """The servers' earlier tool lists, which turns may use before the servers have started. Thread-safe.
+
+    `docs/decisions/035-presumed-listings.md` says why.
+    """
 
     def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
         self._servers = servers
@@ -311,26 +288,20 @@ class PresumedListings:
         self._recalled: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._cached: dict[m.ServerName, SeenListing | None] = {}
         self._unsaved: dict[m.ServerName, SeenListing] = {}
-        self._screenings: dict[
-            tuple[m.ServerName, OnToolDrift],
-            tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDefinition, ...]],
-        ] = {}
+        self._screenings: dict[tuple[m.ServerName, OnToolDrift], tuple[_Tools, _Tools]] = {}
         approved = {} if lock is None else {name: lock.listing(name) for name in lock.listings}
         self._locked = {name: tools for name, tools in approved.items() if tools is not None}
 
     def for_turn(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
     ) -> m.ToolsPresumed | None:
-        """Return the listings with which a turn may ask the model before its servers have started.
-
-        `None`: the turn has no server to wait for, or a listing is not known or may not be used.
-        """
+        """Return the listings with which a turn may ask before its servers have started; `None`: it may not."""
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
         starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
         # Check the servers first: most turns return here, without listing the host's functions and commands.
-        if not starting or not all(self._is_known(name) for name in starting):
+        if not starting or not all(self._may_presume(name) and self._found(name) for name in starting):
             return None
         listings = [self._of(name, command.policy, registry) for name in on]
         known = tuple(listing for listing in listings if listing is not None)
@@ -339,10 +310,7 @@ class PresumedListings:
     def when_called(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], at_s: float
     ) -> tuple[m.PresumedListing, ...]:
-        """Return the known listings of those servers of a turn that start when they are called.
-
-        A server whose listing is unknown or has expired starts with the turn. A disabled server is left out.
-        """
+        """Return the known listings of those servers of a turn that start when they are called."""
         found = (
             self._approved(name, command.policy) or self._listing(name, command.policy)
             for name in command.servers
@@ -362,13 +330,11 @@ class PresumedListings:
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
-        """Return the MCP revision that a server spoke last, and forget it; empty: unknown.
-
-        It is forgotten because a server may exit at a request of that revision: its next start begins anew.
-        """
+        """Return the MCP revision that a server spoke last, and forget it; empty: unknown."""
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:
             return ""
+        # A server may exit at a request of that revision: its next start must not try the revision again.
         self._unsaved[name] = replace(seen, protocol_version="")
         return seen.protocol_version
 
@@ -385,9 +351,6 @@ class PresumedListings:
         self._cached |= changed
         servers = ((self._servers[name], seen) for name, seen in changed.items())
         return [(server, seen) for server, seen in servers if isinstance(server, StdioServer | HttpServer)]
-
-    def _is_known(self, name: m.ServerName) -> bool:
-        return self._may_presume(name) and self._found(name) is not None
 
     def _is_stale(self, name: m.ServerName) -> bool:
         seen = self._unsaved.get(name) or self._from_cache(name)
@@ -419,10 +382,14 @@ class PresumedListings:
     ) -> m.PresumedListing | None:
         match self._servers[name]:
             case HostFunctions() as functions:
-                return _known(name, functions.connect(name).listing)
+                listing = functions.connect(name).listing
             case HostCommands() as shell:
-                return _known(name, shell.connect(name, registry).listing)
-        return self._listing(name, policy)
+                listing = shell.connect(name, registry).listing
+            case _:
+                return self._listing(name, policy)
+        if listing.serves_unlisted:
+            return None
+        return m.PresumedListing(server=name, tools=listing.tools, source="known")
 
     def _listing(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
         found = self._found(name)
@@ -434,11 +401,8 @@ class PresumedListings:
         return m.PresumedListing(server=name, tools=tools, source=source)
 
     def _approved(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
-        """Return the locked listing if a server that starts when called must use it; `None`: it need not.
-
-        A tool that differs from the lock would never be offered, so the server would never start and list it
-        anew.
-        """
+        """Return the locked listing if a server that starts when called must use it; `None`: it need not."""
+        # A tool that differs from the lock is never offered, so the server would never start and list anew.
         if policy.on_tool_drift != "refuse" or name in self._last or name not in self._locked:
             return None
         tools = self._screened(name, self._locked[name], policy)
@@ -474,12 +438,6 @@ class PresumedListings:
         return screened
 
 
-def _known(name: m.ServerName, listing: Listing) -> m.PresumedListing | None:
-    if listing.serves_unlisted:
-        return None
-    return m.PresumedListing(server=name, tools=listing.tools, source="known")
-
-
 S = TypeVar("S", bound=Struct)
 
 _FORMS: dict[str, tuple[Any, str]] = {
@@ -507,9 +465,8 @@ def settings_or_default(argument: str, given: S | None, default: S) -> S:
         return default
     kind = type(default)
     if not isinstance(given, kind):
-        raise MCPConfigError(
-            f"{argument}= wants {kind.__name__}(...), not {type(given).__name__} {shown(given)}."
-        )
+        found = f"{type(given).__name__} {shown(given)}"
+        raise MCPConfigError(f"{argument}= wants {kind.__name__}(...), not {found}.")
     check_fields(argument, given)
     return given
 

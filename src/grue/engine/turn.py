@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from grue import errors
 from grue import messages as m
 from grue.engine.answers import AnswerCheck, AnswerSpec, T, as_json, spec_of, unusable_answer
 from grue.engine.conversations.kept_conversation import (
@@ -32,19 +33,7 @@ from grue.engine.conversations.kept_conversation import (
 from grue.engine.tool_servers import check_fields, first_connects, servers_for, startup_limits
 from grue.engine.turn_actors import TurnActors, TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
-from grue.errors import (
-    AnswerError,
-    AnswerStopped,
-    ApprovalPending,
-    ConversationError,
-    LLMError,
-    MCPConfigError,
-    MCPError,
-    MCPServerStartupError,
-    NeedsLogin,
-    TurnCancelled,
-    TurnTimedOut,
-)
+from grue.errors import ApprovalPending, ConversationError, MCPConfigError, MCPError, TurnCancelled
 from grue.field_checks import OwnKeywords, is_usable, shown
 from grue.policies import (
     TURN_TIMEOUT_S,
@@ -80,10 +69,6 @@ _SHOWN_CHARS = 4000
 
 Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
-
-
-# `m.FINAL_REQUEST` was written for games, and asks for an action.
-_FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")
 
 
 _TEXTS = ("user", "system", "user_stub", "final_request", "repair_request")
@@ -136,7 +121,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
     tool_search: ToolSearch | None = None
     user_stub: str = ""
     on_delta: Callable[[m.TextDelta], None] | None = None
-    final_request: str = _FINAL_REQUEST
+    final_request: str = m.FINAL_REQUEST.replace("action", "answer")  # the text was written for games
     repair_request: str = m.REPAIR_REQUEST
     images: Sequence[Image] = ()
     history: Sequence[m.HistoryItem | m.SystemText] = ()
@@ -292,11 +277,13 @@ def outcome_of(
     end: m.TurnCompleted, response: Any, duration_s: float, said: tuple[m.HistoryItem, ...] = ()
 ) -> TurnOutcome[Any]:
     """Return the host's outcome of a completed turn."""
+    died = ", ".join(dict.fromkeys(call.name for call in end.tool_calls if call.settlement == "died"))
+    restarted = f"the server died during {died}, and was started again" if died else ""
     return TurnOutcome(
         turn=end.turn,
         kind=end.kind,
         response=response,
-        reason=end.reason or _reconnected(end.tool_calls),
+        reason=end.reason or restarted,
         raw_response=end.raw_response,
         tool_calls=end.tool_calls,
         iterations=end.iterations,
@@ -305,11 +292,6 @@ def outcome_of(
         duration_s=duration_s,
         said=said,
     )
-
-
-def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
-    died = ", ".join(dict.fromkeys(call.name for call in calls if call.settlement == "died"))
-    return f"the server died during {died}, and was started again" if died else ""
 
 
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
@@ -336,17 +318,14 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 
 
 class ProgressSource:
-    """Reports what a turn is doing, even before its actors exist and after they are gone.
-
-    A handle refers to this object, not to the turn: the handle of an ended turn keeps no runner in memory.
-    """
+    """The progress of a turn, for its handle, which thus keeps no runner of an ended turn in memory."""
 
     def __init__(self) -> None:
         self._actors: TurnActors | None = None
         self._last = TurnProgress(doing="waiting for its turn")
 
     def enter(self, actors: TurnActors) -> None:
-        """Report the progress of these actors until `leave`."""
+        """Report these actors' progress until `leave`."""
         self._actors = actors
 
     def leave(self) -> None:
@@ -416,14 +395,11 @@ class TurnHandle(Generic[R]):
 
 
 class EpisodeMemory:
-    """What each turn of an episode leaves for later turns. Thread-safe, because turns may run in parallel.
-
-    The mapping `connections` is replaced, never changed, so any thread may read it.
-    """
+    """What each turn of an episode leaves for later turns. Thread-safe, because turns may run in parallel."""
 
     def __init__(self) -> None:
         self.turn = self._highest = 0
-        self.connections: Mapping[m.ServerName, Settled] = {}
+        self.connections: Mapping[m.ServerName, Settled] = {}  # replaced, never changed: any thread may read
         here_and_in_children(self._make_lock)
 
     def _make_lock(self) -> None:
@@ -465,10 +441,9 @@ class Spending:
 
 
 class RestOfTurn(Spending):
-    """Counts what a resumed or forked turn spends, and adds it to the runner's spending (`whole`).
+    """Adds what a resumed or forked turn spends to the runner's spending, `whole`.
 
-    `before` is what the turn had spent earlier. `counted` is the part of it that is not added: the runner has
-    counted it already, or a fork repeats it without paying again.
+    Of what the turn had spent `before`, the runner has `counted` a part, or a fork does not pay it again.
     """
 
     def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:
@@ -479,10 +454,7 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the budget for the whole turn: the recorded one, at most what is left of `episode`.
-
-        Raises `BudgetSpent`, whose text begins with `what`, if nothing is left.
-        """
+        """Return the turn's budget, at most what `episode` has left; raise `BudgetSpent` if nothing."""
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
 
@@ -501,8 +473,7 @@ class TurnPostponed(Exception):  # noqa: N818 - named as the event it reports
 
 
 _inside: contextvars.ContextVar[tuple[Wiring, ...]] = contextvars.ContextVar("inside_turns", default=())
-"""The wirings of the runners in whose turns the current code runs, outermost first. Tasks and worker threads
-inherit this value."""
+"""The wirings of the runners in whose turns the current code runs; tasks and worker threads inherit it."""
 
 
 @contextlib.contextmanager
@@ -546,19 +517,14 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
 
 
 class HostTurn(Generic[T]):
-    """One turn of an episode; `memory` holds the episode's state. Call `run` once.
-
-    `record` are recorded events to repeat first. `begun` are the entries that a resumed turn had added to its
-    conversation. `earlier` are a fork's tool results of earlier turns. `started_by` is a `RunTurn` made from
-    the recorded one.
-    """
+    """One turn of an episode; `memory` holds the episode's state. Call `run` once."""
 
     is_resumed = False
-    record: TurnsPast | None = None
     waits = False
-    earlier: EarlierResults | None = None
-    begun: History | None = None
-    started_by: m.RunTurn | None = None
+    record: TurnsPast | None = None  # recorded events to repeat first
+    earlier: EarlierResults | None = None  # a fork's tool results of earlier turns
+    begun: History | None = None  # what a resumed turn had added to its conversation before
+    started_by: m.RunTurn | None = None  # made from the recorded `RunTurn`
 
     def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
         self._request = as_request(request)
@@ -574,15 +540,15 @@ class HostTurn(Generic[T]):
             return await self._run(number, resources)
 
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
-        settings, memory = self._settings, self._memory
+        settings, memory, request = self._settings, self._memory, self._request
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
         self._report_uncounted(number, budget, known=None)
         started = anyio.current_time()
         check = AnswerCheck(self.answer)
         images: tuple[m.Attachment, ...] = ()
-        if self._request.images:
-            images = await anyio.to_thread.run_sync(read_images, self._request.images, settings.limits)
-        with _past_of(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
+        if request.images:
+            images = await anyio.to_thread.run_sync(read_images, request.images, settings.limits)
+        with _past_of(request, number, settings.wiring, resumed=self.is_resumed) as past:
             command = self.started_by or self.command(number, budget, past.history, images)
             command = with_sizes(command, past.entries, past.bytes_per_token)
             if settings.wiring.endpoint is not None:
@@ -590,11 +556,11 @@ class HostTurn(Generic[T]):
                 command = replace(command, asks=first.asked())
             parking = settings.wiring.approval.parking
             if parking is not None:
-                parking.require(command, given_history=bool(self._request.history))
+                parking.require(command, given_history=bool(request.history))
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)
-            on_delta = self._request.on_delta
+            earlier = past.results or self.earlier
             actors = past.actors = TurnActors(
-                wiring, resources, command, check, on_delta, past.results or self.earlier, self.record
+                wiring, resources, command, check, request.on_delta, earlier, self.record
             )
             self.progress.enter(actors)
             try:
@@ -658,11 +624,14 @@ class HostTurn(Generic[T]):
         request, settings = self._request, self._settings
         search = request.tool_search or settings.tool_search
         limits = startup_limits(replace(settings.limits, budget=budget), settings.wiring.servers)
-        policy, required = settings.policy, first_connects(settings.wiring.servers)
-        if required:
-            policy = replace(policy, first_connects={**required, **policy.first_connects})
+        required, policy = first_connects(settings.wiring.servers), settings.policy
+        policy = replace(policy, first_connects={**required, **policy.first_connects})
         if request.turn_timeout_s is not None:
             limits = replace(limits, turn_timeout_s=request.turn_timeout_s)
+        repair_request = well_formed(request.repair_request)
+        if self.answer.schema is not None:  # some endpoints ignore the schema in its own field of the request
+            schema = msgspec.json.encode(self.answer.schema.schema).decode()
+            repair_request += "\n" + SCHEMA_IN_WORDS.format(schema=schema)
         return m.RunTurn(
             turn=number,
             system=well_formed(request.system),
@@ -680,7 +649,7 @@ class HostTurn(Generic[T]):
             images=images,
             tool_policy=settings.tool_policy,
             final_request=well_formed(request.final_request),
-            repair_request=well_formed(request.repair_request) + _schema_in_words(self.answer.schema),
+            repair_request=repair_request,
             context=request.context or settings.context,
             user_stub=well_formed(request.user_stub),
             show_schemas=True,
@@ -721,13 +690,6 @@ class HostTurn(Generic[T]):
         return "skip" if check is None else check()
 
 
-def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return the schema as text for the repair request: some endpoints ignore the schema in a field."""
-    if answer is None:
-        return ""
-    return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())
-
-
 @contextlib.contextmanager
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
@@ -739,18 +701,15 @@ def _past_of(
     if kept is None:
         yield TurnPast()
         return
-    trace = wiring.approval.trace
-    plain = not request.json_results
     writer = next(iter(writers_of(wiring.recorder)), None)
-    recorded = None if writer is None else writer.place
     with kept.turn(
         wiring.lender,
         wiring.endpoint,
         number,
-        trace=trace,
-        recorded=recorded,
+        trace=wiring.approval.trace,
+        recorded=None if writer is None else writer.place,
         resumed=resumed,
-        plain=plain,
+        plain=not request.json_results,
     ) as past:
         wiring.under_way.conversations[kept.id] = kept
         yield past
@@ -767,7 +726,7 @@ def error_for(end: m.TurnFailed) -> MCPError:
     failure: m.TurnFailure = end.failure
     match failure:
         case m.ServerFailure():
-            kind = NeedsLogin if failure.needs_login else MCPServerStartupError
+            kind = errors.NeedsLogin if failure.needs_login else errors.MCPServerStartupError
             return kind(
                 failure_text(failure),
                 server=failure.server,
@@ -777,8 +736,13 @@ def error_for(end: m.TurnFailed) -> MCPError:
                 stderr_tail=failure.stderr_tail,
             )
         case m.LlmFailure():
-            return LLMError(
-                _llm_text(failure),
+            status = f" with status {failure.status}" if failure.status is not None else ""
+            tries = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
+            text = (
+                f"The model '{failure.model}' at {failure.endpoint} failed{status}{tries}: {failure.message}"
+            )
+            return errors.LLMError(
+                f"{text}\n{failure.remedy}" if failure.remedy else text,
                 kind=failure.kind,
                 reason=failure.reason or "",
                 status=failure.status,
@@ -789,23 +753,28 @@ def error_for(end: m.TurnFailed) -> MCPError:
             )
         case m.ToolsUnsupported(model=model, reason=reason):
             return tool_support_error(model, reason)
-        case m.DeadlineMissed(limit_s=limit_s, doing=doing):
-            text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}.{_kept_text(failure)}"
+        case m.DeadlineMissed(limit_s=limit_s, doing=doing, kept_s=kept_s):
+            text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}."
+            if kept_s:
+                text += (
+                    f" The work was stopped after {limit_s - kept_s:g} s: {kept_s:g} s of the limit are kept"
+                )
+                text += " for closing the servers."
             text += (
                 "\nIf it needs longer, raise turn_timeout_s of the TurnRequest, or of the runner's TurnLimits"
                 f" ({TURN_TIMEOUT_S:g} s by default); in pyproject.toml it is turn_timeout_seconds under"
                 " [tool.grue.llm]."
             )
-            return TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
+            return errors.TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
         case m.NoAnswer(reason=reason, raw=raw, stopped=stopped) if stopped:
             text = f"The model gave no whole answer in turn {end.turn}: {reason}"
             text += "\nWhat there was of it is in `raw`. Say it otherwise, or choose another model."
-            return AnswerStopped(text, raw=raw, tool_calls=end.tool_calls, finish_reason=stopped)
+            return errors.AnswerStopped(text, raw=raw, tool_calls=end.tool_calls, finish_reason=stopped)
         case m.NoAnswer(reason=reason, raw=raw):
             text = f"The model gave no acceptable answer in turn {end.turn}: {reason}"
             text += "\nRaise max_tokens, or ask for less." if reason.startswith(CUT.partition("{")[0]) else ""
             text += "\nIts last reply is in `raw`. AnswerSpec.of(..., fallback=...) gives a value instead."
-            return AnswerError(text, raw=raw, tool_calls=end.tool_calls)
+            return errors.AnswerError(text, raw=raw, tool_calls=end.tool_calls)
         case m.Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
 
@@ -818,19 +787,3 @@ def pending_error(end: m.TurnParked) -> ApprovalPending:
         " To go on: decide on the questions, and call Runner.resume with the trace file and the decisions."
     )
     return ApprovalPending(text, turn=end.turn, questions=end.questions, expires_at=end.expires_at)
-
-
-def _kept_text(missed: m.DeadlineMissed) -> str:
-    if not missed.kept_s:
-        return ""
-    return (
-        f" The work was stopped after {missed.limit_s - missed.kept_s:g} s: {missed.kept_s:g} s of the limit"
-        " are kept for closing the servers."
-    )
-
-
-def _llm_text(failure: m.LlmFailure) -> str:
-    status = f" with status {failure.status}" if failure.status is not None else ""
-    tries = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
-    text = f"The model '{failure.model}' at {failure.endpoint} failed{status}{tries}: {failure.message}"
-    return f"{text}\n{failure.remedy}" if failure.remedy else text

@@ -50,29 +50,22 @@ OnDelta: TypeAlias = Callable[[m.TextDelta], None]
 
 _UNSENT_S = 1.0
 _SAVING_S = 1.0
-_STOP_GRACE_S = 0.05
-"""How long actors may take to stop after the turn's end. By then an actor can only be busy with a completion
-that is not needed any more."""
+_STOP_GRACE_S = 0.05  # after a turn's end an actor can only be busy with a completion that nobody needs
 
 
 class TurnResources(Struct, frozen=True, kw_only=True):
-    """The processes and sessions that a turn may use.
+    """The processes and sessions that a turn may use."""
 
-    `registry` lets processes be killed from outside the event loop. Without a `pool`, the turn opens its own
-    sessions. `sampling` passes the sampling requests of the pool's sessions to the running turn.
-    """
-
-    registry: ProcessRegistry
-    pool: SessionPool | None = None
-    sampling: CurrentSampler
+    registry: ProcessRegistry  # lets processes be killed from outside the event loop
+    pool: SessionPool | None = None  # `None`: the turn opens its own sessions
+    sampling: CurrentSampler  # passes the sampling requests of the pool's sessions to the running turn
 
 
 class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
-    The reply to such a request is dropped if the servers list other tools than before, so its text is held
-    back until then. The import of the sessions' modules blocks all threads, so it begins after the request
-    was sent.
+    The reply is dropped if the servers list other tools than before. The import of the sessions' modules
+    blocks all threads.
     """
 
     def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
@@ -93,11 +86,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note, fail: Callable[[str, BaseException], None]) -> Note:
-        """Return a function that calls `note`, and after a `ToolsVerified` gives the host the held texts.
-
-        An exception of the host goes to `fail`: the agent, which calls the function, still has to end the
-        turn.
-        """
+        """Return a function that calls `note`, and after a `ToolsVerified` gives the host the held texts."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)
@@ -108,7 +97,9 @@ class EarlyRequest:
                         for delta in held:
                             self._on_delta(delta)
                 except HostCodeFailed as failed:
-                    fail("llm", single(failed))
+                    fail(
+                        "llm", single(failed)
+                    )  # not raised: the caller, the agent, still has to end the turn
             return envelope
 
         return note_and_release
@@ -129,21 +120,15 @@ class EarlyRequest:
 
 
 class TurnsPast(Struct, frozen=True, kw_only=True):
-    """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on.
+    """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on."""
 
-    The agent first gets `events` again, then `event`, whose commands are carried out. The trace repeats the
-    messages `copied`, and `noted` after them. `begun` is the last recorded `RunTurn`; `None`: the fork runs
-    the whole turn. `rewrites` are changes of the history that only the fork makes. `reopened` has the
-    commands that opened the sessions which are open now.
-    """
-
-    noted: m.TurnForked | m.WaitEnded
-    begun: Envelope[Any] | None = None
-    events: tuple[m.TurnEvent, ...] = ()
-    copied: tuple[Envelope[Any], ...] = ()
-    event: Envelope[Any] | None = None
-    rewrites: tuple[m.HistoryRewritten, ...] = ()
-    reopened: Mapping[m.ServerName, m.OpenSession] = {}
+    noted: m.TurnForked | m.WaitEnded  # the trace has this note after the copied messages
+    begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: the fork runs the whole turn
+    events: tuple[m.TurnEvent, ...] = ()  # what the agent gets first; its commands are ignored
+    copied: tuple[Envelope[Any], ...] = ()  # messages that the trace repeats
+    event: Envelope[Any] | None = None  # what the agent gets next; its commands are carried out
+    rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
+    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # the commands that opened the sessions open now
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
@@ -217,10 +202,10 @@ class TurnActors:
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         """Run the turn and return its end. At its time limit the actors are cancelled, whatever they do."""
-        if self._command.resumed is None or self._past is not None:
-            self._before = connections
         # In a resumed turn each server's first connect counts as the first in the episode, as it does in a
         # new process. So if a server does not start, the turn stays parked, and no approval is lost.
+        if self._command.resumed is None or self._past is not None:
+            self._before = connections
         end = await self._within_limit()
         await self._save_listings()
         # Wait until all messages of the turn are in the trace, because the host acts on the result.
@@ -228,7 +213,7 @@ class TurnActors:
         return end
 
     async def _within_limit(self) -> m.TurnEnd | m.TurnWaits:
-        limit_s = self._limit_work()
+        self._limit_work()
         with anyio.CancelScope(deadline=self._end_at):
             try:
                 end = await self._supervised()
@@ -240,28 +225,23 @@ class TurnActors:
         # waiting for a session that took too long to close.
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end
+        limit_s = self._command.limits.turn_timeout_s
         assert limit_s is not None, "only a limit ends the scope"
         failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         return m.TurnFailed(turn=self._command.turn, failure=failure)
 
-    def _limit_work(self) -> float | None:
-        """Reserve a part of the turn's time for closing its sessions. Return the limit of the whole turn."""
-        limits = self._command.limits
+    def _limit_work(self) -> None:
+        """Set the turn's limits of time, of which a part is reserved for closing its sessions."""
+        limits, servers = self._command.limits, self._wiring.servers
         if limits.turn_timeout_s is None:
-            return None
-        kept_s = kept_for_closing(limits) if self._has_sessions_to_close() else 0.0
+            return
+        on = [name for name in self._command.servers if not isinstance(self._before.get(name), Disabled)]
+        has_sessions = any(not isinstance(servers[name], HostFunctions) for name in on)
+        kept_s = kept_for_closing(limits) if has_sessions else 0.0
         # The command, `RunTurn`, is recorded, so the trace shows the reserved time.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
         self._end_at = anyio.current_time() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s
-        return limits.turn_timeout_s
-
-    def _has_sessions_to_close(self) -> bool:
-        return any(
-            not isinstance(self._wiring.servers[name], HostFunctions)
-            and not isinstance(self._before.get(name), Disabled)
-            for name in self._command.servers
-        )
 
     async def _supervised(self) -> m.TurnEnd | m.TurnWaits:
         self._command = command = self._when_called()
@@ -295,7 +275,10 @@ class TurnActors:
                 early.agent, self._agent.on_step = self._agent, early.stepped
             if pool is not None and pool.sessions == "beside":
                 self._agent.on_step = self._stepped
-            self._agent.approval = self._approval(supervisor, agent)
+            answer = self._wiring.approval.answerer(command, recorder)
+            if answer is not None:
+                self._agent.approval = supervisor.mailbox("approval")
+                supervisor.start(ApprovalActor(self._agent.approval, agent=agent, answer=answer))
             self._agent.presumed = presumed
             try:
                 return await self._ended(supervisor, agent)
@@ -342,12 +325,11 @@ class TurnActors:
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> _Mailboxes:
-        start = partial(self._start_session, supervisor, agent)
-        mailboxes = _Mailboxes(start)
+        mailboxes = _Mailboxes(partial(self._start_session, supervisor, agent))
         waiting = {listing.server for listing in self._command.when_called}
         for name in self._command.servers:
             if name not in waiting:
-                mailboxes[name] = start(name)
+                mailboxes[name]  # a look-up starts the actor
         return mailboxes
 
     def _start_session(
@@ -384,7 +366,9 @@ class TurnActors:
             # imported here, because few programs need it
             from grue.tool_sessions.tool_search import ToolSearcher
 
-            searcher = ToolSearcher(self._tools, command.tool_search.most)
+            searcher = ToolSearcher(
+                lambda: self._agent.tools if self._agent else (), command.tool_search.most
+            )
             answers |= {"find_tools": searcher.find_tools, "call_tool": searcher.call_tool}
         tools = BuiltInTools(supervisor.mailbox(SERVER), agent, supervisor.note, answers)
         supervisor.start(tools)
@@ -395,9 +379,6 @@ class TurnActors:
         found = None if self._agent is None else self._agent.result_of(call_id)
         return found if found is not None or self._earlier is None else self._earlier.find(call_id)
 
-    def _tools(self) -> tuple[m.ToolDefinition, ...]:
-        return () if self._agent is None else self._agent.tools
-
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None:
@@ -407,27 +388,23 @@ class TurnActors:
         return replace(command, when_called=listings)
 
     def _presumed(self) -> m.ToolsPresumed | None:
-        """Return the tools that the turn may offer to the model before its servers have started.
-
-        `None` also for a turn with the host's own LLM actor, which could not drop the reply, and for a turn
-        that waits for a batch, which an early request would not make faster.
-        """
+        """Return the tools that the turn may offer to the model before its servers have started."""
         presumed = self._wiring.presumed
-        if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
+        # The host's own LLM actor could not drop a reply. A turn that waits for a batch would not get faster.
+        if presumed is None or not isinstance(self._wiring.llm, EndpointActors) or current_room() is not None:
             return None
-        listings = presumed.for_turn(self._command, self._before, self._resources.registry)
-        return None if listings is None or current_room() is not None else listings
+        return presumed.for_turn(self._command, self._before, self._resources.registry)
 
     def _learn_listings(self) -> None:
-        pool = self._resources.pool
-        kept = pool is not None and pool.sessions == "kept"
-        if self._wiring.presumed is not None:
-            for name, session in self._sessions.items():
-                # A server that adds tools during a session starts the next session without them. So learn the
-                # first list, unless later turns use this session.
-                listed = session.listed_last if kept else session.listed
-                if listed is not None:
-                    self._wiring.presumed.learn(name, listed)
+        if self._wiring.presumed is None:
+            return
+        # A server that adds tools during a session starts the next session without them. So learn the first
+        # list, unless later turns use this session.
+        kept = self._resources.pool is not None and self._resources.pool.sessions == "kept"
+        for name, session in self._sessions.items():
+            listed = session.listed_last if kept else session.listed
+            if listed is not None:
+                self._wiring.presumed.learn(name, listed)
 
     async def _save_listings(self) -> None:
         """Store new listings in the user's cache. Wait at most 1 s: its folder may be on a slow network."""
@@ -445,14 +422,6 @@ class TurnActors:
 
         with anyio.move_on_after(_SAVING_S):
             await call_in_daemon_thread(save)
-
-    def _approval(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.AskApproval] | None:
-        answer = self._wiring.approval.answerer(self._command, self._wiring.recorder)
-        if answer is None:
-            return None
-        mailbox: Mailbox[m.AskApproval] = supervisor.mailbox("approval")
-        supervisor.start(ApprovalActor(mailbox, agent=agent, answer=answer))
-        return mailbox
 
     def _connect(self, name: m.ServerName) -> Connect:
         connect, server = self._fresh(name), self._wiring.servers[name]
@@ -512,8 +481,7 @@ class TurnActors:
             return llm, supervisor.start(llm)
 
         def spent() -> Spent:
-            progress = self.progress
-            return Spent(requests=progress.requests, usage=progress.usage)
+            return Spent(requests=self.progress.requests, usage=self.progress.usage)
 
         return Sampler(start_llm, agent, limits, spent, lambda: self._agent.sampled if self._agent else 0)
 
