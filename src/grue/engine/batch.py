@@ -1,7 +1,6 @@
 """Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
 Requests and results are in memory for at most `2 * concurrency` turns, so a batch need not fit in memory.
-Only `CompletedTurns` holds a whole earlier run.
 """
 
 import contextlib
@@ -42,21 +41,16 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 T = TypeVar("T")
 
 
-_Asked: TypeAlias = tuple[int, bytes]
-"""The key of a turn: its number, and a digest of its request and of the conversation before the turn."""
+_Asked: TypeAlias = tuple[int, bytes]  # a turn's number, and a digest of its request and of what was before
 
 
 class _Begun(Struct):
-    """A turn whose start has been read from the trace, but not its end.
-
-    `said` are the messages that add to the turn's conversation. They are `partial` if a secret was redacted,
-    or if those before a resumption are missing.
-    """
+    """A turn whose start has been read from the trace, but not its end."""
 
     run: m.RunTurn
     began: float
-    said: list[SaidStep] = field(default_factory=list)
-    partial: bool = False
+    said: list[SaidStep] = field(default_factory=list)  # the messages that add to the turn's conversation
+    partial: bool = False  # a secret was redacted from `said`, or messages before a resumption are missing
 
 
 class _Completed(Struct, frozen=True):
@@ -66,10 +60,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run, read from its trace.
-
-    A turn is run again if a secret in its request or outcome was redacted.
-    """
+    """The completed turns of an earlier run, read from its trace, but those with a redacted secret."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
@@ -128,15 +119,18 @@ class CompletedTurns:
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
         """Return the outcome of the earlier turn, and the messages that the turn's conversation still lacks.
 
-        `None`: no earlier turn fits `command`, which would start the turn now, or `answer` does not take the
-        outcome.
+        `None`: no earlier turn fits `command`, or `answer` does not take its outcome.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
         if known is None:
             return None
         response = answer.fallback
         if known.end.kind != "fallback":
-            if not _accepts(check, known.end):
+            try:
+                accepted = check(known.end.raw_response or "")
+            except Exception:  # noqa: BLE001 - the host's code failed; the turn is run again and reports it
+                return None
+            if not isinstance(accepted, m.AnswerAccepted):
                 return None
             response = check.accepted
         elif response is None:
@@ -144,25 +138,15 @@ class CompletedTurns:
         return outcome_of(known.end, response, known.took_s), known.said
 
 
-def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
-    try:
-        return isinstance(check(end.raw_response or ""), m.AnswerAccepted)
-    except Exception:  # noqa: BLE001 - the host's code failed; the turn is run again and reports it
-        return False
-
-
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a reference to a conversation's entries after a turn; `past` refers to the entries before it.
-
-    `None`: the turn rewrote earlier entries, of which only the digest is known, or its messages do not fit.
-    """
+    """Return a reference to a conversation's entries after a turn; `past` refers to the entries before it."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)
     try:
         for step in said:
             if isinstance(step, m.HistoryRewritten | m.RewriteHistory):
-                return None
+                return None  # of the earlier entries, which the turn rewrote, only the digest is known
             take_step(history, step)
     except ValueError:
         return None
@@ -195,10 +179,7 @@ _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
 
 
 def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
-    """Yield the result of each request, in order. Closing the iterator cancels the running turns.
-
-    After one Ctrl-C all turns clean up before `KeyboardInterrupt` is raised.
-    """
+    """Yield the result of each request, in order. Closing the iterator cancels the running turns."""
     last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
     waiting: deque[tuple[int, _Started[T]]] = deque()
@@ -215,7 +196,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
                 episode.expects_turns = False
             if not waiting:
                 return
-            item = _item(*waiting[0])
+            item = _item(*waiting[0])  # after a Ctrl-C here, all turns clean up before it is raised
             waiting.popleft()
             yield item
     finally:
@@ -310,18 +291,13 @@ Draw: TypeAlias = Callable[[int, int | None, str], None]
 
 @contextlib.contextmanager
 def drawn_progress() -> Iterator[Draw]:
-    """Yield the function that shows progress on standard error: at a terminal or in a notebook, else nowhere.
-
-    In a notebook the bar is plain text in one line, because rich would need a package for widgets there.
-    """
-    if in_notebook():
-        with _in_a_line() as draw:
-            yield draw
-    elif sys.stderr.isatty():
-        with _as_a_bar() as draw:
-            yield draw
-    else:
+    """Yield a function that shows progress on standard error, at a terminal or in a notebook only."""
+    if not in_notebook() and not sys.stderr.isatty():
         yield lambda _done, _total, _words: None
+        return
+    # In a notebook the bar is plain text in one line, because rich would need a package for widgets there.
+    with _in_a_line() if in_notebook() else _as_a_bar() as draw:
+        yield draw
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""Choose the event loop for a runner's turns, and for its tool calls outside turns.
-
-It is a new loop, the caller's loop, or the loop of the current episode.
-"""
+"""Choose the event loop for a runner's work: a new loop, the caller's, or that of the current episode."""
 
 from __future__ import annotations
 
@@ -50,12 +47,9 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 
 
 class Episode:
-    """An event loop in a background thread, in which the turns of an episode run.
+    """An event loop in a background thread, in which the turns of an episode run, `at_once` at a time.
 
-    At most `at_once` turns run in parallel, each in a slot with a pool of sessions, or with
-    `sessions="fresh"` without one. Sessions are prewarmed for turns that wait already, and if `expects_turns`
-    also for turns to come. `users` counts the calls that use the episode now. An episode holds no reference
-    to its runner, so a runner that was never closed can be garbage collected.
+    An episode holds no reference to its runner, so a runner that was never closed can be garbage collected.
     """
 
     def __init__(
@@ -68,9 +62,11 @@ class Episode:
     ) -> None:
         self._registry = ProcessRegistry()
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
-        self.users = 0
-        self.expects_turns = True
-        self._slots: list[TurnResources] = []
+        self.users = 0  # the number of calls that use the episode now
+        self.expects_turns = True  # prewarm sessions also for turns that do not wait yet
+        self._slots: list[
+            TurnResources
+        ] = []  # a turn takes one, with a pool of sessions unless they are fresh
         self._pools: list[SessionPool] = []
         self._endpoint = endpoint
         self._recorder = recorder
@@ -89,10 +85,7 @@ class Episode:
             return self.submit(work).wait(force_kill=self._registry.kill_now)
 
     async def call_async(self, work: Work[T]) -> T:
-        """Run a turn and return its result. The caller's own event loop goes on meanwhile.
-
-        Cancellation cancels the turn and waits for its clean-up, for at most `INTERRUPT_GRACE_S`.
-        """
+        """Run a turn; the caller's event loop goes on meanwhile. Cancellation waits for its clean-up."""
         return await self._result(lambda: self._in_turn(work))
 
     async def _result(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -210,10 +203,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`, or if it is `None`, the configuration file's value `when`.
-
-    If `start` only says when servers are started ahead of a turn, return the pair of `start` and `when`.
-    """
+    """Return `start`, with the configuration file's value `when` for what `start` leaves open."""
     if start is None:
         return when
     if isinstance(start, tuple) or not starts_ahead(start):
@@ -230,10 +220,9 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
 class CurrentEpisode:
     """Runs the turns of a runner, and its tool calls outside turns. Thread-safe.
 
-    If `lasting`, all of them run in one event loop, which stays open until `close` or until this object is
-    garbage collected. Otherwise `submit` and `run_beside` share a loop, which ends with the last of their
-    work; a blocking turn uses this loop while it is open. Everything else has a new loop, or its async
-    caller's. A batch has a loop of its own, too.
+    If `lasting`, all of them run in one event loop, until `close` or until this object is garbage collected.
+    Otherwise `submit` and `run_beside` share a loop, which ends with the last of their work; a blocking turn
+    uses this loop while it is open. Everything else has a new loop, or its async caller's.
     """
 
     def __init__(
@@ -297,7 +286,13 @@ class CurrentEpisode:
             raise
         # The reference is weak: a host that keeps only `call` must not keep this object and its loop alive.
         lost = weakref.ref(self)
-        call.add_done_callback(lambda _: _leave_if_there(lost, episode))
+
+        def leave(_: object) -> None:
+            current = lost()
+            if current is not None:  # else its finalizer has ended the loop
+                current._leave(episode)  # noqa: SLF001 - the class's own
+
+        call.add_done_callback(leave)
         return call
 
     def run_beside(self, work: Work[T]) -> T:
@@ -309,10 +304,7 @@ class CurrentEpisode:
             self._leave(episode)
 
     def close(self) -> None:
-        """Cancel all work, and end the loop, within seconds. Later work starts a new loop.
-
-        Work in the calling thread's own loop is cancelled but not waited for.
-        """
+        """Cancel all work, and end the loop, within seconds. Later work starts a new loop."""
         with self._lock:
             episode = self._detach()
             alone = list(self._alone)
@@ -374,13 +366,6 @@ def _refuse_without_asyncio() -> None:
         raise MCPError(
             "Awaiting grue needs asyncio. Under trio, call the method without _async in a thread."
         ) from error
-
-
-def _leave_if_there(lost: weakref.ref[CurrentEpisode], episode: Episode) -> None:
-    # If the `CurrentEpisode` was garbage collected, its finalizer has ended the loop.
-    current = lost()
-    if current is not None:
-        current._leave(episode)  # noqa: SLF001 - the class's own
 
 
 def _run_alone(work: Work[T], twin: str) -> T:

@@ -99,8 +99,10 @@ def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
 def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, ToolServer]:
     """Return the servers by name; raise `MCPConfigError` or `MissingDependencyError` if one is unusable."""
     if not isinstance(servers, Mapping):
-        form = 'servers={"files": StdioServer(...)}'
-        raise MCPConfigError(f"servers= wants the servers by name, {form}, not a {type(servers).__name__}.")
+        raise MCPConfigError(
+            f'servers= wants the servers by name, servers={{"files": StdioServer(...)}}, not a'
+            f" {type(servers).__name__}."
+        )
     named = {_server_name(name): _under(name, server) for name, server in servers.items()}
     prefixed = next((name for name in named if name.startswith(_MCP)), None)
     if "mcp" in named and prefixed is not None:  # both could serve a tool such as `mcp.files.read`
@@ -295,7 +297,7 @@ class PresumedListings:
     def for_turn(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
     ) -> m.ToolsPresumed | None:
-        """Return the listings with which a turn may ask before its servers have started; `None`: it may not."""
+        """Return the listings with which a turn may ask before its servers have started; `None`: wait."""
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]

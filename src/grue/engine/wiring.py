@@ -18,16 +18,10 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.llm import EndpointActors, LendingFactory, LentConversation, LlmFactory
+from grue.engine import tool_servers
 from grue.engine.approval import Approval
 from grue.engine.conversations.kept_conversation import KeptConversation
-from grue.engine.tool_servers import (
-    PresumedListings,
-    check_fields,
-    connect_to,
-    hide_secrets,
-    pinning,
-    usable_servers,
-)
+from grue.engine.tool_servers import PresumedListings
 from grue.errors import ConversationError, MCPConfigError, NothingToResume, TraceError
 from grue.field_checks import shown
 from grue.policies import OnToolDrift
@@ -56,9 +50,7 @@ class TurnsUnderWay:
     """The turns of a runner that are running. Thread-safe.
 
     In a trace, a running turn looks like one whose process was killed; this keeps a process from resuming its
-    own. `resuming` is held while a caller finds out which turn to resume. `forking` is held while a fork
-    runs: the fork has the recorded turn's number, and two running turns of one number could not be told
-    apart.
+    own.
     """
 
     def __init__(self) -> None:
@@ -68,7 +60,8 @@ class TurnsUnderWay:
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
-        self.resuming = threading.Lock()
+        self.resuming = threading.Lock()  # held while a caller finds out which turn to resume
+        # Held while a fork runs: it has the recorded turn's number, and traces could not tell the two apart.
         self.forking = threading.Lock()
 
     @contextlib.contextmanager
@@ -80,9 +73,7 @@ class TurnsUnderWay:
             yield
         finally:
             with self._lock:
-                self._running[turn] -= 1
-                if not self._running[turn]:
-                    del self._running[turn]
+                self._running -= Counter([turn])  # without numbers whose count is 0
 
     def require_ended(self, turn: int) -> None:
         """Raise `NothingToResume` if a turn with this number is running."""
@@ -91,14 +82,10 @@ class TurnsUnderWay:
 
 
 class Wiring(Struct, frozen=True, kw_only=True):
-    """The parts that all turns of a runner share.
-
-    `endpoint` is `None` if the host passed its own factory as `llm`. `presumed` are earlier tool lists, if
-    turns may use them before the servers start.
-    """
+    """The parts that all turns of a runner share."""
 
     llm: LlmFactory
-    endpoint: LlmEndpoint | None
+    endpoint: LlmEndpoint | None  # `None`: the host passed its own factory as `llm`
     servers: Mapping[m.ServerName, ToolServer]
     recorder: Recorder
     process_limits: ProcessLimits
@@ -106,7 +93,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     tool_lock: ToolLock | None
     approval: Approval = Approval()
     under_way: TurnsUnderWay = field(default_factory=TurnsUnderWay)
-    presumed: PresumedListings | None = None
+    presumed: PresumedListings | None = None  # if turns may use earlier tool lists before the servers start
 
     def lending(
         self,
@@ -152,21 +139,17 @@ def connect_fresh(
     sample: Sample | None = None,
     before_import: Callable[[], Awaitable[None]] | None = None,
 ) -> Connect:
-    """Return a factory of new connections to a server, with the runner's limits and tool lock.
-
-    `sample` answers the server's sampling requests. `before_import` is awaited before a thread imports the
-    SDK.
-    """
+    """Return a factory of new connections to a server; `before_import` is awaited before the SDK's import."""
     options = ClientOptions(
         limits=wiring.process_limits,
         abilities=Abilities(sample=sample, elicit=wiring.elicit),
-        pinning=pinning(wiring.tool_lock, name, on_tool_drift),
+        pinning=tool_servers.pinning(wiring.tool_lock, name, on_tool_drift),
         on_secret=wiring.recorder.hide,
         before_import=before_import,
         spoken=None if wiring.presumed is None else partial(wiring.presumed.take_spoken, name),
         on_listed=None if wiring.presumed is None else wiring.presumed.on_listed(name),
     )
-    return connect_to(name, wiring.servers[name], registry, options)
+    return tool_servers.connect_to(name, wiring.servers[name], registry, options)
 
 
 def wire(
@@ -184,8 +167,8 @@ def wire(
     else:
         endpoint = _endpoint(llm)
         factory = EndpointActors(endpoint)
-    usable = usable_servers(servers)
-    hide_secrets(recorder, usable.values())
+    usable = tool_servers.usable_servers(servers)
+    tool_servers.hide_secrets(recorder, usable.values())
     settings = getattr(llm, "settings", None) if endpoint is None else endpoint.settings
     named_values = getattr(settings, "named_values", dict)
     for name, value in named_values().items():
@@ -215,24 +198,20 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
+        flat = [one for each in llm for one in (replace(each, then=()), *each.then)]
+        llm = replace(flat[0], then=tuple(flat[1:]))
     if isinstance(llm, LlmSettings):
-        check_fields("llm", llm)
+        tool_servers.check_fields("llm", llm)
         return LlmEndpoint(llm)
     if isinstance(llm, str):
-        url = "://" in llm
-        form = f"base_url={shown_endpoint(llm)!r}, model=..." if url else f"base_url=..., model={shown(llm)}"
-        raise MCPConfigError(
-            f"llm= wants settings, not the {'URL' if url else 'name'} alone: llm=LlmSettings({form})."
-        )
+        what, form = "name", f"base_url=..., model={shown(llm)}"
+        if "://" in llm:
+            what, form = "URL", f"base_url={shown_endpoint(llm)!r}, model=..."
+        raise MCPConfigError(f"llm= wants settings, not the {what} alone: llm=LlmSettings({form}).")
     raise MCPConfigError(
         "llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint, or an LlmFactory, which takes three"
         f" arguments, not {shown(llm)}."
     )
-
-
-def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
-    return (replace(settings, then=()), *settings.then)
 
 
 _MOST_TOLD = 100
