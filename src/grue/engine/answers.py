@@ -196,13 +196,11 @@ def unusable_answer(answer: object) -> str:
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
         meant = answer if isinstance(answer, str) and answer.isidentifier() else "int"
         return f"answer= wants a type, answer={meant}, not {shown(answer)}"
-    if not isinstance(answer, type | AnswerSpec) and type(answer).__module__ not in _TYPES_OF_TYPES:
+    # These modules define the classes of type expressions, such as `None`, `list[int]` and `int | None`.
+    of_types = type(answer).__module__ in ("builtins", "types", "typing", "typing_extensions")
+    if not isinstance(answer, type | AnswerSpec) and not of_types:
         return f"answer= wants a type, answer={type(answer).__name__}, not an instance of it"
     return ""
-
-
-_TYPES_OF_TYPES = ("builtins", "types", "typing", "typing_extensions")
-"""The modules that define the classes of type expressions, such as `None`, `list[int]` and `int | None`."""
 
 
 class _Reader:
@@ -280,12 +278,8 @@ def _is_bare(schema: m.JsonObject) -> bool:
 
 def _wrapped(schema: m.JsonObject) -> m.JsonObject:
     value = {key: part for key, part in schema.items() if key != "$defs"}
-    whole: m.JsonObject = {
-        "type": "object",
-        "properties": {"value": value},
-        "required": ["value"],
-        "additionalProperties": False,
-    }
+    whole: m.JsonObject = {"type": "object", "properties": {"value": value}, "required": ["value"]}
+    whole["additionalProperties"] = False
     return whole | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
 
 
@@ -319,11 +313,9 @@ def _new_reader(type_: Any) -> _Reader:
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
     # Leave these to msgspec: Structs; types with `msgspec.Meta`, whose constraints pydantic would ignore; and
     # functions, which pydantic would accept as validators.
-    has_meta = _has_meta(type_, [])
-    why = ""
-    if not (
-        has_meta or isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))
-    ):
+    has_meta, why = _has_meta(type_, []), ""
+    is_struct = isinstance(type_, type) and issubclass(type_, Struct)
+    if not (has_meta or is_struct or isinstance(type_, FunctionType)):
         try:
             adapter = TypeAdapter(type_)
             return _Reader(name, adapter.json_schema(), _of_json(adapter.validate_json))
@@ -420,14 +412,12 @@ def as_json(answer: object) -> object:
 
 def _reason(error: Exception) -> str:
     said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
-    errors: Any = getattr(error, "errors", None)
-    if not callable(errors):
-        return well_formed(said)
+    errors: Any = getattr(error, "errors", list)
     try:
         faults = [
             ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault_text(fault["msg"]))))
             for fault in errors()
         ]
-    except Exception:  # noqa: BLE001 - the method may be the host's own, and return anything
+    except Exception:  # noqa: BLE001 - `errors` may be the host's own, and anything
         faults = []
     return well_formed("; ".join(faults) or said)

@@ -1,7 +1,4 @@
-"""Answer the questions of a tool policy: ask the host's callback, park the turn, or deny the calls.
-
-`protocol/turn/tools.py` decides what follows from an answer.
-"""
+"""Answer the questions of a tool policy: ask the host's callback, park the turn, or deny the calls."""
 
 from __future__ import annotations
 
@@ -37,9 +34,7 @@ from grue.tool_sessions.failures import ToolRefusedError
 
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
-_TRIES = 3
-"""The most times that the callback is asked about one call, if it answers with unusable arguments."""
-
+_TRIES = 3  # how often the callback is asked about a call, if it answers with unusable arguments
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
 
@@ -115,14 +110,10 @@ class Parking:
 
 
 class Approval(Struct, frozen=True):
-    """Gets answers to the approval questions of a runner's turns.
+    """Gets answers to the approval questions of a runner's turns."""
 
-    `approve`: the host's callback, if somebody can be asked. `parking`: checks whether a turn can be parked,
-    or wait for a provider's batch; `None`: no turn can.
-    """
-
-    approve: Approve | None = None
-    parking: Parking | None = None
+    approve: Approve | None = None  # the host's callback, if somebody can be asked
+    parking: Parking | None = None  # `None`: no turn can be parked, or wait for a provider's batch
 
     @property
     def trace(self) -> Path | None:
@@ -150,15 +141,15 @@ class _Answerer(Struct, frozen=True):
     command: m.RunTurn
     recorder: Recorder
 
-    async def __call__(self, questions: tuple[ApprovalQuestion, ...]) -> m.CallsDecided | m.ApprovalPostponed:
+    async def __call__(self, questions: Questions) -> m.CallsDecided | m.ApprovalPostponed:
         approve, parking = self.approval.approve, self.approval.parking
         answer = None if approve is None else await self._ask(approve, questions)
         if approve is not None and answer is not None:
             return m.CallsDecided(decisions=await self._usable(approve, questions, answer))
-        if parking is None or not self.command.tool_policy.parking:
-            return _denied(questions, NOBODY_TO_ASK)
-        if await parking.is_redacted(self.command.turn):
-            return _denied(questions, REDACTED)
+        can_park = parking is not None and self.command.tool_policy.parking
+        if parking is None or not can_park or await parking.is_redacted(self.command.turn):
+            reason = REDACTED if can_park else NOBODY_TO_ASK
+            return m.CallsDecided(decisions=tuple(question.deny(reason) for question in questions))
         park_for_s = self.command.tool_policy.park_for_s
         return m.ApprovalPostponed(expires_at=None if park_for_s is None else time.time() + park_for_s)
 
@@ -210,7 +201,7 @@ class _Answerer(Struct, frozen=True):
 
 
 def _decisions(
-    questions: tuple[ApprovalQuestion, ...], answer: bool | Iterable[ApprovalDecision]
+    questions: Questions, answer: bool | Iterable[ApprovalDecision]
 ) -> tuple[ApprovalDecision, ...]:
     if isinstance(answer, bool):
         return tuple(question.approve() if answer else question.deny() for question in questions)
@@ -231,10 +222,6 @@ async def _refused(
     return await anyio.to_thread.run_sync(refused_changes, questions, changes)
 
 
-def _denied(questions: tuple[ApprovalQuestion, ...], reason: str) -> m.CallsDecided:
-    return m.CallsDecided(decisions=tuple(question.deny(reason) for question in questions))
-
-
 _INTERNAL_ERROR = -32603  # JSON-RPC's code for an internal error
 NOT_WRITTEN = "the call was not sent, because the trace file could not be written before it"
 
@@ -243,7 +230,6 @@ class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
     If the host is killed, the resumed turn does not repeat a call that the trace holds without a result.
-    `policy` says which servers are trusted to mark their tools as read-only.
     """
 
     def __init__(

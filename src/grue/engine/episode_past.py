@@ -185,7 +185,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
             case m.ReplyDropped(usage=usage):
                 return unended.plus(0, usage)
             case m.TurnCompleted() | m.TurnFailed() as end:
-                self.end = end if _has_a_result(end, answered=self.answered) else None
+                self.end = end if self._has_a_result(end) else None
                 self.answered = self.answered or (isinstance(end, m.TurnCompleted) and end.kind != "fallback")
                 self.tool_calls += len(end.tool_calls)
                 self.spent = self.spent.plus(end.requests, end.usage)
@@ -205,18 +205,12 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.conditions = conditions or self.conditions
             case EpisodeEnded() as ended:
                 self.ended = ended
-            case _:
-                pass
         return unended
 
-
-def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:
-    """Return whether a host can use `end` as the turn's result. If not, the turn is run again."""
-    if isinstance(end, m.TurnCompleted):
-        return True
-    if isinstance(end.failure, m.LlmFailure):
-        return not ends_episode(end.failure, answered=answered)
-    return isinstance(end.failure, m.DeadlineMissed)
+    def _has_a_result(self, end: m.TurnCompleted | m.TurnFailed) -> bool:
+        if isinstance(end, m.TurnFailed) and isinstance(end.failure, m.LlmFailure):
+            return not ends_episode(end.failure, answered=self.answered)
+        return isinstance(end, m.TurnCompleted) or isinstance(end.failure, m.DeadlineMissed)
 
 
 class _Result(Struct):

@@ -4,14 +4,8 @@ A turn runs as any other until it asks the model. Then its request is stored in 
 closed, and only its `TurnRequest` stays in memory. When no turn runs any more, the requests are sent. When a
 batch has ended, the turns whose replies have come go on from their traces until they ask the model again.
 
-    fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
-               │ killed                 │ killed
-               └────────────┬───────────┘
-                            └─▶ goes on after the last message in its trace
-
 The state of each turn is in its trace, and the state of each request is in the batch's folder
-(`transports/llm/batch_folder.py`). So at whatever moment a process is killed, the next process can go on with
-every turn.
+(`transports/llm/batch_folder.py`). So whenever a process is killed, the next one can go on with every turn.
 """
 
 import threading
@@ -63,8 +57,7 @@ from grue.transports.llm.exchange import Answered, RequestOutcome
 
 T = TypeVar("T")
 
-_NO_BUDGET = "budget"
-"""`RequestPostponed` has this in place of a request's id if the budget has no room for the request."""
+_NO_BUDGET = "budget"  # in place of a request's id in `RequestPostponed`, if the budget has no room for it
 
 
 class _Account:
@@ -83,12 +76,10 @@ class _Account:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
         with self._lock:
-            whole = self._settings.spending.spent
+            whole, budget = self._settings.spending.spent, self._settings.budget
             for requests, usage in self._reserved.values():
                 whole = whole.plus(requests, usage)
-            if whole.plus(0, most).reached(_above(self._settings.budget)) or whole.reached(
-                self._settings.budget
-            ):
+            if whole.reached(budget) or whole.plus(0, most).reached(_above(budget)):
                 return False
             requests, usage = self._reserved.get(turn, (0, m.Usage()))
             self._reserved[turn] = (requests + 1, usage + most)
@@ -117,10 +108,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     read_now: set[str] = field(default_factory=set)
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request. If no batch has brought it, store the request for the next batch.
-
-        Raises `RequestPostponed` if there is no reply yet.
-        """
+        """Return the reply to a request. If there is none, store the request and raise `RequestPostponed`."""
         del endpoint
         item = self.files.item_of(self.turn, request, body, self.read_now)
         result = self.files.result(item)
@@ -176,6 +164,7 @@ class _Turns(Generic[T]):
             return pending_error(end)
         turn = HostTurn(replace(request, turn=number), self._settings, EpisodeMemory())
         command = turn.recalled_command(number)
+        same_texts = (part.run.system, part.run.user) == (command.system, command.user)
         if isinstance(end, m.TurnCompleted):
             found = CompletedTurns(path).recall(command, turn.answer)
             if found is not None:
@@ -185,10 +174,7 @@ class _Turns(Generic[T]):
                 # and its replies come from the folder.
                 self._files.set_aside(number)
                 return None
-        if isinstance(end, m.TurnCompleted) or (part.run.system, part.run.user) != (
-            command.system,
-            command.user,
-        ):
+        if isinstance(end, m.TurnCompleted) or not same_texts:
             raise TraceError(
                 f"{path} holds another request than number {number} of this run, so nothing was asked for it."
                 " Name another folder for another batch."
@@ -197,11 +183,9 @@ class _Turns(Generic[T]):
 
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
         """Start a turn, or go on with it from its trace; raises `TurnPostponed` if it waits for a reply."""
-        number = index + 1
-        path = self._files.turn(number)
+        number, path = index + 1, self._files.turn(index + 1)
         recorder = self._settings.wiring.recorder.for_another_trace()
-        episode = f"{self._files.manifest.run}-{number}"
-        begun = path.exists()
+        episode, begun = f"{self._files.manifest.run}-{number}", path.exists()
         options = TraceOptions(version=__version__)
         with TraceWriter(path, episode=episode, options=options, resume=begun) as writer:
             if begun:
