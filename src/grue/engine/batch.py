@@ -265,14 +265,10 @@ def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
 
 def with_bar(
     items: Iterator[BatchItem[T]], requests: Iterable[Any], total: int | None = None
-) -> Iterator[BatchItem[T]]:
+) -> Generator[BatchItem[T], None, None]:
     """Yield the items unchanged; at a terminal or in a notebook show a progress bar on standard error."""
     if total is None and isinstance(requests, Sized):
         total = len(requests)
-    return _followed(items, total) if in_notebook() or sys.stderr.isatty() else items
-
-
-def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[BatchItem[T], None, None]:
     done = failed = recalled = 0
     with contextlib.ExitStack() as ending, drawn_progress() as draw:
         if isinstance(items, Generator):

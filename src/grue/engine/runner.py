@@ -17,22 +17,13 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.llm import LlmFactory
+from grue.engine import tool_servers
 from grue.engine.answers import AnswerSpec, T
 from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with_default
 from grue.engine.outside_turns.tool_access import AsyncToolAccess
-from grue.engine.tool_servers import (
-    PresumedListings,
-    check_named_servers,
-    limited,
-    load_sessions,
-    refuse_other_kinds,
-    settings_or_default,
-    starting,
-    usable_policy,
-)
 from grue.engine.turn import (
     BatchItem,
     EpisodeMemory,
@@ -147,7 +138,7 @@ class Runner(AsyncToolAccess, Closing):
         keep: Keep = "nothing",
         start: Start = DEFAULT_START,
     ) -> None:
-        refuse_other_kinds(
+        tool_servers.refuse_other_kinds(
             recorder=recorder,
             trace=trace,
             approve=approve,
@@ -156,15 +147,14 @@ class Runner(AsyncToolAccess, Closing):
             tool_lock=tool_lock,
         )
         self.recorder = recorder or recorder_that_tells()
-        self.limits = settings_or_default("limits", limits, TurnLimits())
-        self.policy = settings_or_default("policy", policy, FailurePolicy())
-        self.context = None if context is None else settings_or_default("context", context, ContextPolicy())
-        self.tool_search = (
-            None if tool_search is None else settings_or_default("tool_search", tool_search, ToolSearch())
-        )
-        self.budget = settings_or_default("budget", budget, Budget())
+        usable = tool_servers.settings_or_default
+        self.limits = usable("limits", limits, TurnLimits())
+        self.policy = usable("policy", policy, FailurePolicy())
+        self.context = None if context is None else usable("context", context, ContextPolicy())
+        self.tool_search = None if tool_search is None else usable("tool_search", tool_search, ToolSearch())
+        self.budget = usable("budget", budget, Budget())
         sessions, when = starts_of(keep, start)
-        self._wiring = wire(
+        wiring = wire(
             llm,
             servers or {},
             recorder=self.recorder,
@@ -172,14 +162,11 @@ class Runner(AsyncToolAccess, Closing):
             elicit=elicit,
             tool_lock=tool_lock,
         )
-        self._wiring = replace(
-            self._wiring, servers=limited(starting(self._wiring.servers, when), self.limits)
-        )
-        check_named_servers(self._wiring.servers, self.limits, self.policy)
-        self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock)
-        self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
-        parking = Parking(self.recorder) if self.tool_policy.parking else None
-        self._wiring = replace(self._wiring, approval=Approval(approve, parking), presumed=presumed)
+        ready = tool_servers.with_settings(wiring.servers, self.limits, self.policy, when)
+        self._presumed = presumed = tool_servers.PresumedListings(ready, tool_lock)
+        self.tool_policy = tool_servers.usable_policy(tool_policy, ready)
+        approval = Approval(approve, Parking(self.recorder) if self.tool_policy.parking else None)
+        self._wiring = replace(wiring, servers=ready, approval=approval, presumed=presumed)
         self._memory = EpisodeMemory()
         self._traces: list[TraceWriter] = []
         self._spending = Spending()
@@ -284,8 +271,8 @@ class Runner(AsyncToolAccess, Closing):
 
         `FailurePolicy.retry_disabled_s` says when they are tried again.
         """
-        states = self._memory.connections
-        return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
+        states = self._memory.connections.items()
+        return {name: state.reason for name, state in states if isinstance(state, Disabled)}
 
     def connection(self, server: str) -> Settled:
         """Return what the episode knows about a server, for example `Disabled`.
@@ -567,6 +554,8 @@ class Runner(AsyncToolAccess, Closing):
             raise ValueError(f"concurrency is a whole number, at least 1, not {shown(concurrency)}")
         if not isinstance(total, int | None) or (total or 0) < 0:
             raise ValueError(f"total is a whole number, at least 0, not {shown(total)}")
+        if batch is not None and resume_from is not None:
+            raise ValueError("with batch=, the folder says where to go on: leave resume_from= out")
 
         def begin() -> Episode:
             sessions = self._episode.batch_sessions
@@ -574,14 +563,10 @@ class Runner(AsyncToolAccess, Closing):
             self._batches.add(episode)
             return episode
 
-        if batch is not None and resume_from is not None:
-            raise ValueError("with batch=, the folder says where to go on: leave resume_from= out")
         earlier = None if resume_from is None else CompletedTurns(resume_from)
         plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency, resume_from=earlier)
-        items: Iterator[BatchItem[TurnOutcome[T]]]
-        if batch is None:
-            items = run_batch(requests, plan)
-        else:
+        items: Iterator[BatchItem[TurnOutcome[T]]] = run_batch(requests, plan)  # begins at its first item
+        if batch is not None:
             # imported here, because few programs need it
             from grue.engine.waiting_turns import run_waiting
 
@@ -601,7 +586,7 @@ class Runner(AsyncToolAccess, Closing):
                 was open.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        load_sessions(self._wiring.servers.values())
+        tool_servers.load_sessions(self._wiring.servers.values())
         self._episode.run_beside(self._prepare_endpoint)
 
     def _outside_turns(self, work: SessionWork[V]) -> V:

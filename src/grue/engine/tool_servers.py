@@ -146,25 +146,34 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
     )
 
 
-def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dict[m.ServerName, ToolServer]:
-    """Return the servers, with `when` as their option `start` where that option is `None`."""
-    return {
-        name: replace(server, options=replace(server.options, start=when))
-        if isinstance(server, StdioServer | HttpServer) and server.options.start is None
-        else server
-        for name, server in servers.items()
-    }
+def with_settings(
+    servers: Mapping[m.ServerName, ToolServer],
+    limits: TurnLimits,
+    policy: FailurePolicy | None = None,
+    start: StartWhen | None = None,
+) -> dict[m.ServerName, ToolServer]:
+    """Return the servers, with `start` where their own option is `None`.
 
-
-def limited(servers: Mapping[m.ServerName, ToolServer], limits: TurnLimits) -> dict[m.ServerName, ToolServer]:
-    """Return the servers. If `limits` sets a server's start-up limit, its start-up errors name that place."""
-    place = "startup_timeouts_s in these TurnLimits"
-    return {
-        name: replace(server, options=replace(server.options, startup_timeout_place=place))
-        if isinstance(server, StdioServer | HttpServer) and name in limits.startup_timeouts_s
-        else server
-        for name, server in servers.items()
-    }
+    Raises `MCPConfigError` if `limits` or `policy` names a server that non-empty `servers` lacks.
+    """
+    named = (
+        ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
+        ("TurnLimits", "startup_timeouts_s", limits.startup_timeouts_s),
+    )
+    for kind, field, names in named:
+        for name in names:
+            if servers and name not in servers:
+                known = ", ".join(map(repr, servers))
+                text = f"{field} has {name!r:.60}, and servers= has {known}."
+                raise MCPConfigError.of_value(kind, (field, name), text)
+    changed = dict(servers)
+    for server_name, server in servers.items():
+        if isinstance(server, StdioServer | HttpServer):
+            options = replace(server.options, start=server.options.start or start)
+            if server_name in limits.startup_timeouts_s:  # for the errors of a start that takes too long
+                options = replace(options, startup_timeout_place="startup_timeouts_s in these TurnLimits")
+            changed[server_name] = replace(server, options=options)
+    return changed
 
 
 def starts_when_called(server: object) -> bool:
@@ -181,22 +190,6 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
         elif starts_when_called(server):
             chosen[name] = "disable"  # the model can go on without the server
     return chosen
-
-
-def check_named_servers(
-    servers: Collection[m.ServerName], limits: TurnLimits, policy: FailurePolicy | None = None
-) -> None:
-    """Raise `MCPConfigError` if `limits` or `policy` names a server that non-empty `servers` lacks."""
-    named = (
-        ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
-        ("TurnLimits", "startup_timeouts_s", limits.startup_timeouts_s),
-    )
-    for kind, field, names in named:
-        for name in names:
-            if servers and name not in servers:
-                known = ", ".join(map(repr, servers))
-                text = f"{field} has {name!r:.60}, and servers= has {known}."
-                raise MCPConfigError.of_value(kind, (field, name), text)
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:

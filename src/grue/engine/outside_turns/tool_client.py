@@ -20,14 +20,13 @@ from grue import messages as m
 from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, SessionWork
 from grue.engine.outside_turns.tool_access import ToolAccess
 from grue.engine.tool_servers import (
-    check_named_servers,
     connect_to,
     hide_secrets,
-    limited,
     refuse_other_kinds,
     settings_or_default,
     startup_limits,
     usable_servers,
+    with_settings,
 )
 from grue.errors import MCPConfigError, MCPError, TurnCancelled
 from grue.field_checks import shown
@@ -89,8 +88,7 @@ class ToolClient(ToolAccess):
         refuse_other_kinds(recorder=recorder, elicit=elicit, process_limits=process_limits)
         self.limits = settings_or_default("limits", limits, TurnLimits())
         self.recorder = recorder or Recorder()
-        self._servers = limited(usable_servers(servers), self.limits)
-        check_named_servers(self._servers, self.limits)
+        self._servers = with_settings(usable_servers(servers), self.limits)
         self._options = ClientOptions(
             limits=process_limits or ProcessLimits(),
             abilities=Abilities(elicit=elicit),
