@@ -68,6 +68,12 @@ class _Account:
         self._endpoint = endpoint
         self._reserved: dict[int, tuple[int, m.Usage]] = {}
         self._counts = settings.budget != Budget()
+        # Slightly more than the budget, so that a request may use up exactly what is left.
+        tokens, cost = settings.budget.tokens, settings.budget.cost_usd
+        self._above = Budget(
+            tokens=None if tokens is None else tokens + 1,
+            cost_usd=None if cost is None else cost * (1 + 1e-9) + 1e-12,
+        )
         self._lock = threading.Lock()
 
     def admits(self, turn: int, body: bytes) -> bool:
@@ -76,10 +82,10 @@ class _Account:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
         with self._lock:
-            whole, budget = self._settings.spending.spent, self._settings.budget
+            whole = self._settings.spending.spent
             for requests, usage in self._reserved.values():
                 whole = whole.plus(requests, usage)
-            if whole.reached(budget) or whole.plus(0, most).reached(_above(budget)):
+            if whole.reached(self._settings.budget) or whole.plus(0, most).reached(self._above):
                 return False
             requests, usage = self._reserved.get(turn, (0, m.Usage()))
             self._reserved[turn] = (requests + 1, usage + most)
@@ -90,13 +96,6 @@ class _Account:
             self._reserved.pop(turn, None)
 
 
-def _above(budget: Budget) -> Budget:
-    """Return a slightly larger budget, so that a request may use up exactly what is left of `budget`."""
-    tokens = None if budget.tokens is None else budget.tokens + 1
-    cost = None if budget.cost_usd is None else budget.cost_usd * (1 + 1e-9) + 1e-12
-    return Budget(tokens=tokens, cost_usd=cost)
-
-
 class _Room(Struct, frozen=True, kw_only=True):
     """Stores the requests of one turn until their replies arrive. `read_now`: those that the turn has got."""
 
@@ -104,7 +103,8 @@ class _Room(Struct, frozen=True, kw_only=True):
     path: str
     turn: int
     admits: Callable[[int, bytes], bool]
-    flush: Callable[[], None]
+    recorder: Recorder
+    writer: TraceWriter
     read_now: set[str] = field(default_factory=set)
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
@@ -120,7 +120,10 @@ class _Room(Struct, frozen=True, kw_only=True):
                 raise RequestPostponed(_NO_BUDGET)
             # Flush before storing the request: if the process died after storing it, the request would be
             # missing in the trace, and a later process would store a second request.
-            self.flush()
+            self.recorder.settle()
+            if not self.writer.flush():
+                where = self.writer.path
+                raise TraceError(f"{where} could not be written in time, so its request was not asked.")
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)
 
@@ -196,7 +199,8 @@ class _Turns(Generic[T]):
                 path=self._path,
                 turn=number,
                 admits=self.account.admits,
-                flush=lambda: _flush(recorder, writer),
+                recorder=recorder,
+                writer=writer,
             )
             token = reply_room.set(room)
             try:
@@ -261,42 +265,29 @@ class _Turns(Generic[T]):
         return turn
 
 
-def _flush(recorder: Recorder, writer: TraceWriter) -> None:
-    recorder.settle()
-    if not writer.flush():
-        raise TraceError(f"{writer.path} could not be written in time, so its request was not asked.")
-
-
 def run_waiting(
     requests: Iterable[TurnRequest[T] | str], batch: Batch, batching: Batching
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
     """Yield the result of each request, in order. Closing the iterator stops the work of this process."""
-    endpoint = _endpoint_of(batch.settings)
-    manifest = BatchManifest(
-        address=shown_endpoint(endpoint.settings.base_url),
-        model=endpoint.settings.model,
-        wire=endpoint.profile.wire,
-    )
-    form = batch_form_of(endpoint.profile.wire)
-    with BatchFolder(
-        as_path(batching.folder, "batch="), manifest, form, most_items=batching.most_items
-    ) as files:
-        rounds: _Rounds[T] = _Rounds(batch, batching, endpoint, files)
-        try:
-            yield from rounds.results(enumerate(requests))
-        finally:
-            rounds.end()
-
-
-def _endpoint_of(settings: TurnSettings) -> LlmEndpoint:
-    endpoint = settings.wiring.endpoint
+    endpoint = batch.settings.wiring.endpoint
     if endpoint is None or len(endpoint.chain) > 1:
         what = "a factory of the host's" if endpoint is None else "a chain of models"
         raise MCPConfigError(
             f"Runner.map(batch=...) asks one model at one endpoint, and this runner's llm is {what}."
             " Give the runner the LlmSettings of one model."
         )
-    return endpoint
+    manifest = BatchManifest(
+        address=shown_endpoint(endpoint.settings.base_url),
+        model=endpoint.settings.model,
+        wire=endpoint.profile.wire,
+    )
+    folder, form = as_path(batching.folder, "batch="), batch_form_of(endpoint.profile.wire)
+    with BatchFolder(folder, manifest, form, most_items=batching.most_items) as files:
+        rounds: _Rounds[T] = _Rounds(batch, batching, endpoint, files)
+        try:
+            yield from rounds.results(enumerate(requests))
+        finally:
+            rounds.end()
 
 
 class _Rounds(Generic[T]):
