@@ -443,7 +443,7 @@ class Spending:
 class RestOfTurn(Spending):
     """Adds what a resumed or forked turn spends to the runner's spending, `whole`.
 
-    Of what the turn had spent `before`, the runner has `counted` a part, or a fork does not pay it again.
+    `counted` is the part of what was spent `before` that `whole` holds already, or that a fork does not pay.
     """
 
     def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:

@@ -213,7 +213,13 @@ class TurnActors:
         return end
 
     async def _within_limit(self) -> m.TurnEnd | m.TurnWaits:
-        self._limit_work()
+        limit_s = self._command.limits.turn_timeout_s
+        if limit_s is not None:
+            kept_s = self._time_for_closing()
+            # The command, `RunTurn`, is recorded, so the trace shows the reserved time.
+            self._command = replace(self._command, limits=replace(self._command.limits, teardown_s=kept_s))
+            self._end_at = anyio.current_time() + limit_s
+            self._deadline = self._end_at - kept_s
         with anyio.CancelScope(deadline=self._end_at):
             try:
                 end = await self._supervised()
@@ -225,23 +231,14 @@ class TurnActors:
         # waiting for a session that took too long to close.
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end
-        limit_s = self._command.limits.turn_timeout_s
         assert limit_s is not None, "only a limit ends the scope"
         failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         return m.TurnFailed(turn=self._command.turn, failure=failure)
 
-    def _limit_work(self) -> None:
-        """Set the turn's limits of time, of which a part is reserved for closing its sessions."""
-        limits, servers = self._command.limits, self._wiring.servers
-        if limits.turn_timeout_s is None:
-            return
+    def _time_for_closing(self) -> float:
         on = [name for name in self._command.servers if not isinstance(self._before.get(name), Disabled)]
-        has_sessions = any(not isinstance(servers[name], HostFunctions) for name in on)
-        kept_s = kept_for_closing(limits) if has_sessions else 0.0
-        # The command, `RunTurn`, is recorded, so the trace shows the reserved time.
-        self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
-        self._end_at = anyio.current_time() + limits.turn_timeout_s
-        self._deadline = self._end_at - kept_s
+        has_sessions = any(not isinstance(self._wiring.servers[name], HostFunctions) for name in on)
+        return kept_for_closing(self._command.limits) if has_sessions else 0.0
 
     async def _supervised(self) -> m.TurnEnd | m.TurnWaits:
         self._command = command = self._when_called()
@@ -452,10 +449,10 @@ class TurnActors:
         if pool is None or agent is None or not agent.awaits_model:
             return
         states = {name: session.connection for name, session in self._sessions.items()}
-        starting = {
-            name: Proven() for name in states if name in pool.opened and isinstance(states[name], Connecting)
-        }
-        self._prepare_next({**states, **starting})
+        for name, state in states.items():
+            if name in pool.opened and isinstance(state, Connecting):
+                states[name] = Proven()
+        self._prepare_next(states)
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
         """Prewarm the next turn's sessions, but no server that starts when called: it may not be needed."""
