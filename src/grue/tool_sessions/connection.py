@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
@@ -130,38 +130,6 @@ class KeepsBlocks(Protocol):
 
 
 @runtime_checkable
-class ChecksArguments(Protocol):
-    """A connection that can refuse a call before it is sent."""
-
-    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why `call` would refuse to send this call; `None`: it would send it. Raises nothing."""
-        ...
-
-
-async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
-    """Return why the connection would refuse to send this call; `None`: no reason is known."""
-    return await connection.refusal(tool, arguments) if isinstance(connection, ChecksArguments) else None
-
-
-@runtime_checkable
-class HoldsTasks(Protocol):
-    """A connection whose server may run a call as an MCP task, and deliver the result later."""
-
-    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Get the result of a task that an earlier run began, or raise as `ToolConnection.call` does."""
-        ...
-
-
-async def finish_task(
-    connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
-) -> m.ToolCallResult:
-    """Call `HoldsTasks.finish_task`; raises `ToolRefusedError` if the connection has no tasks."""
-    if isinstance(connection, HoldsTasks):
-        return await connection.finish_task(tool, task, timeout_s)
-    raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)
-
-
-@runtime_checkable
 class TakesRequests(Protocol):
     """A connection that can send its server any request, not only tool calls (an MCP client)."""
 
@@ -170,22 +138,39 @@ class TakesRequests(Protocol):
         ...
 
 
+# Not every connection has the methods that these functions call. They look for the method by name, because an
+# `isinstance` test with a protocol takes longer than a typical call of a function tool.
+
+
+async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
+    """Return why the connection would refuse to send this call; `None`: no reason is known."""
+    ask: Callable[[str, m.JsonObject], Awaitable[str | None]] | None = getattr(connection, "refusal", None)
+    return None if ask is None else await ask(tool, arguments)
+
+
+async def finish_task(
+    connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
+) -> m.ToolCallResult:
+    """Get the result of an MCP task that an earlier run began; raises the errors of `ToolConnection.call`."""
+    finish: Callable[[str, m.ToolTask, float], Awaitable[m.ToolCallResult]] | None = getattr(
+        connection, "finish_task", None
+    )
+    if finish is None:
+        raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)
+    return await finish(tool, task, timeout_s)
+
+
+async def still_there(connection: ToolConnection, timeout_s: float) -> bool:
+    """Return whether the session can still be used. A server over HTTP is asked, within `timeout_s`."""
+    ask: Callable[[float], Awaitable[bool]] | None = getattr(connection, "still_there", None)
+    return ask is None or await ask(timeout_s)
+
+
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
     """Return a context manager in which no other user of a shared session makes calls, for a batch."""
-    # Look for the method by name: an `isinstance` test with a protocol takes longer than a typical call of a
-    # function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
     alone = getattr(connection, "exclusive", None)
     return contextlib.nullcontext() if alone is None else alone()
-
-
-@runtime_checkable
-class Checkable(Protocol):
-    """A connection that can ask its server whether the session still exists (MCP over HTTP)."""
-
-    async def still_there(self, timeout_s: float) -> bool:
-        """Return whether the session can still be used. The server has `timeout_s` to answer."""
-        ...
 
 
 class WrappedConnection:

@@ -23,7 +23,6 @@ from grue import messages as m
 from grue.runtime.actor import describe_crash
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import (
-    Checkable,
     Connect,
     ConnectionStatus,
     KeepsBlocks,
@@ -32,6 +31,7 @@ from grue.tool_sessions.connection import (
     ToolConnection,
     finish_task,
     refusal,
+    still_there,
 )
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
@@ -244,7 +244,7 @@ class SessionPool:
                 self._drop(owned)
                 raise owned.failed
             if owned.listing is not None and (
-                not was_open or owned.turn or await _still_there(owned.connection)
+                not was_open or owned.turn or await still_there(owned.connection, _STILL_THERE_S)
             ):
                 return owned
             self._drop(owned)
@@ -417,7 +417,11 @@ class LeasedConnection(_SessionUser):
         # and gives a better error.
         with anyio.move_on_after(self._request.within(float("inf"))):
             await owned.opened.wait()
-        if owned.listing is None or not owned.usable or not await _still_there(owned.connection):
+        if (
+            owned.listing is None
+            or not owned.usable
+            or not await still_there(owned.connection, _STILL_THERE_S)
+        ):
             self._owned = None
             self._pool.lose(owned, _why_lost(owned))
             return None
@@ -429,10 +433,6 @@ class LeasedConnection(_SessionUser):
                 await owned.current_tools(self._request.within(timeout_s))
         self._seen = owned.listing.tools
         return owned.listing
-
-
-async def _still_there(connection: ToolConnection) -> bool:
-    return not isinstance(connection, Checkable) or await connection.still_there(_STILL_THERE_S)
 
 
 def _why_lost(owned: PooledConnection) -> str:

@@ -315,7 +315,11 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     """
     old = tuple(unprefixed)
     for kind in (*kinds, *old):
-        _require_readable(kind)
+        # Refuse a bad class now: all hosts' classes are decoded together, so no trace could be read later.
+        try:
+            msgspec.json.Decoder(kind)
+        except Exception as error:
+            raise ValueError(f"{kind.__name__} cannot be read from a trace: {error}") from error
         tag = str(kind.__struct_config__.tag)
         where = f"the tag {tag!r} of {kind.__name__}"
         base = next((base for base in EPISODE_FACTS if issubclass(kind, base)), None)
@@ -334,14 +338,6 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
 
 def _same_name(one: type[Fact], other: type[Fact]) -> bool:
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
-
-
-def _require_readable(kind: type[Fact]) -> None:
-    # Refuse a bad class now: readers decode all hosts' classes together, so no trace could be read later.
-    try:
-        msgspec.json.Decoder(kind)
-    except Exception as error:
-        raise ValueError(f"{kind.__name__} cannot be read from a trace: {error}") from error
 
 
 def registered_facts() -> dict[str, type[Fact]]:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.policies import UNLISTED, ApprovalDecision, ApprovalQuestion
+from grue.policies import UNLISTED, ApprovalQuestion
 from grue.protocol.tools.lock import drift_text
 from grue.protocol.tools.policy import UNMATCHED
 from grue.runtime.actor import ActorFailed
@@ -283,12 +283,9 @@ def _asked_about(questions: tuple[ApprovalQuestion, ...]) -> str:
 
 
 def _decisions(body: m.CallsDecided) -> str:
-    words = (f"{each.call_id} {each.verdict} {_changed_to(each)}".strip() for each in body.decisions)
-    return ", ".join(words)
-
-
-def _changed_to(decision: ApprovalDecision) -> str:
-    return decision.reason if decision.arguments is None else _json(decision.arguments)
+    changed = (each.reason if each.arguments is None else _json(each.arguments) for each in body.decisions)
+    pairs = zip(body.decisions, changed, strict=True)
+    return ", ".join(f"{each.call_id} {each.verdict} {more}".strip() for each, more in pairs)
 
 
 def _opened(body: m.SessionOpened) -> str:
