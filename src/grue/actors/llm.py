@@ -717,7 +717,6 @@ class EndpointActors(Struct, frozen=True):
     def __call__(
         self, mailbox: Mailbox[m.LlmCommand], agent: Mailbox[m.TurnEvent], note: Note
     ) -> Actor[m.LlmCommand]:
-        """Return an LLM actor for one turn."""
         if self.first is not None:
             mailbox.put_recorded(self.first)
         return LlmActor(mailbox, agent, self.endpoint, note, self.lent, self.on_sent, self.begins)

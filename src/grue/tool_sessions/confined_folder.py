@@ -53,8 +53,7 @@ class ConfinedFolder:
         """Return the text of a file.
 
         Raises:
-            RefusedPath: The path leaves the folder or leads through a link, there is no such regular file, it
-                may not be read, is too large, or is not UTF-8 text.
+            RefusedPath: The path cannot be used, or the file is too large or is not UTF-8 text.
         """
         *folders, name = _names(path)
         with _refusing(path), self._folder(folders) as folder:
@@ -81,8 +80,7 @@ class ConfinedFolder:
         Readers see the old text or the new one, also if this process is killed.
 
         Raises:
-            RefusedPath: The path leaves the folder or leads through a link, it names something other than a
-                regular file, the text is too large or not encodable, or the file cannot be written.
+            RefusedPath: The path cannot be used, or the text is too large, or cannot be encoded or written.
         """
         *folders, name = _names(path)
         try:
@@ -110,8 +108,7 @@ class ConfinedFolder:
         """Return the names in a folder, sorted, such as `notes/` (folder) or `todo.txt (120 bytes)` (file).
 
         Raises:
-            RefusedPath: The path leaves the folder or leads through a link, there is no such folder, it may
-                not be read, or it has more than `MAX_ENTRIES` entries.
+            RefusedPath: The path cannot be used, or the folder has more than `MAX_ENTRIES` entries.
         """
         with _refusing(path), self._folder(_names(path, folder=True)) as folder, os.scandir(folder) as found:
             listed: list[str] = []

@@ -279,15 +279,11 @@ class ToolContext:
             raise ToolCancelled(f"The call of {self.server}.{self.tool} was cancelled.")
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep, but wake up at once if the call is cancelled. For plain functions; it blocks the thread.
-
-        Returns:
-            Whether the call was cancelled.
-        """
+        """Sleep, but wake up at once if the call is cancelled; return whether it was. Blocks the thread."""
         return self._cancelled.wait(timeout_s)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Report the progress of the call. It is shown in the same way as the progress of an MCP server.
+        """Report the progress of the call, which is shown like the progress of an MCP server.
 
         Args:
             done: The part that is done, in any unit.
@@ -557,14 +553,13 @@ class FunctionTools(HostFunctions):
     Args:
         functions: Functions by tool name; or a list of functions, each with the name that `@tool` gives it,
             or else its own. Each parameter must be usable as a keyword argument and be annotated with a type
-            that msgspec or pydantic supports. If a function is marked with `@tool`, the model reads the
-            docstring up to its first section, otherwise the first paragraph of the docstring.
+            that msgspec or pydantic supports. The model reads the docstring up to its first section, and of a
+            function without `@tool` only the first paragraph.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
             call is refused. The model can know of such tools only from the host's instructions.
 
     Raises:
-        MCPConfigError: For example, a function has no name, has the name of another function, or has a
-            parameter whose type JSON cannot express.
+        MCPConfigError: For example, a function has no name, or a parameter whose type JSON cannot express.
 
     Source: L7
     """

@@ -69,8 +69,6 @@ _Noted: TypeAlias = Callable[[Any], SpanNote]
 
 
 class _Row(Struct, frozen=True):
-    """How one kind of message is shown."""
-
     words: _Words
     severity: Severity = ""
     mark: str = ""  # a word for the problem that every message of the kind reports

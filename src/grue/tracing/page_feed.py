@@ -53,8 +53,6 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Turn(Struct):
-    """The state of a turn while its messages are read."""
-
     requests: dict[int, Passage] = {}  # without a reply yet, by the request's message number
     calls: dict[str, Passage] = {}  # also settled ones, because a resumed turn names them again
     said: tuple[str, int] = ("", 0)  # the last reply's text, and the number of its message

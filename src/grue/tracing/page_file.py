@@ -34,25 +34,13 @@ def page_parts(
     # `name`, `style` and `scripts` name files in `viewer_page/`. A `served` page may request from its server.
     css = "\n".join(_part(f"{each}.css") for each in style)
     script = "\n".join(_part(f"{each}.js") for each in scripts)
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(css)}'",
-            *(["img-src 'self'", "connect-src 'self'"] if served else ["img-src data:"]),
-            "base-uri 'none'",
-            "form-action 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
+    requests = "img-src 'self'; connect-src 'self'" if served else "img-src data:"
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(css)}'; {requests};"
+        " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    parts = {
-        "title": html.escape(title),
-        "generator": f"grue {name}",
-        "policy": policy,
-        "style": css,
-        "script": script,
-    }
+    parts = {"title": html.escape(title), "generator": f"grue {name}", "policy": policy}
+    parts |= {"style": css, "script": script}
     template = _part("head.html") + _part(f"{name}.html")
     page = _PLACES.sub(lambda place: parts.get(place[1], place[0]), template)
     return [part.encode("utf-8", "replace") for part in _DATA.split(page)[::2]]

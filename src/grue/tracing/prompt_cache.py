@@ -106,8 +106,6 @@ class _Asked(Struct, frozen=True, kw_only=True):
 
 
 class _Prompted(Struct, kw_only=True):
-    """The state of a conversation."""
-
     name: m.ConversationId
     encoded: EncodedConversation
     run: m.RunTurn | None = None

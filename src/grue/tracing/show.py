@@ -30,8 +30,6 @@ _BOLD = "1"
 
 
 class _Column(Struct, frozen=True):
-    """A column of the table."""
-
     heading: str
     live_width: int  # in a live table, where the widest cell is not known beforehand
     dropped: int = 0  # place in the order in which a narrow table leaves columns out; 0: it stays

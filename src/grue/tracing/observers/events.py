@@ -21,7 +21,7 @@ Source: R7.1-3, P21, P28-30
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -141,20 +141,13 @@ class _TurnLines:
             case m.ToolCalled(server=server, tool=tool, arguments=arguments):
                 call = self._calls[body.call_id] = _Call(f"{server}.{tool}", server)
                 self._used.append(call.name)
-                yield info(
-                    "mcp_tool_call",
-                    f"MCP tool call: {call.name}",
-                    tool_name=call.name,
-                    server_name=server,
-                    arguments=arguments,
-                    iteration=self._iteration,
-                )
+                about: m.JsonObject = {"tool_name": call.name, "server_name": server, "arguments": arguments}
+                yield self._line(info, "mcp_tool_call", f"MCP tool call: {call.name}", **about)
             case m.ToolReturned():
                 yield from self._returned(body)
             case m.ToolTimedOut(call_id=call_id):
                 self._broken_by, name = "timeout", self._name(call_id)
-                message = f"Tool call timeout: {name}"
-                yield problem("mcp_tool_timeout", message, tool_name=name, iteration=self._iteration)
+                yield self._line(problem, "mcp_tool_timeout", f"Tool call timeout: {name}", tool_name=name)
             case m.ServerDied(call_id=call_id, failure=failure):
                 self._broken_by = "server death"
                 yield self._failed(self._name(call_id), failure.cause)
@@ -166,14 +159,12 @@ class _TurnLines:
                 yield self._rejected(self._name(call_id), reason, call_id)
             case m.ToolSkipped(call_id=call_id, reason=reason):
                 name = self._name(call_id)
-                yield problem(
-                    "mcp_tool_skipped",
-                    f"Tool call skipped: {name} - {reason.removeprefix('Skipped: ')}",
-                    tool_name=name,
-                    reason=reason,
-                    after=self._broken_by,
-                    iteration=self._iteration,
-                )
+                about = {"tool_name": name, "reason": reason, "after": self._broken_by}
+                message = f"Tool call skipped: {name} - {reason.removeprefix('Skipped: ')}"
+                yield self._line(problem, "mcp_tool_skipped", message, **about)
+
+    def _line(self, make: Callable[..., LogLine], event: str, message: str, **fields: object) -> LogLine:
+        return make(event, message, **fields, iteration=self._iteration)
 
     def _name(self, call_id: str) -> str:
         call = self._calls.get(call_id)
@@ -182,7 +173,8 @@ class _TurnLines:
     def _returned(self, body: m.ToolReturned) -> Iterator[LogLine]:
         call = self._calls.get(body.call_id, _Call(body.call_id, ""))
         result = body.result
-        yield info(
+        yield self._line(
+            info,
             "mcp_tool_result",
             f"MCP tool result: {call.name}",
             tool_name=call.name,
@@ -191,7 +183,6 @@ class _TurnLines:
             result_length=len(str(result.content)),
             is_error=result.is_error,
             duration_ms=round(body.duration_s * 1000, 3),
-            iteration=self._iteration,
         )
         if result.is_error:
             yield self._failed(call.name, result.error_message or "")
@@ -206,13 +197,8 @@ class _TurnLines:
     def _failed(self, name: str, error: str) -> LogLine:
         # Some errors begin with `_CALL_FAILED` already: do not repeat it.
         error = error.removeprefix(_CALL_FAILED)
-        return problem(
-            "mcp_tool_error",
-            f"{_CALL_FAILED}{name} - {error}",
-            tool_name=name,
-            error=error,
-            iteration=self._iteration,
-        )
+        message = f"{_CALL_FAILED}{name} - {error}"
+        return self._line(problem, "mcp_tool_error", message, tool_name=name, error=error)
 
     def _begin_iteration(self, body: m.IterationStarted) -> Iterator[LogLine]:
         iteration, most = body.iteration, body.max_iterations

@@ -54,14 +54,12 @@ class OtelObserver(Outbox):
 
     Args:
         tracer_provider: The caller's provider, which is flushed but never shut down. `None`: the global
-            provider if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP
-            until `close`.
-        capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
-            conventions recommend. With `"reference"`, the span of a completion has only the conversation's
-            new messages, and the number of the request in grue's trace, where the earlier messages are.
+            provider if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP.
+        capture_content: Send prompts, arguments, outputs and error texts. With `"reference"`, the span of a
+            completion has only the new messages, and the number of the request in grue's trace.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
-        agent_description: What the agent does, in a sentence; empty: not given.
-        agent_version: The agent's version, to tell the spans of two versions apart; empty: not given.
+        agent_description: What the agent does, in a sentence.
+        agent_version: The agent's version, to tell the spans of two versions apart.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 

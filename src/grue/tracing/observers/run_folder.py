@@ -32,15 +32,13 @@ RESULT_FILE = "result.json"
 
 
 class RunFolder(Closing):
-    """The files of one episode, written while it runs.
+    """The files of one episode, written while it runs, each readable only by its owner.
 
     Messages from and to `host` are flushed before a host's call of `record`, or its turn, returns, so that a
     host can record a decision and then act on it. On a slow disk, `record` waits for the trace at most
     `TraceOptions.flush_within_s`, but for the logs without a limit. In all files, placeholders replace the
-    environment's secrets (`secrets_in`).
-
-    Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner. An
-    older `result.json` is removed when the episode starts or is resumed, because the episode has not ended.
+    environment's secrets (`secrets_in`). An older `result.json` is removed when the episode starts or is
+    resumed.
 
     Args:
         path: The run folder. Without `resume`, it is made, with its parents, if it is missing.
@@ -49,8 +47,8 @@ class RunFolder(Closing):
             anything yet; its message numbers and its time continue those in the trace.
 
     Raises:
-        TraceError: The folder or a file in it cannot be written; the text names the place and the cause. With
-            `resume`: there is no trace of this episode, or another process still writes it.
+        TraceError: The folder or a file in it cannot be written. With `resume`: there is no trace of this
+            episode, or another process still writes it.
     """
 
     def __init__(
