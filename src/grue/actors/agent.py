@@ -21,7 +21,6 @@ from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.trace.recorder import Envelope
 
 _MANY = 50
-
 Check: TypeAlias = Callable[[str], m.AnswerAccepted | m.AnswerRefused]
 """The host's check of a final text. An exception that it raises counts as a crash of the agent."""
 

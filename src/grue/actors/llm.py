@@ -37,7 +37,6 @@ from grue.transports.llm import exchange
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, RequestPostponed, current_room
 
 __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
-
 REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
 

@@ -18,7 +18,6 @@ from grue.runtime.safe_text import printable
 
 MAX_FILE_BYTES = 2**20
 MAX_ENTRIES = 1000
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _NAME_CHARS = 200

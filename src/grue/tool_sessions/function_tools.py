@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 _PYDANTIC = frozenset(("pydantic", "pydantic_core", "pydantic_settings", "annotated_types"))
 _DEEPEST = 20
 _REF = "#/$defs/{name}"
-
-
 _OMITTED = object()  # stands for an argument that a call has left out, if pydantic reads the parameter
 
 
@@ -441,7 +439,6 @@ def _one_line(text: str) -> str:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-
 _ATTRIBUTE = "__grue_tool__"
 
 
@@ -533,7 +530,6 @@ def settings_of(function: Callable[..., Any]) -> ToolSettings | None:
 
 _INVALID_PARAMS = -32602
 _RESULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
-
 CatchAll: TypeAlias = Callable[[str, m.JsonObject], Any]
 """Serves calls of tools that were never listed: `(bare name, arguments) -> result`, plain or coroutine."""
 

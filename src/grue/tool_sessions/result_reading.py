@@ -30,7 +30,6 @@ _SEARCH_S = 2.0
 _MOST_STEPS = 50
 _NAMED_KEYS = 20
 _HEADER = 200  # characters that are reserved for the line that describes a part
-
 _Test: TypeAlias = Callable[[str], bool]
 
 

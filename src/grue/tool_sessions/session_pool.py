@@ -148,7 +148,6 @@ class PooledConnection:
 
 _STILL_THERE_S = 2.0  # for an HTTP server to say whether it still knows an idle session
 _GENERATIONS = 3
-
 Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 """When a turn's session is opened: in the turn, after or beside the previous turn, or earlier (`kept`)."""
 

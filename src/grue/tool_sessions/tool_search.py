@@ -21,7 +21,6 @@ _SHORTEST_PREFIX = 4
 _MOST_WORDS = 40
 _MOST_TEXT = 4000
 _MOST_NAMED = 60
-
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
 _SAYS_NOTHING = (
     "a an and any are as at be by can do for from get give has have how i if in into is it its let me my of"

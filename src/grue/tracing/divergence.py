@@ -26,7 +26,6 @@ _LINE_CHARS = 160
 _VALUE_CHARS = 100
 _BEFORE_CHARS = 30
 ABSENT = msgspec.UNSET  # stands for what only the other side has
-
 SameText: TypeAlias = Callable[[str, str], bool]
 
 

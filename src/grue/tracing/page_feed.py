@@ -24,7 +24,6 @@ from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker
 from grue.tracing.turn_slices import turn_of
 
 PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end"]
-
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3  # characters: a shorter text of a fact may be in a prompt by chance
 _MOST_SHOWN = 20  # the most facts before a prompt that are remembered, each by its longest text
@@ -258,8 +257,6 @@ def _label(step: Step) -> str:
 
 _REASON_CHARS = 300
 _SAID_CHARS = 160
-
-
 _NOT_PARTS = frozenset({"turn", "session", "host"})  # spans that contain others, or are no turn's own
 
 

@@ -22,7 +22,6 @@ from grue.runtime.safe_text import printable
 from grue.tracing.message_words import kind_of
 
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
-
 _MOST_KEPT = 1_000  # conversations after their turn; the longest unused is forgotten first
 _AROUND = 24
 _EXCERPT = 72

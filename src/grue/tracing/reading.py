@@ -99,7 +99,6 @@ EpisodeBody: TypeAlias = m.AnyMessage | Fact | ActorFailed
 
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]
-
 NOTES = "trace"  # the receiver of notes and facts, which are sent to no actor
 
 

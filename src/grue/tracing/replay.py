@@ -33,7 +33,6 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 """How the replay of a turn ended; `unfinished`: the trace lacks the turn's end, or the replay diverged."""
 
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
-
 _FOLLOWS = frozenset({"whole_chars"})  # differs if a secret in the text was replaced
 
 
@@ -548,7 +547,6 @@ class _Session:
 
 
 __all__ = ["Changes", "TurnReplay", "render", "replay"]
-
 _UNCHANGED = Changes()
 
 

@@ -23,7 +23,6 @@ from grue.tracing.steps import StepBegan, StepChange, StepKind
 
 TimePhase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
 PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
-
 _ANYWHERE: dict[StepKind, TimePhase] = {"model": "model", "check": "model", "tool": "tools"}
 _IN_A_TURN: dict[StepKind, TimePhase] = {**_ANYWHERE, "startup": "startup", "teardown": "teardown"}
 

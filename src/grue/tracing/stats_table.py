@@ -25,7 +25,6 @@ _PHASES: dict[TimePhase, str] = {
 _TOOL_HEADINGS = ("", "calls", "err", "late", "lost", "skip", "rej", "p50", "p95", "max", "")
 _SERVER_HEADINGS = ("", "starts", "failed", "retries", "deaths", "p50", "max", "endings")
 _SLOW_HEADINGS = ("", "took", "outcome", "requests", "calls", "mostly")
-
 Row = Sequence[str]
 
 

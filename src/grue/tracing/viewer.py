@@ -210,7 +210,6 @@ def _write(
 
 
 INDEX_FILE = "index.html"
-
 _NAME_CHARS = 300
 _ERROR_CHARS = 1000
 

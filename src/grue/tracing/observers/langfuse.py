@@ -31,7 +31,6 @@ from grue.tracing.observers.span_sink import (
 )
 
 INSTALL = "Langfuse is not installed: pip install 'langfuse>=5,<6'"
-
 _KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 _CLOUD = "https://cloud.langfuse.com"
 _EXPORT_TIMEOUT_S = 5.0

@@ -118,8 +118,6 @@ Attributes: TypeAlias = dict[str, Any]
 
 UNKNOWN_PROVIDER = "_OTHER"  # a name is required, also for a host's own model actor
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
 _HTTP_VERSION = "1.1"  # of requests to MCP servers: their client is without `http2`
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 BOUND = 10_000  # envelopes in the queue: enough for a few hundred turns
 CLOSE_S = 5.0  # how long `close` waits by default, in seconds
-
 Warn: TypeAlias = Callable[[str], None]  # a function that shows one sentence to the user
 
 
@@ -187,7 +186,6 @@ class Outbox:
 
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _CAUSE_LIMIT = 200
-
 _exporting = threading.local()
 
 

@@ -14,7 +14,6 @@ from grue.tracing.observers.spans import AsSent, SpanClosed, SpanFeed, SpanId, S
 
 CONTENT_LIMIT = 20_000  # characters of a prompt, an argument or an output
 HISTORY_LIMIT = 200_000  # characters of earlier messages in a request's span
-
 Capture: TypeAlias = bool | Literal["reference"]
 """Whether content is sent. With `reference`, a completion's span has only the new messages, and the number of
 the request in the trace."""

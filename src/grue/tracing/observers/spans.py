@@ -251,9 +251,7 @@ class SpanClosed(Struct, frozen=True):
 
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed
-
 DROPPED = Verdict("warning", "reply_dropped", "its tools were not as they were presumed")
-
 CUT_OFF = Verdict("warning", "cut_off", "its turn or episode ended first")
 
 
