@@ -21,8 +21,7 @@ from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.trace.recorder import Envelope
 
 _MANY = 50
-Check: TypeAlias = Callable[[str], m.AnswerAccepted | m.AnswerRefused]
-"""The host's check of a final text. An exception that it raises counts as a crash of the agent."""
+Check: TypeAlias = Callable[[str], m.AnswerAccepted | m.AnswerRefused]  # an exception crashes the agent
 
 
 _CLOSING_S = 5.0

@@ -530,8 +530,7 @@ def settings_of(function: Callable[..., Any]) -> ToolSettings | None:
 
 _INVALID_PARAMS = -32602
 _RESULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
-CatchAll: TypeAlias = Callable[[str, m.JsonObject], Any]
-"""Serves calls of tools that were never listed: `(bare name, arguments) -> result`, plain or coroutine."""
+CatchAll: TypeAlias = Callable[[str, m.JsonObject], Any]  # called with the bare name and the arguments
 
 
 class _Function(Struct, frozen=True):

@@ -11,8 +11,7 @@ from grue.field_checks import check_settings
 Grant = Literal["authorization_code", "client_credentials", "identity_assertion"]
 TokenPlace = Literal["file", "keyring"]  # a file that only its owner can read, or the keyring
 SecretMethod = Literal["client_secret_basic", "client_secret_post"]
-LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
-"""The hosts that credentials may be sent to without TLS."""
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))  # credentials may be sent there without TLS
 
 _IDENTITY = (
     "identity_provider", "identity_client_id", "identity_client_secret", "identity_token",

@@ -11,8 +11,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.policies import NoticeKind
 
-Notify: TypeAlias = Callable[[NoticeKind, str], None]
-"""Called with the kind and the untrusted text of each notice about a server, such as a log message."""
+Notify: TypeAlias = Callable[[NoticeKind, str], None]  # kind and untrusted text of a server's notice
 
 
 class SamplingRequest(Struct, frozen=True):

@@ -188,12 +188,10 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
-_OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
-"""A part of a URL's path that looks like a key and not a word. Some services give each user a secret URL."""
+_OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")  # a part of a URL's path that looks like a key
 
 
-HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
-"""How to speak to a server that is reached by URL."""
+HttpTransport: TypeAlias = Literal["auto", "http", "sse"]  # how to speak to a server with a URL
 
 
 def _as_text(value: object) -> object:
@@ -401,8 +399,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         return found | {f"URL key {number}": part for number, part in enumerate(opaque, start=1)}
 
 
-McpServer: TypeAlias = StdioServer | HttpServer
-"""A server that speaks MCP, however it is reached."""
+McpServer: TypeAlias = StdioServer | HttpServer  # a server that speaks MCP, however it is reached
 
 
 def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:

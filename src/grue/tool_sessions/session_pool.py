@@ -35,12 +35,9 @@ from grue.tool_sessions.connection import (
 )
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
-_PREWARM_DELAY_S = 0.005
-"""How long a prewarm waits before it starts. Starting a process blocks Python, so without this delay the host
-would get its turn's result later."""
+_PREWARM_DELAY_S = 0.005  # starting a process blocks Python: let the host get its turn's result first
 
-Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
-"""A function that waits until a connection may start its process."""
+Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]  # waits until a process may start
 
 
 class PooledConnection:

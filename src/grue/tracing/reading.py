@@ -94,8 +94,7 @@ def _usable(name: str, base: type[Fact]) -> bool:
     return plain and not name.startswith(("_", "field_")) and not hasattr(base, name)
 
 
-EpisodeBody: TypeAlias = m.AnyMessage | Fact | ActorFailed
-"""The types of all messages that an episode's trace can hold."""
+EpisodeBody: TypeAlias = m.AnyMessage | Fact | ActorFailed  # what an episode's trace can hold
 
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]

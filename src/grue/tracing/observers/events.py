@@ -264,8 +264,7 @@ class EventFeed:
         return [] if envelope.copied else made  # the recorded turn's log has these events already
 
 
-_RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
-"""Names that `logging` does not allow in `extra`."""
+_RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}  # not allowed in `extra`
 
 
 class LoggerObserver:

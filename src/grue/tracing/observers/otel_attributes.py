@@ -113,8 +113,7 @@ def _medium(medium: m.Attachment) -> m.JsonObject:
     return {"type": "grue_medium", "modality": medium.kind, "mime_type": medium.mime, "bytes": medium.bytes}
 
 
-Attributes: TypeAlias = dict[str, Any]
-"""Attributes of a span by name; `present` leaves out those that are `None` or an empty text."""
+Attributes: TypeAlias = dict[str, Any]  # by name; `present` drops `None` and empty texts
 
 UNKNOWN_PROVIDER = "_OTHER"  # a name is required, also for a host's own model actor
 _DEFAULT_PORTS = {"http": 80, "https": 443}
