@@ -21,6 +21,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, Union, overload
 
@@ -332,7 +333,7 @@ _UNDERLINE = re.compile(r"-{3,}\s*")
 _FIELD = re.compile(r":(?P<field>[a-z]+)(?:\s+(?P<about>[^:\n]+))?:(?:\s+(?P<text>.*)|\s*)")
 _PARAMETER_FIELDS = frozenset(("param", "parameter", "arg", "argument", "key", "keyword"))
 _FIELDS = _PARAMETER_FIELDS | {"raise", "raises", "except", "return", "returns", "rtype", "type", "yields"}
-_ITEM = re.compile(r"\*{0,2}(?P<name>\w+)\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*:(?:\s+(?P<text>.*)|\s*)")
+_ITEM = re.compile(r"\*{0,2}(?P<names>\w+)\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*:(?:\s+(?P<text>.*)|\s*)")
 _NAMES = re.compile(r"(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 
 
@@ -395,38 +396,25 @@ def _items(section: list[str]) -> Iterator[tuple[str, str]]:
             name = field["about"].split()[-1].lstrip("*")
             yield name, _one_line(" ".join((field["text"] or "", *section[1:])))
     elif _PARAMETERS.fullmatch(_heading(head)):
-        yield from _google_items(section[1:])
+        base = next((_indent(line) for line in section[1:] if line.strip()), 0)
+        # A line with less indentation ends the section, even if it is no heading.
+        block = takewhile(lambda line: not line.strip() or _indent(line) >= base, section[1:])
+        yield from _described_in(block, _ITEM, base)
     elif _is_underlined(section, 0) and _PARAMETERS.fullmatch(head.strip().lower()):
-        yield from _numpy_items(section[2:])
+        yield from _described_in(section[2:], _NAMES, 0)
 
 
-def _google_items(block: list[str]) -> Iterator[tuple[str, str]]:
-    base = next((_indent(line) for line in block if line.strip()), 0)
-    name, texts = "", list[str]()
-    for line in block:
-        if line.strip() and _indent(line) < base:
-            break  # a line with less indentation ends the section, even if it is no heading
-        item = _ITEM.fullmatch(line.strip()) if _indent(line) == base else None
-        if item is None:
-            texts.append(line)
-            continue
-        if name:
-            yield name, _one_line(" ".join(texts))
-        name, texts = item["name"], [item["text"] or ""]
-    if name:
-        yield name, _one_line(" ".join(texts))
-
-
-def _numpy_items(block: list[str]) -> Iterator[tuple[str, str]]:
+def _described_in(block: Iterable[str], item: re.Pattern[str], indent: int) -> Iterator[tuple[str, str]]:
+    """Yield names and descriptions. Each begins with a line like `item` that is indented by `indent`."""
     names, texts = list[str](), list[str]()
     for line in block:
-        item = _NAMES.fullmatch(line.rstrip()) if line.strip() and not _indent(line) else None
-        if item is None:
+        found = item.fullmatch(line.strip()) if line.strip() and _indent(line) == indent else None
+        if found is None:
             texts.append(line)
             continue
         yield from ((name, _one_line(" ".join(texts))) for name in names)
-        names = [name.strip().lstrip("*") for name in item["names"].split(",")]
-        texts = []
+        names = [name.strip().lstrip("*") for name in found["names"].split(",")]
+        texts = [found.groupdict().get("text") or ""]
     yield from ((name, _one_line(" ".join(texts))) for name in names)
 
 
