@@ -4,8 +4,6 @@ All decisions are made by `step` in `protocol/tool_loop.py`; this module perform
 cancellations are events too, so that `step` closes the sessions and the trace says why the turn ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TypeAlias, assert_never

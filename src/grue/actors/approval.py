@@ -3,8 +3,6 @@
 This is a separate actor because a person may take long, and the agent must still notice its deadline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 

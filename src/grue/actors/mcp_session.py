@@ -5,8 +5,6 @@ cancel scopes must be nested, and be left by the task that entered them. `protoc
 what follows a failed connect, and `protocol/tools/calls.py` decides which calls of a batch are made.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """The interface between a session actor and a tool server, which each kind of tool server implements."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Awaitable, Callable
 from types import TracebackType

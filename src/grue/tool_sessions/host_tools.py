@@ -1,7 +1,5 @@
 """Base classes that let the engine recognise `FunctionTools` and `ShellTool` without importing either."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias
 

@@ -1,7 +1,5 @@
 """Removes secrets from texts about a server. A secret is known by its name, its place or its form."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

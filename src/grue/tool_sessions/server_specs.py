@@ -3,8 +3,6 @@
 No text made here, such as a `repr` or an error, may show a secret.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from base64 import b64encode

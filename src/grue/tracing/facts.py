@@ -8,8 +8,6 @@ Besides the three facts of this module, a host declares its own with `register_f
 A program that has not imported the host shows the names and values of their fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 

@@ -7,8 +7,6 @@ a row is shown by its fields.
 Source: R7.1-3, P31
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, get_args

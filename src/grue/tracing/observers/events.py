@@ -18,8 +18,6 @@ A turn that offers tools has one `mcp_session_started` and, when it completes or
 Source: R7.1-3, P21, P28-30
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
