@@ -148,7 +148,7 @@ def play(
     resume: Path | None = opt.resume(
         "episode",
         "--turns, --turn-timeout and the options below",
-        ". Without --turns, its last value is kept",
+        ", and the last value of --turns",
     ),
     start: Literal[StartWhen, StartAhead] | None = _START,
     stream: bool = opt.STREAM,

@@ -66,8 +66,8 @@ def resume(what: str, also: str, but: str = "") -> Any:
     return typer.Option(
         None,
         metavar="RUN",
-        help=f"Go on with the {what} in this run folder. Besides --resume you can give only {also}. The "
-        f"other options stay as they were first given{but}.",
+        help=f"Go on with the {what} in this run folder, with the options that it was started with{but}. "
+        f"Beside --resume you can give only {also}.",
     )
 
 
