@@ -67,7 +67,7 @@ def resume(what: str, also: str, but: str = "") -> Any:
         None,
         metavar="RUN",
         help=f"Go on with the {what} in this run folder, with the options that it was started with{but}. "
-        f"Beside --resume you can give only {also}.",
+        f"Besides --resume you can give only {also}.",
     )
 
 
