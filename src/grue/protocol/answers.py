@@ -1,4 +1,7 @@
-"""Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose."""
+"""Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose.
+
+Source: R15.1
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,7 @@ MAX_CHARS = 2 * 2**20  # only the last `MAX_CHARS` characters of a text are sear
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield the JSON objects that could be the answer: the whole text, then those in fences, then in prose.
-
-    Of those in prose the last comes first: a model that writes down its reasoning answers at the end.
-
-    Source: R15.1
-    """
+    """Yield the JSON objects that could be the answer: the whole text, then those in fences, then others."""
     text = text[-MAX_CHARS:]
     seen: list[dict[str, object]] = []
     for candidate in (text, *fenced_blocks(text)):

@@ -50,10 +50,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of one request (`item`) of a batch, stored as a line of JSON.
-
-    Without a reply, `status` is `None`, and `kind`, `reason` and `message` say why, as in `Fault`.
-    """
+    """The outcome of request `item` of a batch; without a reply (`status`), with the fields of a `Fault`."""
 
     item: str
     status: int | None = None

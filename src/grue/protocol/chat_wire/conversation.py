@@ -43,11 +43,7 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """The messages of a prompt as JSON, joined to few parts, with only the newest `room` cache markers.
-
-    `size` has the bytes of all messages as they were added. Lower `room` only before the first marker is
-    added.
-    """
+    """The messages of a prompt as JSON, joined to few parts, with only the newest `room` cache markers."""
 
     def __init__(self, room: int) -> None:
         self.room = room

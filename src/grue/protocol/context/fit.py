@@ -58,8 +58,7 @@ parts. If the two differ by more than this factor, the sizes counted earlier are
 class ContextLedger(Struct, frozen=True, kw_only=True):
     """The sizes of a conversation's parts: its first request (`head`), the tools, and the other `items`.
 
-    Items from position `current` on, usually the last reply and what follows, are never cleared (replaced by
-    stubs).
+    Items from position `current` on, usually the last reply and what follows, are never cleared.
     """
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN

@@ -111,8 +111,8 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that a call of `call_tool` asks for; unchanged if it is no such call, or names no tool.
 
-    With arguments beside `name` it is unchanged too: otherwise the tool would run without them (not without
-    `bind`, in the replay of an old trace).
+    With arguments beside `name` it is unchanged too (except in old traces: `bind=False`): otherwise the tool
+    would run without them.
     """
     if call.name != CALL_TOOL.name:
         return call

@@ -13,7 +13,7 @@
 - If the server's tools have changed, they are listed again before the next call, and before the settlement of
   a batch's last call is reported: after that the turn may ask the model again, with the new tools.
 
-Source: R5.2, R6.3, P17, P24
+Source: R5.2, R5.3, R5.4, R6.3, R6.4, R8.3, P17, P24, P44
 """
 
 from __future__ import annotations
@@ -143,10 +143,8 @@ def read_calls(
 ) -> tuple[tuple[ValidCall, ...], tuple[Unmade, ...]]:
     """Return the valid calls in order, and the calls with an unknown tool or with unreadable arguments.
 
-    `offered` are the tools that the error about an unknown tool names; `None`: all. `missing` are the servers
-    that could not be used, with the reason for each.
-
-    Source: R5.3, R6.4, R8.3
+    The error about an unknown tool names the `offered` ones, and the servers that are `missing`, with the
+    reasons.
     """
     listed = {tool.name: tool for tool in tools}
     known = ", ".join(listed if offered is None else dict.fromkeys(tool.name for tool in offered))
@@ -284,8 +282,6 @@ def tool_messages(
     """Return the tool messages of a reply's calls, in order; `room` collects their attachments.
 
     `plain`: a tool's text is not put into JSON, and with `refers` a cut one gets a handle for `read_result`.
-
-    Source: R5.4, P44
     """
 
     def told(item: m.ToolCallRecord) -> tool_results.Told:

@@ -4,7 +4,7 @@ The canonical name, used everywhere inside grue, is `{server}.{tool}`, with dots
 the tool's name. Most endpoints allow only letters, digits, `_` and `-`, and at most 64 characters:
 `WireNames`.
 
-Source: R8.2
+Source: R8.1, R8.2, R8.3, R8.4, P33, P34, P35, P36
 """
 
 from __future__ import annotations
@@ -145,10 +145,7 @@ def openai_call(call: m.ToolCall) -> m.JsonObject:
 
 
 def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObject:
-    """Return the tool in OpenAI's format; `name`: the name on the wire, by default the canonical one.
-
-    Source: R8.1, R8.4, P33, P34, P36
-    """
+    """Return the tool in OpenAI's format; `name`: the name on the wire, by default the canonical one."""
     schema = tool.input_schema
     return {
         "type": "function",
@@ -162,11 +159,7 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 
 
 class ToolRoutes(Struct, frozen=True):
-    """Each tool by the name to show (`listed`) and by all its names (`called`).
-
-    A tool's bare name calls the tool that was listed last; `shadowed` has pairs of a later and an earlier
-    tool.
-    """
+    """Each tool by the name to show and by all its names; a bare name calls the tool that was listed last."""
 
     listed: dict[str, m.ToolDefinition]
     called: dict[str, m.ToolDefinition]

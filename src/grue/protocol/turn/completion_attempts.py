@@ -63,10 +63,9 @@ class CutReply(Struct, frozen=True):
 
 
 class Sent(Struct, frozen=True, kw_only=True, gc=False):
-    """Waits for the outcome of a request; `clears`: the agent can shorten the history.
+    """Waits for the outcome of request number `attempt`; `clears`: the agent can shorten the history.
 
-    `attempt` counts from 1, also after a reply that was `cut`. `failed`: the failures that used up a retry.
-    `lowered`: the reply's token limit has been lowered to what the window has room for.
+    `failed`: the failures that used up a retry. `lowered`: the reply's token limit has been lowered.
     """
 
     settings: ModelSettings

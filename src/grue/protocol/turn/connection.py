@@ -31,10 +31,9 @@ class Proven(Struct, frozen=True, tag=True):
 
 
 class Disabled(Struct, frozen=True, tag=True):
-    """The server is not used, for this `reason`; `last_words`: the last line that it wrote to stderr.
+    """The server is not used, for this `reason`, before `until_s` on the clock of `ConnectRequested.at_s`.
 
-    It has been disabled `failures` times since a connect last succeeded, and may be tried again at `until_s`,
-    on the clock of `ConnectRequested.at_s`; `None`: not in this episode.
+    `until_s=None`: not in this episode. `failures`: how often it was disabled since a connect last succeeded.
     """
 
     reason: str

@@ -216,10 +216,7 @@ class AwaitingSupport(Struct, frozen=True):
 
 
 class AwaitingSessions(Struct, frozen=True, gc=False):
-    """Waits until each `pending` server's session has opened or been given up; `new` are the next items.
-
-    `asking`: the check that the model can call tools is under way.
-    """
+    """Waits for the sessions of the `pending` servers, before `new` is sent; `asking`: for the check too."""
 
     turn: Turn
     pending: Servers
