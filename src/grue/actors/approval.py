@@ -1,7 +1,4 @@
-"""The approval actor: asks a person about a reply's tool calls, or tells the agent to park the turn.
-
-This is a separate actor because a person may take long, and the agent must still notice its deadline.
-"""
+"""The approval actor asks a person about tool calls, while the agent can still notice its deadline."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias

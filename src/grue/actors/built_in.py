@@ -1,7 +1,4 @@
-"""The actor of the built-in tools: answers calls of tools that grue serves itself.
-
-To the agent, this actor is one more tool server: its calls are batched, recorded, replayed and counted too.
-"""
+"""The actor of the built-in tools. To the agent, and in the trace, it is one more tool server."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

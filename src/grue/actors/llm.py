@@ -1,7 +1,6 @@
 """The LLM actor: keeps the conversation, sends requests to the endpoint and reports replies to the agent.
 
-One completion may take several HTTP requests; `Asking` sends them. `protocol/chat_wire/` encodes requests and
-decodes replies, and `protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply.
+`protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The session actor: owns one tool server, opens and closes it, and makes its calls one at a time.
 
 `_attempt` opens the connection, serves the session and closes the connection in one call, because anyio's
-cancel scopes must be nested, and be left by the task that entered them. `protocol/turn/connection.py` decides
-what follows a failed connect, and `protocol/tools/calls.py` decides which calls of a batch are made.
+cancel scopes must be nested, and be left by the task that entered them.
 """
 
 import contextlib

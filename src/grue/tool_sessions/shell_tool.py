@@ -1,9 +1,7 @@
 """`ShellTool`: a tool server whose one tool runs commands on this machine. A host has to configure it.
 
 An allow-list limits what a model can start, not what a started program does; a box (`sandbox`) limits that.
-
-However a command ended, also if the host died, no process that the command started is alive afterwards. Where
-`runtime/processes/descendants.py` cannot work, as on macOS, processes that left its process group may remain.
+After a command, also if the host died, no process of it is alive, except on macOS those that left its group.
 """
 
 import os

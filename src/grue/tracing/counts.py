@@ -1,7 +1,4 @@
-"""The counts of an episode: of its turns, its requests to the model, its tool calls and its servers.
-
-One pass over the trace keeps little more than a duration per turn, request, call and start of a server.
-"""
+"""The counts of an episode: of its turns, its requests to the model, its tool calls and its servers."""
 
 import functools
 import heapq

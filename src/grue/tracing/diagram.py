@@ -1,8 +1,4 @@
-"""Draw a trace as a sequence diagram, in Mermaid's language or as plain text.
-
-Untrusted text is reduced to one short line of printable characters and, for Mermaid, escaped, so that it
-cannot break the diagram.
-"""
+"""Draw a trace as a sequence diagram, in Mermaid's language or as plain text. Untrusted text is escaped."""
 
 from collections.abc import Iterable, Iterator
 

@@ -25,7 +25,6 @@ from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted, said_
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
-"""The ANSI attributes of each severity."""
 
 _SHORT = 80
 _LONG = 200
