@@ -1,4 +1,4 @@
-"""Draw a trace as a sequence diagram, in Mermaid's language or as plain text. Untrusted text is escaped."""
+"""Draw a trace as a sequence diagram, in Mermaid or as plain text. Untrusted text cannot break a diagram."""
 
 from collections.abc import Iterable, Iterator
 

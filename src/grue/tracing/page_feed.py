@@ -80,7 +80,12 @@ class StoryTeller:
                 headline = printable(said_by(body, Fact.headline), _HEADLINE_CHARS)
                 yield Passage(turn=turn, kind="fact", seq=seq, text=headline)
             case m.RunTurn():
-                yield self._prompt(body, seq, turn)
+                shown = any(text in body.user for text in self._shown)
+                self._shown.clear()
+                if body.resumed is None:
+                    self._turns[turn] = _Turn()
+                text = "resumed" if body.resumed is not None else "shown" if shown else ""
+                yield Passage(turn=turn, kind="prompt", seq=seq, text=text)
             case m.RequestCompletion() | m.CompletionReceived() | m.CompletionFailed():
                 yield from self._completion(envelope, body, turn)
             case m.ToolCalled(call_id=call_id):
@@ -102,14 +107,6 @@ class StoryTeller:
                 yield self._end(body, seq, turn)
             case _ if isinstance(body, _TURNS_OF_THE_STORY) or mark_of(body):
                 yield Passage(turn=turn, kind="note", seq=seq)
-
-    def _prompt(self, run: m.RunTurn, seq: int, turn: int) -> Passage:
-        shown = any(text in run.user for text in self._shown)
-        self._shown.clear()
-        if run.resumed is None:
-            self._turns[turn] = _Turn()
-        text = "resumed" if run.resumed is not None else "shown" if shown else ""
-        return Passage(turn=turn, kind="prompt", seq=seq, text=text)
 
     def _completion(
         self,

@@ -145,17 +145,12 @@ class OwnMessages:
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() as end:
                 before = self._forked.pop(envelope.turn, None)
                 if before is not None:
-                    return replace(envelope, body=_own_part(end, before))
+                    copied = Spent(requests=before.requests, usage=before.usage)
+                    own = Spent(requests=end.requests, usage=end.usage).less(copied)
+                    calls = tuple(each for each in end.tool_calls if each.call_id not in before.calls)
+                    rounds = end.iterations - before.iterations
+                    end = replace(
+                        end, requests=own.requests, usage=own.usage, tool_calls=calls, iterations=rounds
+                    )
+                    return replace(envelope, body=end)
         return envelope
-
-
-def _own_part(end: m.TurnEnd, before: m.TurnForked) -> m.TurnEnd:
-    copied = Spent(requests=before.requests, usage=before.usage)
-    own = Spent(requests=end.requests, usage=end.usage).less(copied)
-    return replace(
-        end,
-        iterations=end.iterations - before.iterations,
-        requests=own.requests,
-        usage=own.usage,
-        tool_calls=tuple(each for each in end.tool_calls if each.call_id not in before.calls),
-    )

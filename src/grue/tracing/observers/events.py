@@ -1,16 +1,8 @@
 """Turn trace envelopes into log events. Those of one message alone are in `tracing/message_words.py`.
 
-Each tool call that was sent to its server has one event `mcp_tool_call`. Each failed call has exactly one
-failure event:
-
-| the call                  | completion event  | failure event      |
-|---------------------------|-------------------|--------------------|
-| returned a result         | `mcp_tool_result` |                    |
-| returned an error         | `mcp_tool_result` | `mcp_tool_error`   |
-| timed out                 |                   | `mcp_tool_timeout` |
-| server died               |                   | `mcp_tool_error`   |
-| rejected or denied        |                   | `mcp_tool_error`   |
-| skipped, never sent       |                   | `mcp_tool_skipped` |
+Each tool call that was sent to its server has one event `mcp_tool_call`, and one `mcp_tool_result` if it
+returned something. Each failed call has exactly one failure event: `mcp_tool_timeout`, `mcp_tool_skipped` or,
+if it returned an error, was rejected or denied, or its server died, `mcp_tool_error`.
 
 A turn that offers tools has one `mcp_session_started` and, when it completes or fails, one
 `mcp_session_complete`, whose `tool_calls_count` and `tools_used` cover only calls that were sent.

@@ -161,7 +161,12 @@ class _OtelSink(SpanSink):
         self._provider = provider
         self._own = own
         self._say = conventions
-        self._tracer, self.ids = _own_tracer(provider)
+        self._tracer: Any = None if provider is None else provider.get_tracer("grue")
+        self.ids: _Ids | None = None
+        others = getattr(self._tracer, "id_generator", None)
+        if others is not None:  # the tracer is of OpenTelemetry's SDK
+            self._tracer = copy.copy(self._tracer)  # the provider gives its tracer to all observers
+            self._tracer.id_generator = self.ids = _Ids(others)
         self._root: Any = None
 
     def context_of(self, message: int) -> Any:
@@ -241,14 +246,3 @@ class _Ids:
 
     def is_trace_id_random(self) -> bool:
         return bool(getattr(self._others, "is_trace_id_random", lambda: False)())
-
-
-def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer and its `_Ids` (`None` unless the tracer is of OpenTelemetry's SDK)."""
-    tracer: Any = None if provider is None else provider.get_tracer("grue")
-    others = getattr(tracer, "id_generator", None)
-    if others is None:
-        return tracer, None
-    tracer = copy.copy(tracer)  # do not change the tracer that the provider gives to all observers
-    tracer.id_generator = ids = _Ids(others)
-    return tracer, ids
