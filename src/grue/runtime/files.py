@@ -77,11 +77,10 @@ def require_regular(descriptor: int) -> None:
 def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
     """Return the content of a regular file; raises `OSError`, also if it has more than `max_bytes`."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > max_bytes:
-            raise _too_large(max_bytes)
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise _too_large(max_bytes)
+        too_large = os.fstat(file.fileno()).st_size > max_bytes
+        content = b"" if too_large else file.read(max_bytes + 1)
+    if too_large or len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes / 2**20:.0f} MiB")
     return content
 
 
@@ -96,19 +95,11 @@ def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
         end = chunk.find(b"\n")
         length += len(chunk) if end < 0 else end + 1
         if length > max_bytes:
-            raise OSError(errno.EFBIG, f"it is longer than {_mib(max_bytes)}")
+            raise OSError(errno.EFBIG, f"it is longer than {max_bytes / 2**20:.0f} MiB")
         if end >= 0:
             break
     file.seek(start)
     return file.read(length)
-
-
-def _too_large(max_bytes: int) -> OSError:
-    return OSError(errno.EFBIG, f"it is larger than {_mib(max_bytes)}")
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB"
 
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -258,10 +249,7 @@ class LineFile:
             require_regular(self._fd)
         except OSError as error:
             raise self._refused(error) from error
-        size = self.size
-        start = self._line_start(size)
-        if start < size:
-            self.cut(start)
+        self.cut(self._line_start(self.size))
 
     def _line_start(self, end: int) -> int:
         while end > 0:

@@ -32,32 +32,18 @@ _GRACE_AT_LEAST_S = 0.05  # a deadline shortens the grace before SIGTERM, and SI
 _KILL_GRACE_S = 5.0
 
 
-class Program(Protocol):
-    """A command to start, with its arguments, environment and working directory."""
+class _Program(Protocol):
+    """What `ProcessRegistry.spawn` needs to know; `environment` returns all variables, also the host's."""
 
     @property
-    def command(self) -> str:
-        """A path, relative to `cwd` or absolute, or a name on the PATH."""
-        ...
-
+    def command(self) -> str: ...
     @property
-    def args(self) -> Sequence[str]:
-        """The command's arguments."""
-        ...
-
+    def args(self) -> Sequence[str]: ...
     @property
-    def cwd(self) -> str | None:
-        """The working directory; `None`: the host's."""
-        ...
-
+    def cwd(self) -> str | None: ...
     @property
-    def sandbox(self) -> Sandbox | None:
-        """What the program may do; `None`: everything that the host may."""
-        ...
-
-    def environment(self) -> dict[str, str]:
-        """Return all environment variables of the program, with those that it gets from the host."""
-        ...
+    def sandbox(self) -> Sandbox | None: ...
+    def environment(self) -> dict[str, str]: ...
 
 
 class ChildProcess:
@@ -83,7 +69,7 @@ class ChildProcess:
 
     def __init__(
         self,
-        program: Program,
+        program: _Program,
         registry: ProcessRegistry,
         limits: ProcessLimits | None = None,
         *,
@@ -325,7 +311,7 @@ class ServerProcess(ChildProcess):
     """A running server process, which exchanges lines. Only one task at a time may receive."""
 
     def __init__(
-        self, program: Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
+        self, program: _Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
     ) -> None:
         super().__init__(program, registry, limits)
         self._lines = LineBuffer(self._limits.max_line_bytes, self._limits.max_message_bytes)
@@ -459,7 +445,7 @@ class Command(ChildProcess):
 
     def __init__(
         self,
-        program: Program,
+        program: _Program,
         registry: ProcessRegistry,
         limits: ProcessLimits | None = None,
         *,

@@ -160,15 +160,10 @@ class ProcessGroup:
         self._boxed = boxed
         self._registry = registry
         self._lock = threading.RLock()  # reentrant: a signal handler may run in a thread that holds the lock
-        self._exit: ServerExit | None = None
+        self.exit: ServerExit | None = None  # set when the group is killed and the leader reaped
         self.pid = leader.pid
         self._descendants = Descendants(leader.pid)
         self.watch = ExitWatch(leader.pid)
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """How the leader ended; `None` until the group is killed and the leader reaped."""
-        return self._exit
 
     @property
     def stdin(self) -> int:
@@ -209,18 +204,18 @@ class ProcessGroup:
         Source: P9
         """
         with self._lock:
-            if self._exit is None:
+            if self.exit is None:
                 self.signal(signal.SIGKILL)
                 if not self.watch.exited_within(patience_s):
                     return None
                 self._descendants.kill(_DESCENDANTS_S)
                 guard.release(self.pid)
-                self._exit = _exit_of(self._leader.wait())
+                self.exit = _exit_of(self._leader.wait())
                 _await_empty(self.pid)
                 self._registry._remove(self)  # noqa: SLF001 - the other half of one pair
                 if self._boxed is not None:
                     _end_box(self._boxed)
-            return self._exit
+            return self.exit
 
     def close_descriptors(self) -> None:
         """Close the pipes and the exit watch. Call it only when no event loop waits on them."""

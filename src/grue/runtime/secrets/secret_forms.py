@@ -11,6 +11,7 @@ encoded as base64 (alone or among other bytes) or hexadecimal, also with line br
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from base64 import b64decode, b64encode
@@ -73,9 +74,8 @@ def spellings_of(secret: str) -> tuple[Spelling, ...]:
 @lru_cache(maxsize=512)
 def _spelled(char: str) -> tuple[str, ...]:
     forms = _written_out(char)
-    return tuple(
-        dict.fromkeys([*forms, *(form.upper().replace("U", "u") for form in forms if r"\u" in form)])
-    )
+    in_capitals = (form.upper().replace("U", "u") for form in forms if r"\u" in form)
+    return tuple(dict.fromkeys([*forms, *in_capitals]))
 
 
 @lru_cache(maxsize=256)
@@ -151,7 +151,10 @@ def _escaped(secret: str) -> bytes:
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
     """Return a regular expression for a character, plain after `may_escape`, or in a form after `escape`."""
     raw = re.escape(char.encode())
-    ways = [escape + _numbered(char), escape + _by_bytes(char)]
+    units = (rb"u(?i:%b)" % unit.encode() for unit in _utf16(char))
+    by_bytes = (b"x(?i:%02x)" % byte for byte in char.encode())
+    # The forms `\u0041` and `\x41`, each with its backslashes.
+    ways = [escape + rb"\\+".join(units), escape + rb"\\+".join(by_bytes)]
     if ord(char) < 256:
         ways.append(escape + b"x(?i:%02x)" % ord(char))
     if char in _CONTROLS:
@@ -169,18 +172,6 @@ def _replaced(char: str) -> bytes:
     # The ampersand may itself have been escaped, up to 8 times.
     in_html = rb"&(?:amp;){0,8}(?:#0{0,6}%d;|#[xX]0{0,6}(?i:%x);%b)" % (ord(char), ord(char), named)
     return in_url + b"|" + in_html + (rb"|\+" if char == " " else b"")
-
-
-def _numbered(char: str) -> bytes:
-    r"""Return a regular expression for a character's `\u0041` form; the caller adds the first backslash."""
-    units = char.encode("utf-16-be").hex()
-    numbers = [units[start : start + 4] for start in range(0, len(units), 4)]
-    return rb"\\+".join(b"u(?i:%b)" % number.encode() for number in numbers)
-
-
-def _by_bytes(char: str) -> bytes:
-    r"""Return a regular expression for a character's `\x` escapes; the caller adds the first backslash."""
-    return rb"\\+".join(b"x(?i:%02x)" % byte for byte in char.encode())
 
 
 def _base64_cores(data: bytes) -> list[str]:
@@ -222,11 +213,8 @@ def _written_out(secret: str) -> list[str]:
     forms += in_url + [re.sub("%..", lambda sign: sign[0].lower(), form) for form in in_url]
     forms += [quote(in_url[0], safe=""), _in_html(secret), secret.translate(_IN_HTML_TEXT)]
     forms += [_in_html(secret).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")]
-    forms += [
-        secret.replace("'", "'\"'\"'"),
-        secret.replace("'", r"'\''"),
-        re.sub(r"([^\w@%+=:,./-])", r"\\\1", secret),
-    ]
+    forms += [secret.replace("'", "'\"'\"'"), secret.replace("'", r"'\''")]
+    forms += [re.sub(r"([^\w@%+=:,./-])", r"\\\1", secret)]
     forms += [re.sub(r"[^A-Za-z0-9\x80-\U0010ffff]", r"\\\g<0>", secret)]
     forms += [repr(secret)[1:-1], repr(secret.encode())[2:-1], secret.replace("/", r"\/")]
     return list(dict.fromkeys(forms))
@@ -256,8 +244,12 @@ def _in_json_of_others(text: str) -> list[str]:
 
 
 def _surrogates(char: str) -> str:
+    return "".join(rf"\u{unit}" for unit in _utf16(char))
+
+
+def _utf16(char: str) -> list[str]:
     units = char.encode("utf-16-be").hex()
-    return "".join(rf"\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+    return [units[start : start + 4] for start in range(0, len(units), 4)]
 
 
 MIN_CHARS = 12
@@ -308,17 +300,11 @@ def _passwords_in(value: str) -> Iterator[str]:
     passwords = list(map(unquote, _URL_PASSWORD.findall(value))) if "://" in value else []
     if "=" in value:
         passwords += (quoted or plain for quoted, plain in _PAIR.findall(value))
-    if " " in value:
-        passwords += filter(None, map(_basic_password, _BASIC.findall(value)))
+    for credentials in _BASIC.findall(value) if " " in value else ():
+        altchars = b"-_" if {"-", "_"} & set(credentials) else None
+        with contextlib.suppress(Error, UnicodeDecodeError):
+            passwords.append(b64decode(credentials, altchars=altchars).decode().partition(":")[2])
     return (password for password in passwords if len(password) >= MIN_PASSWORD_CHARS)
-
-
-def _basic_password(credentials: str) -> str:
-    try:
-        decoded = b64decode(credentials, altchars=b"-_" if {"-", "_"} & set(credentials) else None).decode()
-    except (Error, UnicodeDecodeError):
-        return ""
-    return decoded.partition(":")[2]
 
 
 @functools.lru_cache(maxsize=_MOST_NAMES)

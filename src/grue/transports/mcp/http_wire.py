@@ -91,9 +91,8 @@ class HttpWire:
         if self._stream is not None and self._stream.remedy is not None:
             return self._stream.remedy
         if timed_out:
-            return "Check that the URL is that of an MCP server and that the server is well. " + needs_longer(
-                self._server.options.startup_timeout_place
-            )
+            longer = needs_longer(self._server.options.startup_timeout_place)
+            return f"Check that the URL is that of an MCP server and that the server is well. {longer}"
         if phase == "call":
             return "Check that the server is still running; its own log says more."
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."

@@ -10,6 +10,7 @@ loop. So this module drops comments, parses large events itself, and passes a sm
 large answer to the SDK.
 """
 
+import contextlib
 import functools
 import logging
 import math
@@ -40,7 +41,7 @@ from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp import http_faults as faults
 from grue.transports.mcp import incoming
-from grue.transports.mcp.authorization import Authorization
+from grue.transports.mcp.authorization import Authorization, Send
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
 
@@ -405,7 +406,9 @@ class _Client(httpx2.AsyncClient):
         self._next_get_at = -math.inf
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        head = await _head(request)
+        head = _Head()
+        with contextlib.suppress(msgspec.DecodeError):
+            head = msgspec.json.decode(await request.aread(), type=_Head)
         if head.is_request:
             _answering.set(head.id)
         elif head.method == _CANCELLED:
@@ -419,9 +422,13 @@ class _Client(httpx2.AsyncClient):
             self._next_get_at = begun_at + _BETWEEN_GETS_S
             await anyio.sleep_until(begun_at)
         limit_s = None if _is_awaited(request, head) else self._server.connect_timeout_s
+        send: Send = functools.partial(super().send, **options)
+        authorization = self._stream.authorization
         try:
             with anyio.fail_after(limit_s):
-                response = await self._sent(request, options)
+                response = await (
+                    send(request) if authorization is None else authorization.send(request, send)
+                )
                 outcome = await self._judge(request, response, head)
         except TimeoutError:
             return _empty_success(request)
@@ -433,15 +440,6 @@ class _Client(httpx2.AsyncClient):
             proxied = self._transport_for_url(request.url) is not self._transport
             outcome = faults.transport_fault(error, where, self._server.connect_timeout_s, proxied=proxied)
         return self._refused(request, head, outcome) if isinstance(outcome, WireFault) else outcome
-
-    async def _sent(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
-        plain = super().send
-
-        async def send(request: httpx2.Request) -> httpx2.Response:
-            return await plain(request, **options)
-
-        authorization = self._stream.authorization
-        return await (send(request) if authorization is None else authorization.send(request, send))
 
     def _refused(self, request: httpx2.Request, head: "_Head", fault: WireFault) -> httpx2.Response:
         if head.is_request and head.id is not None:
@@ -527,15 +525,6 @@ class _Head(msgspec.Struct, frozen=True):
     @property
     def is_request(self) -> bool:
         return self.id is not None and self.method is not None
-
-
-async def _head(request: httpx2.Request) -> _Head:
-    if request.method != "POST":
-        return _Head()
-    try:
-        return msgspec.json.decode(await request.aread(), type=_Head)
-    except msgspec.DecodeError:
-        return _Head()
 
 
 def _resumed(request: httpx2.Request) -> int | str | None:

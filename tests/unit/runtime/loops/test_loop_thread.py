@@ -510,7 +510,9 @@ def test_a_forked_child_has_no_loop_and_does_nothing_to_its_parents(loop: Episod
             with pytest.raises(MCPError, match="its parent process's: make a new runner after a fork"):
                 loop.submit(answer)
             call.interrupt()
-            with mock.patch.object(episode_loop, "wait_for", side_effect=AssertionError("it waits")):
+            with mock.patch.object(
+                episode_loop.interrupts, "wait_for", side_effect=AssertionError("it waits")
+            ):
                 _end_in_a_child(loop, call)
             gc.collect()
             with contextlib.closing(begin()) as own:
