@@ -177,11 +177,10 @@ _LOOK_BACK = 65_536
 
 
 class LineFile:
-    """Appends lines to a file. When `write` returns, the line has been passed to the operating system.
+    """Appends lines to a file, which is made if missing. Errors (`TraceError`) name it `what`.
 
-    A file that does not exist is created; a regular file gets the permissions 0600. In errors, `what` says
-    what the file is, such as `event log`. `place` is the absolute path, which stays right if the program
-    changes its working directory. Methods raise `TraceError`, which names the path and the cause.
+    When `write` returns, the system has got the line. A regular file gets the permissions
+    0600. `place` is the absolute path, which stays right if the program changes its working directory.
     """
 
     def __init__(self, path: Path, what: str) -> None:

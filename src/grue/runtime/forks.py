@@ -13,8 +13,8 @@ _objects: "weakref.WeakKeyDictionary[object, Callable[[Any], None]]" = weakref.W
 def here_and_in_children(method: Callable[[], None]) -> None:
     """Call a bound method now, and in every forked child in which its object still exists; one per object.
 
-    Usually the method makes a new lock. In a child the method must not release the old lock: code that is
-    running there may hold that lock and release it later.
+    Usually it makes a new lock. It must not release the old one: code that runs in the child may hold that
+    lock.
     """
     assert isinstance(method, MethodType), "it is bound to its object"
     method()

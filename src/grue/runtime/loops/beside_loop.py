@@ -44,11 +44,7 @@ except ImportError:
 
 
 async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run `call` in a daemon thread and return its result, which a cancellation drops; the call goes on.
-
-    `limiter` limits how many calls are waited for; `None`: anyio's default one. Raises `RuntimeError` if no
-    thread is left.
-    """
+    """Run `call` in a daemon thread and return its result, which a cancellation drops; the call goes on."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: Future[T]) -> None:

@@ -55,8 +55,7 @@ def raised_by(error: BaseException) -> str:
 def ends_the_task(error: BaseException) -> bool:
     """Return whether `error` must end the current task: the task was cancelled, or its coroutine closed.
 
-    The host's code may raise a `CancelledError` of its own, for instance because it awaits a task that was
-    cancelled. If that error were passed on, it would end our task silently.
+    A `CancelledError` of the host's own, such as of a task that it awaits, must not end our task silently.
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False

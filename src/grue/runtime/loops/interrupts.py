@@ -90,8 +90,7 @@ def ignore_interrupts() -> None:
 def born_without_interrupts() -> Iterator[None]:
     """Protect the processes that are started in the block from Ctrl-C until they call `ignore_interrupts`.
 
-    A Ctrl-C at a terminal goes to all processes of the command, and one that is still importing would print a
-    traceback. A process inherits the signal mask of the thread that starts it.
+    Otherwise one that is still importing would print a traceback. A process inherits the mask of the thread.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -215,8 +214,7 @@ class Interruptible:
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
     """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
 
-    The caller raises `WorkInterrupted` itself, after the loop has ended. If a task raised this
-    `KeyboardInterrupt`, asyncio would stop the loop at once, and under `nest_asyncio` also log a traceback.
+    If a task raised this `KeyboardInterrupt`, asyncio would stop the loop at once, and `nest_asyncio` log it.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())
@@ -340,8 +338,8 @@ def restore_interrupt() -> Iterator[None]:
 class InterruptWatch:
     """Detects a Ctrl-C that the asyncio loop of this thread has swallowed. Create it before the work starts.
 
-    A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
-    inside that loop is not interrupted, but the task's count of cancellation requests has grown.
+    A loop of `asyncio.run` handles the first Ctrl-C by cancelling its main task, and so interrupts no
+    blocking call, but the task's count of cancellation requests has grown.
     """
 
     def __init__(self) -> None:
@@ -386,9 +384,9 @@ _HOSTS = ("grue.hosts", "grue.cli", "grue.testing")
 def refuse_reentry() -> None:
     """Raise `MCPError` if the caller is in a signal handler that has interrupted grue or an import.
 
-    The interrupted code may hold a lock that a turn needs in another thread, and releases it only when the
-    handler has returned: the turn would wait for ever. A handler is recognised by one of its arguments, the
-    interrupted frame, which is also the handler's caller.
+    The interrupted code may hold a lock that a turn needs in another thread, until the handler has returned.
+    A handler is recognised by one of its arguments, the interrupted frame, which is also the handler's
+    caller.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -73,11 +73,7 @@ class LoopThread(Struct, frozen=True):
             raise MCPError(self.error_texts.forked)
 
     def refuse_waiting(self) -> None:
-        """Raise `MCPError` if the caller's wait for this loop could never end.
-
-        It could not end in this loop, in a worker thread that a call in the loop waits for, in the loop that
-        greenlets share, in a forked process, or in a signal handler that has interrupted grue or an import.
-        """
+        """Raise `MCPError` if a wait for this loop could never end, as in the loop or a forked process."""
         self.refuse_forked()
         interrupts.refuse_reentry()
         _refuse_in_shared_loop()
@@ -135,7 +131,7 @@ class Call(Future[T]):
 
         If anything interrupts the wait, this method cancels the call, and waits up to `INTERRUPT_GRACE_S` for
         its clean-up: otherwise server processes could outlive the program. The second Ctrl-C calls
-        `force_kill`, which makes the clean-up end at once; the third raises immediately.
+        `force_kill`.
         """
         if not self.done():
             self.loop_thread.refuse_waiting()
@@ -178,14 +174,11 @@ class Call(Future[T]):
 class EpisodeLoop:
     """An event loop in a background thread. Thread-safe.
 
-    `context` is entered when the loop starts; an error of it is raised by the constructor. `on_exit` is
-    called in the loop's thread when the loop has ended, in every case; it must be quick. `force_kill`, which
-    must not wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
-    interrupts `close`.
-
-    The constructor raises `MCPError` in a signal handler that has interrupted grue or an import, in the loop
-    that all greenlets share, and if no thread can be started. After a `KeyboardInterrupt` the loop ends by
-    itself.
+    `context` is entered when the loop starts; the constructor raises its error. `on_exit` is called in the
+    loop's thread when the loop has ended, in every case; it must be quick. `force_kill`, which must not wait,
+    kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C interrupts
+    `close`. The constructor raises `MCPError` as `refuse_reentry`, in the loop of all greenlets, and if there
+    is no thread.
     """
 
     def __init__(

@@ -44,14 +44,11 @@ def run_blocking(
     twin: str,
     force_kill: Callable[[], object] = lambda: None,
 ) -> T:
-    """Run `function`, a coroutine function, in one `anyio.run` and return its result.
+    """Run `function`, a coroutine function, in one `anyio.run` and return its result; raises as `run_loop`.
 
     `force_kill` is called in a signal handler at the second Ctrl-C; it makes the running clean-up end at
     once. `on_exit` is called outside the loop when the wait for its end is over, for whatever reason; it must
     be synchronous and quick. `twin` names the async method to recommend to a caller in an event loop.
-
-    Raises `KeyboardInterrupt` for a Ctrl-C, after the loop had time to clean up, and `MCPError` as
-    `run_loop`, in a signal handler that has interrupted grue or an import, and in an event loop of greenlets.
     """
     interrupts.refuse_reentry()
     try:

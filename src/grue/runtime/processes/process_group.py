@@ -299,8 +299,7 @@ class ProcessRegistry:
     def kill_now(self) -> None:
         """Send SIGKILL to every group, and return without waiting for the processes to exit.
 
-        A signal handler may call this, at a second Ctrl-C. A handler that raised an exception instead could
-        interrupt the event loop's own code, and a task's wake-up could be lost.
+        A signal handler may call this. If it raised instead, it could interrupt the event loop's own code.
         """
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)

@@ -175,9 +175,8 @@ _LONG_PROBE = 16  # bytes at least; a run of so many letters and digits is rare 
 class _SecretIndex(NamedTuple):
     """The registered secrets, the longest first, and parts of them (probes) for a quick first search.
 
-    The `long_probes` have only letters and digits. `may_match` searches for them only if the text, with each
-    letter and digit replaced by `a`, has `shortest_run`: a run of `a` as long as the shortest long probe. A
-    form with line breaks has a probe of `in_lines`.
+    The `long_probes` have only letters and digits. They are searched for only if the text, with each letter
+    and digit replaced by `a`, has `shortest_run`. A form with line breaks has a probe of `in_lines`.
     """
 
     secrets: tuple[_Secret, ...] = ()
@@ -295,9 +294,8 @@ class Redaction:
     def redact_message(self, written: bytes, body: Any) -> tuple[bytes, Any]:
         """Return a message's JSON with secrets replaced where its type allows it, and that JSON decoded.
 
-        A message's class may list, in `also_hidden`, fields that repeat a text in another form, such as the
-        ids of the text's tokens. If a secret is replaced, these fields are set to `None`. Raises
-        `msgspec.ValidationError` if the type does not allow a placeholder in a place of a secret.
+        Fields in `also_hidden` of the message's class repeat a text in another form, such as the ids of its
+        tokens. If a secret is replaced, they are set to `None`. Raises `msgspec.ValidationError`.
         """
         for select in (in_strings_and_numbers, in_strings, in_string_values):
             try:
@@ -319,10 +317,9 @@ class Redaction:
         return shown, body
 
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
-        """Yield the spans to replace, in order. Spans that overlap are merged.
+        """Yield the spans to replace, in order, with overlapping ones merged.
 
-        Do not collect them in a list: thousands of spans would make the garbage collector run again and
-        again, over all objects of the process, and stop every thread meanwhile.
+        Do not collect them in a list: thousands of spans would make the garbage collector stop every thread.
         """
         last: Found | None = None
         count = 0

@@ -31,8 +31,8 @@ class SecretPattern(NamedTuple):
     """Matches one secret in several similar forms, such as its base64 encodings.
 
     Each form without line breaks contains the first of `probes`, each other form one of the others. `source`
-    is a regular expression that matches each form, in linear time. `longest`: length in bytes of the longest
-    form, without unusually many escapes.
+    is a regular expression of linear time. `longest`: bytes of the longest form, without unusually many
+    escapes.
     """
 
     probes: tuple[bytes, ...]
@@ -125,8 +125,8 @@ _CONTROLS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 def _escaped(secret: str) -> bytes:
     """Return a regular expression for the secret, with each character plain or escaped in any way.
 
-    Each level of JSON in JSON doubles the backslashes, so the expression matches any number of them before a
-    character. Every repetition is bounded or repeats a single character, so matching takes linear time.
+    Each level of JSON in JSON doubles the backslashes, so any number of them may precede a character. Every
+    repetition is bounded or of a single character, so matching takes linear time.
     """
     parts: list[bytes] = []
     after_backslashes = False

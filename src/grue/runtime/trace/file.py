@@ -50,12 +50,10 @@ _LINGER_S = 0.01  # how long the thread collects lines, unless `flush` or `close
 
 
 class LineQueue:
-    """A thread that owns `file` and writes the queued lines. Thread-safe.
+    """A thread that owns `file` and writes the queued lines by `write`. Thread-safe; raises `TraceError`.
 
-    `write` writes the collected lines to `file`, in the thread; it raises `TraceError` if that fails.
-    `fsync`: each flush calls `fsync`. `close` or the interpreter's exit ends the thread, after it has written
-    all queued lines. In a forked child the queue is closed, and the parent writes the queued lines. The
-    constructor raises `TraceError` if the system has no thread left.
+    `close` or the interpreter's exit ends the thread, after it has written all queued lines. In a forked
+    child the queue is closed, and the parent writes the queued lines. `fsync`: each flush calls `fsync`.
     """
 
     def __init__(self, file: LineFile, write: Callable[[list[bytes]], None], *, fsync: bool = False) -> None:

@@ -73,15 +73,11 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
 
 class TraceReader(Generic[B]):
-    """Yields the envelopes of a trace file in order, one line in memory at a time.
+    """Yields the envelopes of a trace file in order, one line in memory at a time; raises `TraceError`.
 
     `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON. Each iteration
     opens the file and closes it at the end. `cut_short`: the last line was incomplete when the last iteration
     or `follow` ended; that is no error.
-
-    The constructor raises `TraceError` if the file is missing, not a trace, or of a newer format. An
-    iteration raises it if a line is damaged, out of order, longer than 512 MiB or of an unknown kind, or a
-    payload file is missing or altered.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:

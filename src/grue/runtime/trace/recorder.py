@@ -33,8 +33,8 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread starts with the first call, and ends when `check` has removed the last call from `calls`. The
-    interpreter does not exit before all calls are finished.
+    The thread starts with the first call, and ends when `check` has removed the last. The interpreter waits
+    for it.
     """
 
     def __init__(self) -> None:

@@ -23,13 +23,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import Batching
-from grue.protocol.chat_wire.batch_forms import (
-    BatchState,
-    OpenAIBatches,
-    Result,
-    batches_in,
-    lost,
-)
+from grue.protocol.chat_wire import batch_forms
 from grue.protocol.chat_wire.failures import RETRYABLE, Fault, says
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import backoff
@@ -106,9 +100,9 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it. Raises `BatchRefused`.
 
-        `unsure`: the file may have been sent already, so first look for its batch at the provider. If a batch
-        still runs, and only its results can show whether it is the file's batch, return `record` unchanged:
-        the next `look` checks again.
+        `unsure`: the file may have been sent already, so first look for its batch. If a batch still runs, and
+        only its results can show whether it is the file's, return `record` unchanged: the next `look` checks
+        again.
         """
         patience = self._patience()
         while True:
@@ -118,7 +112,7 @@ class BatchDesk:
                 return record
             if found is not None:
                 return self._folder.keep(replace(record, state="sent", batch_id=found.id))
-            if isinstance(self._form, OpenAIBatches) and not record.file_id:
+            if isinstance(self._form, batch_forms.OpenAIBatches) and not record.file_id:
                 record = self._folder.keep(replace(record, file_id=await self._upload(record)))
             answer = await self._create(record)
             if isinstance(answer, Answered) and 200 <= answer.status < 300:
@@ -132,18 +126,18 @@ class BatchDesk:
             unsure = True
 
     async def _create(self, record: Submission) -> Answered | Fault:
-        if isinstance(self._form, OpenAIBatches):
+        if isinstance(self._form, batch_forms.OpenAIBatches):
             body = self._form.created(record.file_id, self._path, record.key)
             return await self._endpoint.call("POST", self._form.path, content=body)
         upload = Upload(b'{"requests":[', self._folder.requests_of(record.number), b"]}", commas=True)
         return await self._endpoint.call("POST", self._form.path, upload=upload)
 
-    async def _found(self, record: Submission) -> BatchState | None:
+    async def _found(self, record: Submission) -> batch_forms.BatchState | None:
         """Return the batch that was made from a file of requests, or `None`; raises `_NotEnded`."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False
         async for batch in self._batches(record.begun_at - _SKEW_S):
-            if isinstance(self._form, OpenAIBatches):
+            if isinstance(self._form, batch_forms.OpenAIBatches):
                 if batch.key == record.key or batch.file == record.file_id != "":
                     return batch
             elif batch.id not in known and batch.total == record.items:
@@ -156,13 +150,15 @@ class BatchDesk:
             raise _NotEnded
         return None
 
-    async def _batches(self, since: float) -> AsyncIterator[BatchState]:
+    async def _batches(self, since: float) -> AsyncIterator[batch_forms.BatchState]:
         """Yield the batches made since a time, the newest first; raises `BatchRefused`."""
-        after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
+        after, name = "", "after" if isinstance(self._form, batch_forms.OpenAIBatches) else "after_id"
         for _ in range(_MOST_PAGES):
             page = {"limit": "100"} | ({name: after} if after else {})
             ask = partial(self._endpoint.call, "GET", self._form.path, params=page)
-            found, after = await self._surely("the list of batches", partial(batches_in, self._form), ask)
+            found, after = await self._surely(
+                "the list of batches", partial(batch_forms.batches_in, self._form), ask
+            )
             for each in found:
                 if _made_at(each, time.time()) >= since:
                     yield each
@@ -171,7 +167,7 @@ class BatchDesk:
         fault = Fault(kind="invalid_reply", message=f"the list of batches has more than {_MOST_PAGES} pages")
         raise BatchRefused(self._endpoint.describe(fault))
 
-    async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
+    async def _is_ours(self, batch: batch_forms.BatchState, record: Submission) -> bool:
         """Return whether the first readable result of `batch`, which has ended, is for `record`."""
         ours, patience = self._folder.items_in(record.number), self._patience()
         while True:
@@ -201,10 +197,14 @@ class BatchDesk:
                 return []
             why = state.why or "the provider has refused the batch and does not say why"
             body = msgspec.Raw(msgspec.json.encode({"error": {"message": why}}))
-            return self._folder.settle(record, (Result(item=each, status=400, body=body) for each in items))
+            return self._folder.settle(
+                record, (batch_forms.Result(item=each, status=400, body=body) for each in items)
+            )
         return await self._fetch(record, state, items)
 
-    async def _fetch(self, record: Submission, state: BatchState, items: frozenset[str]) -> list[str]:
+    async def _fetch(
+        self, record: Submission, state: batch_forms.BatchState, items: frozenset[str]
+    ) -> list[str]:
         draft = self._folder.replies_of(record.number).with_suffix(".part")
         patience, reads = self._patience(), 0
         while True:
@@ -217,12 +217,12 @@ class BatchDesk:
             reads += 1
             if reads >= _READS or (sound and (not missing or state.left)):
                 break
-        rest = (lost(item, state.left, state.why) for item in sorted(missing))
+        rest = (batch_forms.lost(item, state.left, state.why) for item in sorted(missing))
         settled = self._folder.settle(record, _results(draft, rest))
         draft.unlink(missing_ok=True)
         return settled
 
-    async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
+    async def _read_into(self, draft: Path, state: batch_forms.BatchState, missing: set[str]) -> bool:
         """Write results to `draft`, drop their ids from `missing`, and return whether all lines are valid."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
@@ -235,13 +235,13 @@ class BatchDesk:
                     file.write(msgspec.json.encode(result) + b"\n")
         return sound
 
-    def _read(self, line: bytes) -> Result | None:
+    def _read(self, line: bytes) -> batch_forms.Result | None:
         try:
             return self._form.result(line.removeprefix(codecs.BOM_UTF8))
         except (ValueError, TypeError, AttributeError):
             return None
 
-    async def _lines_of(self, batch: BatchState, items: int) -> AsyncIterator[bytes]:
+    async def _lines_of(self, batch: batch_forms.BatchState, items: int) -> AsyncIterator[bytes]:
         for path in batch.results:
             async for line in self._lines(path, items):
                 yield line
@@ -270,7 +270,7 @@ class BatchDesk:
         if rest.strip() or skipping:
             yield b"" if skipping else bytes(rest)
 
-    def _state_in(self, body: bytes) -> BatchState:
+    def _state_in(self, body: bytes) -> batch_forms.BatchState:
         return self._form.state(msgspec.json.decode(body, type=dict))
 
     async def _upload(self, record: Submission) -> str:
@@ -290,10 +290,10 @@ class BatchDesk:
     async def _surely(
         self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]
     ) -> T:
-        """Send a request until the provider answers it, and return the answer, parsed by `read`.
+        """Send a request, which may be sent twice, until it is answered; return the answer, parsed by `read`.
 
-        If the answer cannot be read, such as a proxy's page, send the request once more: it must be one that
-        may be sent twice. `what` names the answer in error texts. Raises `BatchRefused`.
+        If the answer cannot be read, such as a proxy's page, send the request once more. Raises
+        `BatchRefused`.
         """
         patience, unread = self._patience(), False
         while True:
@@ -312,7 +312,7 @@ class BatchDesk:
                     raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
 
-    def _refuse_overdue(self, batch: BatchState, record: Submission) -> None:
+    def _refuse_overdue(self, batch: batch_forms.BatchState, record: Submission) -> None:
         limit_s = self._batching.batch_timeout_s
         if time.time() <= _made_at(batch, record.begun_at) + limit_s:
             return
@@ -371,14 +371,14 @@ class _NotEnded(Exception):  # noqa: N818 - never leaves this module
     """A batch that still runs may have been made from the file. Only the batch's results can show that."""
 
 
-def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:
+def _results(draft: Path, rest: Iterator[batch_forms.Result]) -> Iterator[batch_forms.Result]:
     with draft.open("rb") as file:
         for line in file:
-            yield msgspec.json.decode(line, type=Result)
+            yield msgspec.json.decode(line, type=batch_forms.Result)
     yield from rest
 
 
-def _made_at(batch: BatchState, otherwise: float) -> float:
+def _made_at(batch: batch_forms.BatchState, otherwise: float) -> float:
     """Return when a batch was made, in seconds since the epoch; `otherwise` if its time cannot be read."""
     for read in (float, lambda text: datetime.fromisoformat(text).timestamp()):
         with contextlib.suppress(ValueError):

@@ -53,7 +53,6 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`: its results
     are in the folder. OpenAI's API (Anthropic's not) takes `key` as metadata, to find the batch again.
-    `begun_at`: when sending began, in seconds since the epoch. `file_id` is empty if no file was uploaded.
     """
 
     number: int
@@ -75,10 +74,9 @@ _NUMBERED = re.compile(r"\d{4,}\.jsonl?")
 class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
-    A folder that does not exist is created. A batch has at most `most_items` requests; `None`: as many as the
-    provider takes. `keep_unsent=False`: remove the requests that no process has sent, so that those that are
-    still wanted have to be stored again. Methods raise `BatchFolderError`, the constructor also if another
-    process uses the folder, or it holds requests to another model.
+    A batch has at most `most_items` requests; `None`: as many as the provider takes. `keep_unsent=False`:
+    remove the requests that no process has sent, so that those that are still wanted have to be stored again.
+    Raises `BatchFolderError`, also if another process uses the folder, or it holds requests to another model.
     """
 
     def __init__(

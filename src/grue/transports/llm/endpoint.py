@@ -28,26 +28,10 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import OwnKeywords, check_settings, shown
 from grue.policies import SupportCheck
+from grue.protocol.chat_wire import profile as wire_profile
+from grue.protocol.chat_wire import profiles
 from grue.protocol.chat_wire.failures import Fault, describe
 from grue.protocol.chat_wire.formats import FORMATS, WireName
-from grue.protocol.chat_wire.profile import (
-    ModelSettings,
-    WireProfile,
-    changed_fields,
-    is_loopback,
-    shown_endpoint,
-    with_fields,
-    with_inputs,
-)
-from grue.protocol.chat_wire.profiles import (
-    adapt_profile,
-    checked_support,
-    find_model,
-    known_profiles,
-    profile_for,
-    provider_name,
-    read_models,
-)
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import Breaker, next_to_ask
 from grue.protocol.turn.prices import Price, price_of
@@ -61,7 +45,7 @@ OWN_KEY = "GRUE_API_KEY"
 
 def key_names(base_url: str) -> tuple[str, ...]:
     """Return the variables whose key may be sent to `base_url`, in order: ours, over https its provider's."""
-    rows = known_profiles(base_url)
+    rows = profiles.known_profiles(base_url)
     if not rows or urlsplit(base_url).scheme != "https":
         return (OWN_KEY,)
     return (OWN_KEY, rows[0].key_variable)
@@ -69,7 +53,7 @@ def key_names(base_url: str) -> tuple[str, ...]:
 
 def needs_key(base_url: str) -> bool:
     """Return whether `base_url` belongs to a provider that is known to refuse requests without a key."""
-    return bool(known_profiles(base_url))
+    return bool(profiles.known_profiles(base_url))
 
 
 def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
@@ -92,7 +76,7 @@ def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
     if not key and needs_key(base_url):
         names = " or ".join(key_names(base_url))
         raise MCPConfigError(
-            f"There is no key for {shown_endpoint(base_url)}: set {names} in the environment{otherwise}."
+            f"There is no key for {wire_profile.shown_endpoint(base_url)}: set {names} in the environment{otherwise}."
         )
 
 
@@ -127,7 +111,7 @@ _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _SCHEME_MISSING = "The base URL must start with http:// or https://, followed by a host."
 
 
-class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=True):
+class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """Settings of an endpoint: URL, model, key, time limits and retries.
 
     Attributes:
@@ -155,7 +139,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
     extra_headers: dict[str, str] = msgspec.field(default_factory=dict)
     retry: RetryPolicy = RetryPolicy()
     wire: WireName | None = None
-    profile: WireProfile | None = None
+    profile: wire_profile.WireProfile | None = None
     prices: Mapping[str, Price] = msgspec.field(default_factory=dict)
     force_tool_support: bool = False
     then: tuple[LlmSettings, ...] = ()
@@ -195,13 +179,13 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         if url and "://" not in url:
             url = re.sub(r"^https?:/*", "", url)
             host = re.split(r"[:/]", url)[0]
-            scheme = "https" if "." in host and not is_loopback(f"http://{url}") else "http"
-            meant = f" Did you mean {shown_endpoint(f'{scheme}://{url}')}?"
+            scheme = "https" if "." in host and not wire_profile.is_loopback(f"http://{url}") else "http"
+            meant = f" Did you mean {wire_profile.shown_endpoint(f'{scheme}://{url}')}?"
             raise MCPConfigError(_SCHEME_MISSING + meant)
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         shown = {
-            "base_url": shown_endpoint(self.base_url),
+            "base_url": wire_profile.shown_endpoint(self.base_url),
             "api_key": _HIDDEN if self.api_key else self.api_key,
             "extra_headers": dict.fromkeys(self.extra_headers, _HIDDEN),
             "extra_body": {
@@ -312,7 +296,9 @@ class LlmEndpoint:
         self.left_out: frozenset[str] = frozenset()
         self.judged_tools = False
         self._redaction = _redaction(settings)
-        self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
+        self.first_profile = settings.profile or profiles.profile_for(
+            settings.base_url, settings.model, settings.wire
+        )
         self.profile = self.first_profile
         # A header in `extra_headers` may serve as the key.
         usual = {name.lower() for name in FORMATS[self.profile.wire].headers("key") if looks_secret(name)}
@@ -463,18 +449,18 @@ class LlmEndpoint:
         """Describe the model, its endpoint and its settings, for the trace."""
         settings, profile, first = self.settings, self.profile, self.first_profile
         if settings.profile is not None:  # a fork does not have it
-            first = profile_for(settings.base_url, settings.model, profile.wire)
+            first = profiles.profile_for(settings.base_url, settings.model, profile.wire)
         extra = settings.extra_body
         named = {name: extra.get(name) for name in _FURTHER_SAMPLING}
         further = {name: value for name, value in named.items() if isinstance(value, str | int | float)}
         return m.ModelAsked(
             model=settings.model,
-            address=shown_endpoint(settings.base_url),
-            provider=provider_name(settings.base_url, profile.wire),
+            address=wire_profile.shown_endpoint(settings.base_url),
+            provider=profiles.provider_name(settings.base_url, profile.wire),
             wire=profile.wire,
             sampling={**profile.sampled(settings), **further},
             streams=profile.streams,
-            form={} if profile is first else changed_fields(first, profile),
+            form={} if profile is first else wire_profile.changed_fields(first, profile),
         )
 
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
@@ -552,11 +538,11 @@ class LlmEndpoint:
             answer = await self.models()
             body = b"" if isinstance(answer, Fault) else answer.body
             # In a thread, because the list may be long.
-            models = await anyio.to_thread.run_sync(read_models, body, abandon_on_cancel=True)
-            listed = find_model(models or {}, self.settings.model)
+            models = await anyio.to_thread.run_sync(profiles.read_models, body, abandon_on_cancel=True)
+            listed = profiles.find_model(models or {}, self.settings.model)
             self._says_tools = listed.takes_tools if listed else None
             if listed and listed.inputs is not None:
-                self.profile = with_inputs(self.profile, listed.inputs)
+                self.profile = wire_profile.with_inputs(self.profile, listed.inputs)
             self._list_read = True
         return self._support()
 
@@ -567,20 +553,20 @@ class LlmEndpoint:
         model. Raises `MCPConfigError` if the key or a header cannot be sent in the other model's wire format.
         """
         settings = replace(self.settings, model=model)
-        profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
+        profile = settings.profile or profiles.profile_for(settings.base_url, model, settings.wire)
         self.headers = _headers(settings, profile)
         self.settings, self.first_profile, self.profile = settings, profile, profile
         self._says_tools, self._list_read, self.judged_tools = None, False, False
         self.left_out, self.breaker = frozenset(), Breaker()
 
-    def recall(self, first: WireProfile, learned: WireProfile) -> None:
+    def recall(self, first: wire_profile.WireProfile, learned: wire_profile.WireProfile) -> None:
         """Use the profile that another process has learned from `first`, unless this one has learned."""
         if self.profile == self.first_profile == first:
             self.profile = learned
 
     def recall_form(self, asked: m.ModelAsked) -> None:
         """Use the form of requests that another process has learned, unless this process has learned."""
-        learned = with_fields(self.first_profile, asked.form)
+        learned = wire_profile.with_fields(self.first_profile, asked.form)
         settings = self.settings
         if (
             _place(settings) == (asked.model, asked.address)
@@ -590,14 +576,14 @@ class LlmEndpoint:
         ):
             self.recall(self.first_profile, learned)
 
-    def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
+    def adapt_to_error(self, fault: Fault, followed: wire_profile.WireProfile | None = None) -> bool:
         """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.
 
         `followed` is the profile of the failed request; another conversation may have changed ours since.
         """
-        if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
+        if profiles.adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False
-        self.profile = adapt_profile(self.profile, fault.status, fault.message) or self.profile
+        self.profile = profiles.adapt_profile(self.profile, fault.status, fault.message) or self.profile
         return True
 
     def describe(self, fault: Fault) -> m.LlmFailure:
@@ -614,9 +600,9 @@ class LlmEndpoint:
 
     def _support(self) -> m.ToolSupportChecked:
         settings = self.settings
-        return checked_support(
+        return profiles.checked_support(
             settings.model,
-            shown_endpoint(settings.base_url),
+            wire_profile.shown_endpoint(settings.base_url),
             forced=settings.force_tool_support,
             endpoint_says=self._says_tools,
         )
@@ -631,13 +617,15 @@ class LlmEndpoint:
         return http.Connection(
             https=self._base_url.scheme == "https",
             # Use no proxy of the environment for an endpoint on this machine, because no proxy can reach it.
-            proxy=None if is_loopback(self.settings.base_url) else http.proxy_for(self._base_url),
+            proxy=None
+            if wire_profile.is_loopback(self.settings.base_url)
+            else http.proxy_for(self._base_url),
             transport=self._transport,
         )
 
 
 def _place(settings: LlmSettings) -> tuple[str, str]:
-    return settings.model, shown_endpoint(settings.base_url)
+    return settings.model, wire_profile.shown_endpoint(settings.base_url)
 
 
 async def _body_of(reply: http.HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
@@ -709,7 +697,7 @@ def _redaction(settings: LlmSettings) -> Redaction:
 _KEY_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key"})
 
 
-def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
+def _headers(settings: LlmSettings, profile: wire_profile.WireProfile) -> dict[str, str]:
     key = (settings.api_key or "").strip()
     own = FORMATS[profile.wire].headers(key)
     extra = {

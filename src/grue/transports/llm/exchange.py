@@ -178,8 +178,8 @@ class ExchangeError(Exception):
 class Connections:
     """The connections of one event loop. A request leases one, which no other request uses meanwhile.
 
-    A single pool of httpx with many connections would check all of them, with a system call for each idle
-    one, whenever a request begins or ends. With 100 agents these checks took a third of the CPU time.
+    A pool of httpx checks all its connections, by system calls, whenever a request begins or ends. With 100
+    agents these checks took a third of the CPU time.
     """
 
     def __init__(self, new: Callable[[], Connection]) -> None:
@@ -219,7 +219,7 @@ class Connection:
         """Send a request, its headers unchanged, and return its reply, whose body is still to be read.
 
         A cancellation closes the connection. `on_sent` is called when the request has been written; with the
-        user's transport, which does not report this, before the request is sent. Raises `ExchangeError`.
+        user's transport, before the request is sent. Raises `ExchangeError`.
         """
         limit_s: float | None = None
         if self._connects:
@@ -249,8 +249,7 @@ class Connection:
 class _Connecting:
     """Limits the time of a whole connect: name lookup, TCP, proxy and TLS. httpx limits each step alone.
 
-    `scope` is the cancel scope in which the request is sent; its deadline is removed after the connect.
-    `opened` is the TCP stream while the connect goes on; `None` before and afterwards.
+    `scope` is for sending the request. `opened` is the TCP stream while the connect goes on.
     """
 
     def __init__(
@@ -331,8 +330,8 @@ class HttpReply:
     async def close(self) -> None:
         """Give the connection back for another request, or close it if it cannot be used again.
 
-        httpx does not notice bytes that arrived after the end of the reply: h11 keeps them, and httpx would
-        take them for the reply to the next request.
+        httpx would take bytes that came after the end of the reply, which h11 keeps, for the reply to the
+        next request.
         """
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
@@ -342,8 +341,8 @@ class HttpReply:
     async def _silent(self, stream: Any) -> bool:
         """Return whether it is certain that no bytes have been read from the socket after the reply's end.
 
-        Such bytes would be in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at
-        once. httpx itself looks for bytes that are still in the socket.
+        They would be in the buffers of h11, of TLS, or of the event loop. httpx looks for bytes in the
+        socket.
         """
         try:
             if _H11(self._response).trailing_data[0]:
@@ -427,9 +426,9 @@ class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
     `body` is decompressed; a streamed reply is assembled into the body of an unstreamed one, of which about
-    `received` characters have arrived, the first event after `first_chunk_s`. `retry_after_s`: the delay that
-    the endpoint asks for. `cost_usd`: what a header says that the completion has cost (LiteLLM's proxy sends
-    one). `location`: target of a redirect, which is not followed, since that would send the key elsewhere.
+    `received` characters have arrived, the first event after `first_chunk_s`. `cost_usd`: what a header says
+    that the completion has cost. `location`: of a redirect, which is not followed: it would send the key
+    elsewhere.
     """
 
     status: int

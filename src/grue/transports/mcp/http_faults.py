@@ -202,7 +202,6 @@ def login_fault(
     """Return the fault of a server that needs a person's login, or credentials of another kind.
 
     `scope`: all scopes that the login must ask for, if the present ones do not suffice; else `None`.
-    `had_token`: somebody has logged in before. `challenge`: the header `WWW-Authenticate`; untrusted.
     """
     scheme = challenge_scheme(challenge)
     if scheme and scheme.lower() != "bearer" and not had_token:

@@ -35,11 +35,7 @@ T = TypeVar("T")
 
 
 def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServer], T | None]:
-    """Decorate a function that looks for files, so that it returns `None` where it may not look.
-
-    The host's working directory may have been deleted, or be unreadable, and links may form a loop. None of
-    this may replace the error of a start that has failed.
-    """
+    """Decorate a function that looks for files, so that it returns `None` where it may not look."""
 
     @functools.wraps(look)
     def found(server: StdioServer) -> T | None:

@@ -16,8 +16,8 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 class LineStream(MessageStream):
     """A stream that skips each line that is not a message, or is too large, and reports it by a notice.
 
-    An answer that is too large becomes an error for its request, if the answer's id can be read. After
-    `MAX_UNASKED` lines in a row that answer no request, or a line over `max_line_bytes`, the stream breaks.
+    An answer that is too large becomes an error for its request, if its id can be read. The stream breaks
+    after `MAX_UNASKED` lines in a row that answer no request, or a line over `max_line_bytes`.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:

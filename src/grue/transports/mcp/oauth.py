@@ -31,14 +31,7 @@ from mcp.client.auth.utils import (
     extract_scope_from_www_auth,
     union_scopes,
 )
-from mcp.shared.auth import (
-    AuthorizationCodeResult,
-    OAuthClientInformationFull,
-    OAuthClientMetadata,
-    OAuthMetadata,
-    OAuthToken,
-    ProtectedResourceMetadata,
-)
+from mcp.shared import auth as shared
 from mcp.shared.exceptions import MCPDeprecationWarning
 from msgspec import Struct
 from pydantic import AnyUrl, BaseModel, ValidationError
@@ -213,7 +206,7 @@ class Person(Struct, frozen=True):
 
     redirect_uri: str
     show: Callable[[str], object]
-    returned: Callable[[], AuthorizationCodeResult]
+    returned: Callable[[], shared.AuthorizationCodeResult]
 
 
 class Authorizer:
@@ -431,9 +424,9 @@ class Authorizer:
         if record is not None:
             context = provider.context
             if record.metadata is not None:
-                context.oauth_metadata = OAuthMetadata.model_validate(record.metadata)
+                context.oauth_metadata = shared.OAuthMetadata.model_validate(record.metadata)
             if record.resource is not None:
-                resource = ProtectedResourceMetadata.model_validate(record.resource)
+                resource = shared.ProtectedResourceMetadata.model_validate(record.resource)
                 context.protected_resource_metadata = resource
                 context.auth_server_url = str(resource.authorization_servers[0])
         return provider
@@ -506,9 +499,9 @@ def _is_unavailable(status: int | None) -> bool:
 def _is_readable(record: TokenRecord) -> bool:
     """Return whether the SDK can read the documents in a record, which another version may have stored."""
     documents = (
-        (OAuthMetadata, record.metadata),
-        (ProtectedResourceMetadata, record.resource),
-        (OAuthClientInformationFull, record.client),
+        (shared.OAuthMetadata, record.metadata),
+        (shared.ProtectedResourceMetadata, record.resource),
+        (shared.OAuthClientInformationFull, record.client),
     )
     try:
         for model, document in documents:
@@ -519,7 +512,7 @@ def _is_readable(record: TokenRecord) -> bool:
     return True
 
 
-def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
+def _record(url: str, tokens: shared.OAuthToken, issuer: str) -> TokenRecord:
     token = tokens.access_token
     if not (token and token.isascii() and token.isprintable() and token == token.strip()):
         raise faults.authorization_failed("the authorization server issued a token that no header can carry")
@@ -542,25 +535,25 @@ class _Storage:
         self._auth = auth
         self._record = record
         self._person = person
-        self.issued: OAuthToken | None = None
+        self.issued: shared.OAuthToken | None = None
 
-    async def get_tokens(self) -> OAuthToken | None:
+    async def get_tokens(self) -> shared.OAuthToken | None:
         """Return the stored tokens; `None`: there are none, or a person is logging in to obtain new ones."""
         record = self._record
         if record is None or not record.access_token or self._person is not None:
             return None
         refresh, scope = record.refresh_token or None, record.scope or None
-        return OAuthToken(access_token=record.access_token, refresh_token=refresh, scope=scope)
+        return shared.OAuthToken(access_token=record.access_token, refresh_token=refresh, scope=scope)
 
-    async def set_tokens(self, tokens: OAuthToken) -> None:
+    async def set_tokens(self, tokens: shared.OAuthToken) -> None:
         self.issued = tokens
 
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
+    async def get_client_info(self) -> shared.OAuthClientInformationFull | None:
         """Return the configured client, or the registered one if it fits the redirect address, or `None`."""
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
         if auth.client_id is not None:
-            return OAuthClientInformationFull(
+            return shared.OAuthClientInformationFull(
                 client_id=auth.client_id,
                 client_secret=auth.client_secret,
                 redirect_uris=redirects,
@@ -569,13 +562,13 @@ class _Storage:
             )
         if record is None or record.client is None:
             return None
-        client = OAuthClientInformationFull.model_validate(record.client)
+        client = shared.OAuthClientInformationFull.model_validate(record.client)
         # If the client was registered with another redirect address, such as another port, the authorization
         # server would not send the browser back to the address of this login.
         fits = redirects is None or redirects[0] in (client.redirect_uris or [])
         return client if fits else None
 
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+    async def set_client_info(self, client_info: shared.OAuthClientInformationFull) -> None:
         """Do nothing: `Authorizer._keep` stores the client's registration."""
 
 
@@ -583,7 +576,7 @@ def _authorization_code(
     url: str, storage: _Storage, auth: OAuth, person: Person | None, scope: str | None
 ) -> OAuthClientProvider:
     redirect = "http://127.0.0.1/callback" if person is None else person.redirect_uri
-    metadata = OAuthClientMetadata(
+    metadata = shared.OAuthClientMetadata(
         client_name="grue", redirect_uris=[AnyUrl(redirect)], scope=scope, token_endpoint_auth_method=None
     )
 
@@ -594,7 +587,7 @@ def _authorization_code(
         if person is not None:
             await aside(person.show, address)
 
-    async def returned() -> AuthorizationCodeResult:
+    async def returned() -> shared.AuthorizationCodeResult:
         if person is None:
             raise OAuthFlowError("nobody can log in here")
         # Return `iss` unchanged: the SDK compares it with the issuer letter by letter, as RFC 9207 requires.
@@ -634,10 +627,8 @@ class _TokenError(Struct):
 class IdentityProvider:
     """Requests identity assertions (ID-JAG, RFC 8693) for a person's identity token (SEP-990).
 
-    The SDK exchanges an assertion for an access token (RFC 7523) at the authorization server. Settings name
-    both servers, so an MCP server cannot choose where secrets are sent.
-
-    `exchange` sends a request, with limits of time and size. `on_secret` gets each secret's name and value.
+    The SDK exchanges an assertion for an access token (RFC 7523). The settings name both servers, so an MCP
+    server cannot choose where secrets are sent.
     """
 
     def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:

@@ -12,15 +12,9 @@ import mcp_types as types
 from mcp.client.extension import ClaimContext, ResultClaim
 from mcp.client.session import ClientSession
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost, listen
+from mcp.shared import inbound
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
-from mcp.shared.inbound import (
-    MCP_NAME_HEADER,
-    encode_header_value,
-    find_invalid_x_mcp_header,
-    mcp_param_headers,
-    x_mcp_header_map,
-)
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
@@ -186,9 +180,8 @@ class Link:
     async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
         """Call the host's `elicit` and return its answer. A Ctrl-C during `elicit` ends the tool call.
 
-        The SDK may call this in a task of its own. A `KeyboardInterrupt` that left this task would stop the
-        event loop before the session is closed. So `_send` raises it (`HostCodeFailed`) where the call waits.
-        If `elicit` raises `SystemExit` or a `CancelledError` of its own, the server's request is declined.
+        In a task of the SDK, a `KeyboardInterrupt` would stop the event loop before the session is closed. So
+        `_send` raises it (`HostCodeFailed`) where the call waits.
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:
@@ -311,9 +304,8 @@ class Link:
     async def _goes_on_without_session(self, error: SdkError) -> bool:
         """If the server has lost the session, try once to go on without one; return whether that works.
 
-        Several servers may share one address, and a request may reach one that does not know the session. If
-        they speak revision 2026-07-28, no session is needed. Once a tool was called, the loss is reported
-        instead, because the session may have held state.
+        A request may reach another server at this address. With revision 2026-07-28, no session is needed.
+        Once a tool was called, the loss is reported instead, because the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
@@ -332,7 +324,9 @@ class Link:
         options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
         if method.startswith("tasks/") and self.task_form == "extension":
             # Load balancers need this header to find the server that has the task. The SDK does not set it.
-            options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
+            options["headers"] = {
+                inbound.MCP_NAME_HEADER: inbound.encode_header_value(str(params.get("taskId")))
+            }
         elif method == "tools/call" and (mirrored := self._param_headers.of_call(params)):
             options["headers"] = mirrored
         # Add the metadata and HTTP headers of the MCP revision in use. Only the SDK's session knows them.
@@ -407,9 +401,8 @@ MAX_STREAMS = 32  # of change notices at the same time in a session
 class Subscriptions(BackgroundTasks):
     """The open streams of change notices of one session. Leaving it, in the task that entered it, ends them.
 
-    The server acknowledges `subscriptions/listen` at once, but answers it only when the stream ends. So the
-    host gets the acknowledgement as the result, and another task waits for the answer. A stream that ends by
-    itself is reported by an `updates_ended` notice.
+    The server acknowledges `subscriptions/listen` at once, which the host gets as the result, but answers it
+    only when the stream ends, for which another task waits. An `updates_ended` notice reports such an end.
     """
 
     def __init__(self, session: ClientSession, notify: Notify) -> None:
@@ -513,16 +506,16 @@ class ParamHeaders:
     def of_call(self, params: dict[str, Any]) -> dict[str, str]:
         """Return the headers of a `tools/call`."""
         marked = self._marked.get(params.get("name", ""))
-        return mcp_param_headers(marked, params.get("arguments") or {}) if marked else {}
+        return inbound.mcp_param_headers(marked, params.get("arguments") or {}) if marked else {}
 
     def _accepts(self, tool: object) -> bool:
         name = tool.get("name") if isinstance(tool, dict) else None
         if not isinstance(tool, dict) or not isinstance(name, str):
             return True  # malformed: `read_tools` leaves the tool out and reports it
         schema = tool.get("inputSchema")
-        fault = find_invalid_x_mcp_header(schema)
+        fault = inbound.find_invalid_x_mcp_header(schema)
         if fault is not None:
             self._notify("bad_tool", f"{name[:_NAME_CHARS]}: {fault}")
             return False
-        self._marked[name] = x_mcp_header_map(schema)
+        self._marked[name] = inbound.x_mcp_header_map(schema)
         return True

@@ -77,9 +77,9 @@ _EARLY_S = 30.0  # before it expires, a token is renewed, but at most a quarter 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     """The stored login for one server. Times are in seconds since the epoch by this machine's clock.
 
-    `access_token` is empty if the authorization server has refused the refresh token; `expires_at` is `None`
-    if the server did not say. `client`: the registration made for a person's login. `metadata` and
-    `resource`: the metadata documents of the authorization server and of the MCP server.
+    `access_token` is empty if the authorization server has refused the refresh token. `client`: the
+    registration for a person's login. `metadata`, `resource`: of the authorization server, and of the MCP
+    server.
     """
 
     url: str
