@@ -74,10 +74,8 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
     """Raise `MCPConfigError`, which ends with `otherwise`, if `key` is empty and the endpoint needs one."""
     if not key and needs_key(base_url):
-        names = " or ".join(key_names(base_url))
-        raise MCPConfigError(
-            f"There is no key for {wire_profile.shown_endpoint(base_url)}: set {names} in the environment{otherwise}."
-        )
+        names, shown_url = " or ".join(key_names(base_url)), wire_profile.shown_endpoint(base_url)
+        raise MCPConfigError(f"There is no key for {shown_url}: set {names} in the environment{otherwise}.")
 
 
 def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
