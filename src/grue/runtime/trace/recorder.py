@@ -26,6 +26,7 @@ from grue.runtime.forks import here_and_in_children
 from grue.runtime.large_data import LONG
 from grue.runtime.loops.host_code import calling
 from grue.runtime.loops.interrupts import block_signals
+from grue.runtime.safe_text import well_formed
 from grue.runtime.secrets.redaction import Redaction, TextPieces
 from grue.runtime.trace.format import TraceLine
 
@@ -329,13 +330,14 @@ class Recorder:
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
         """Add a piece to its text, and pass to the observers all but an end that may begin a secret."""
-        texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
-        key = replace(envelope.body, text="")
-        text = texts.get(key)
-        if text is None:
-            text = texts[key] = _Text(TextPieces(self._redaction), envelope)
-        text.last = envelope
-        self._show_part(envelope, text.pieces.feed(envelope.body.text))
+        texts, key = (
+            self._texts.setdefault((envelope.sender, envelope.turn), {}),
+            replace(envelope.body, text=""),
+        )
+        if key not in texts:
+            texts[key] = _Text(TextPieces(self._redaction), envelope)
+        texts[key].last = envelope
+        self._show_part(envelope, texts[key].pieces.feed(envelope.body.text))
 
     def _end_texts(self, sender: str, turn: int) -> None:
         for text in self._texts.pop((sender, turn), {}).values():
@@ -393,7 +395,7 @@ def _valid(value: Any) -> Any:
     """Return `value` with U+FFFD in place of each lone surrogate in its texts and keys."""
     match value:
         case str():
-            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return well_formed(value)
         case dict():
             return {_valid(key): _valid(item) for key, item in value.items()}
         case list() | tuple():

@@ -221,7 +221,7 @@ class Connection:
         A cancellation closes the connection. `on_sent` is called when the request has been written; with the
         user's transport, before the request is sent. Raises `ExchangeError`.
         """
-        limit_s: float | None = None
+        limit_s = math.inf
         if self._connects:
             limit_s = request.extensions["timeout"]["connect"]
         elif on_sent is not None:
@@ -252,11 +252,8 @@ class _Connecting:
     `scope` is for sending the request. `opened` is the TCP stream while the connect goes on.
     """
 
-    def __init__(
-        self, request: httpx.Request, limit_s: float | None, on_sent: Callable[[], None] | None
-    ) -> None:
-        deadline = math.inf if limit_s is None else anyio.current_time() + limit_s
-        self.scope = anyio.CancelScope(deadline=deadline)
+    def __init__(self, request: httpx.Request, limit_s: float, on_sent: Callable[[], None] | None) -> None:
+        self.scope = anyio.CancelScope(deadline=anyio.current_time() + limit_s)
         self.opened: Any = None
         self._extensions, self._on_sent = request.extensions, on_sent
         self._extensions["trace"] = self._trace
@@ -286,17 +283,12 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
         # Raised for a proxy that httpx does not know or lacks a package for, and for unreadable certificates.
         # The text of an `InvalidURL` may quote a part of the proxy's password.
         why = "the URL of a proxy is invalid" if isinstance(error, httpx.InvalidURL) else str(error)
-        return _Unusable(f"what the environment sets for proxies or certificates cannot be used: {why}")
+        text = f"what the environment sets for proxies or certificates cannot be used: {why}"
 
+        def fail(request: httpx.Request) -> httpx.Response:
+            raise httpx.ConnectError(text, request=request)
 
-class _Unusable(httpx.AsyncBaseTransport):
-    """Fails each request, because the environment's settings make the network unusable."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError(self._why, request=request)
+        return httpx.MockTransport(fail)
 
 
 class HttpReply:
@@ -531,8 +523,6 @@ class _TooSlow(Exception):  # noqa: N818 - never leaves this module
 
 
 async def _within(limit_s: float | None, waiting: Awaitable[T], otherwise: str, setting: str) -> T:
-    if limit_s is None:
-        return await waiting
     with anyio.move_on_after(limit_s):
         return await waiting
     raise _TooSlow(f"{otherwise} {limit_s:g} s", setting)
@@ -704,7 +694,6 @@ class _Incoming:
 
     @property
     def _is_object(self) -> bool:
-        """Whether the body seems to be a JSON object: it begins with `{`, and nothing shows a stream."""
         return not self._named and not self._events and self._begins_as_object
 
     @property
