@@ -94,13 +94,9 @@ class ChildProcess:
         program = self._program
         # Read the deadline now: once a scope is cancelled, anyio reports -inf instead of its deadline.
         self._close_by = anyio.current_effective_deadline()
+        env = program.environment()
         self._group = self._registry.spawn(
-            program.command,
-            program.args,
-            program.environment(),
-            program.cwd,
-            program.sandbox,
-            self._own_words,
+            program.command, program.args, env, program.cwd, program.sandbox, self._own_words
         )
         self._gone = anyio.Event()
         await self._tasks.__aenter__()

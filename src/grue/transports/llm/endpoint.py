@@ -586,24 +586,18 @@ class LlmEndpoint:
 
     def describe(self, fault: Fault) -> m.LlmFailure:
         """Return the failure to report for `fault`, with secrets redacted."""
-        settings = self.settings
         return describe(
             fault,
-            base_url=settings.base_url,
-            model=settings.model,
+            base_url=self.settings.base_url,
+            model=self.settings.model,
             profile=replace(self.profile, key_variable=self._key_setting or self.profile.key_variable),
             redacted=self._redaction.redact_text,
             key=self._key_words,
         )
 
     def _support(self) -> m.ToolSupportChecked:
-        settings = self.settings
-        return profiles.checked_support(
-            settings.model,
-            wire_profile.shown_endpoint(settings.base_url),
-            forced=settings.force_tool_support,
-            endpoint_says=self._says_tools,
-        )
+        forced = self.settings.force_tool_support
+        return profiles.checked_support(*_place(self.settings), forced=forced, endpoint_says=self._says_tools)
 
     def _open(self) -> http.Connections:
         connections = self._connections.get()

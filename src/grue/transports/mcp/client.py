@@ -148,13 +148,8 @@ class McpClient:
         self._phase = "initialize"
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
         spoken = "" if self._options.spoken is None else self._options.spoken()
-        link = sdk.Link(
-            self._wire.stream(self._notify),
-            self._notify,
-            abilities,
-            server=m.ServerName(self._server.name),
-            spoken=spoken,
-        )
+        stream, name = self._wire.stream(self._notify), m.ServerName(self._server.name)
+        link = sdk.Link(stream, self._notify, abilities, server=name, spoken=spoken)
         # Enter the session's task group outside the cancel scope of the time limit: the group stays open when
         # `open` returns, and anyio raises if a scope ends before a task group that was entered inside it.
         await link.__aenter__()
@@ -358,14 +353,14 @@ class McpClient:
 
     async def _handshake(self, link: "sdk.Link") -> Listing:
         await link.initialize()
-        said = Listing(
-            tools=(),
-            protocol_version=plain_text(link.protocol_version),
-            server_version=plain_text(link.server_version),
+        version, server = plain_text(link.protocol_version), plain_text(link.server_version)
+        self._phase = "list"
+        return Listing(
+            tools=self._select(await self._list(link, self._options.on_listed)),
+            protocol_version=version,
+            server_version=server,
             instructions=well_formed(link.instructions),
         )
-        self._phase = "list"
-        return replace(said, tools=self._select(await self._list(link, self._options.on_listed)))
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         """Return the tools that options and tool lock allow, and check calls by their schemas from now on."""

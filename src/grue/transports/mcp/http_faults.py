@@ -109,32 +109,25 @@ def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault
     """Return the fault for a redirect that is not followed; `same_place`: to the same host and port."""
     meant = "what is sent is meant for the configured address only"
     why = "it would turn the request into a GET" if same_place else meant
-    return WireFault(
-        f"the server redirects to {location} (HTTP {status}), which is not followed: {why}",
-        ends_session=True,
-        remedy=f"If {location} is the server that is meant, make it the `url`.",
-    )
+    cause = f"the server redirects to {location} (HTTP {status}), which is not followed: {why}"
+    remedy = f"If {location} is the server that is meant, make it the `url`."
+    return WireFault(cause, ends_session=True, remedy=remedy)
 
 
 def content_fault(status: int, content_type: str) -> WireFault:
     """Return the fault for an answer of a type that MCP does not use, such as a login page."""
     shown = content_type.partition(";")[0].strip()[:100] or "something without a content type"
-    return WireFault(
-        f"it answered with {shown} instead of an MCP message (HTTP {status})",
-        ends_session=False,
-        remedy="Check that `url` is the server's MCP endpoint, and not a web page or a proxy's.",
-    )
+    remedy = "Check that `url` is the server's MCP endpoint, and not a web page or a proxy's."
+    cause = f"it answered with {shown} instead of an MCP message (HTTP {status})"
+    return WireFault(cause, ends_session=False, remedy=remedy)
 
 
 def environment_fault(error: Exception) -> WireFault:
     """Return the fault for a proxy or certificates that the environment names and that cannot be used."""
     # The text of an `InvalidURL` may quote a part of the proxy's password.
     why = "the URL of a proxy is invalid" if type(error).__name__ == "InvalidURL" else str(error).rstrip(".")
-    return WireFault(
-        f"what the environment sets for proxies or certificates cannot be used: {why}",
-        ends_session=True,
-        remedy=f"{_PROXY[:-1]}, and SSL_CERT_FILE.",
-    )
+    cause = f"what the environment sets for proxies or certificates cannot be used: {why}"
+    return WireFault(cause, ends_session=True, remedy=f"{_PROXY[:-1]}, and SSL_CERT_FILE.")
 
 
 def transport_fault(error: Exception, where: str, connect_timeout_s: float, *, proxied: bool) -> WireFault:
@@ -239,10 +232,8 @@ def server_unavailable(status: int | None, host: str = "") -> AuthorizationRefus
 
 def insecure_server(host: str) -> AuthorizationRefused:
     """Return the error for an authorization server to which credentials would be sent unencrypted."""
-    return _refused(
-        f"the authorization server {host} is named with http://, and nothing is sent there in the clear",
-        "The server's metadata has to name its authorization server with https://.",
-    )
+    cause = f"the authorization server {host} is named with http://, and nothing is sent there in the clear"
+    return _refused(cause, "The server's metadata has to name its authorization server with https://.")
 
 
 def identity_unusable(words: str) -> AuthorizationRefused:

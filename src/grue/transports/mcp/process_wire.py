@@ -78,14 +78,9 @@ class ProcessWire:
             boxed = self.refusals(self._process.stderr_tail(), died=True)
             if boxed:
                 return boxed
-        slow_place = self._server.options.startup_timeout_place if timed_out else None
-        advice = remedy_for(
-            self._server.command,
-            phase,
-            missing=missing,
-            slow_place=slow_place,
-            wrote=bool(self.status.stderr_tail),
-        )
+        slow_place, wrote = self._server.options.startup_timeout_place, bool(self.status.stderr_tail)
+        slow = slow_place if timed_out else None
+        advice = remedy_for(self._server.command, phase, missing=missing, slow_place=slow, wrote=wrote)
         if phase not in ("initialize", "list"):
             return advice
         broken_cache = launchers.npx_cache_broken(self._server) if self._process.exited is not None else None
