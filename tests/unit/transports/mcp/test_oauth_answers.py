@@ -136,7 +136,7 @@ async def test_for_a_server_over_tls_nothing_is_sent_in_the_clear(url: str) -> N
 
 @pytest.mark.parametrize("token", ["", " token", "tok\r\nX: y", "t\u00f6ken"])
 def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
-    issued = oauth.OAuthToken(access_token=token)
+    issued = oauth.shared.OAuthToken(access_token=token)
     with pytest.raises(AuthorizationRefused, match="a token that no header can carry"):
         oauth._record("https://a.example/mcp", issued, "")
 
