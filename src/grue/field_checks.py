@@ -160,10 +160,12 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> 
         read = msgspec.convert(known if as_text is None else as_text(known), declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")
-        words = _words_in(declared)
+        members = _members(declared)
+        words = [word for kind in members if get_origin(kind) is Literal for word in get_args(kind)]
         if words and isinstance(value, str):
             return f" is one of {', '.join(words)}, not {shown(value)}"
-        wanted = "a list or a tuple" if fault.startswith("Expected `array") else _struct_in(declared)
+        wanted = next((f"{each.__name__}(...)" for each in members if _is_struct(each)), "")
+        wanted = "a list or a tuple" if fault.startswith("Expected `array") else wanted
         if wanted and not place:
             return f"= wants {wanted}, not {type(value).__name__}"
         return f"{place.partition('$')[2].rstrip('`')}: {fault}"
@@ -212,11 +214,3 @@ def shown(value: object) -> str:
 def is_usable(number: float, *, above_0: bool) -> bool:
     """Return whether a number is at least 0 (with `above_0`: above 0) and small enough for a trace."""
     return number < _MOST and (number > 0 if above_0 else number >= 0)
-
-
-def _struct_in(declared: Any) -> str:
-    return next((f"{each.__name__}(...)" for each in _members(declared) if _is_struct(each)), "")
-
-
-def _words_in(declared: Any) -> list[str]:
-    return [word for kind in _members(declared) if get_origin(kind) is Literal for word in get_args(kind)]

@@ -104,7 +104,10 @@ class AnthropicAssembler:
             raise DamagedStream(f"is of type {kind!a}, but is called {event.kind!a}")
         match kind:
             case "message_start":
-                self._start(w.as_object(said.get("message")))
+                if self._started:
+                    raise DamagedStream("starts the message a second time")
+                self._started, self._message = True, dict(w.as_object(said.get("message")))
+                self.held += w.weight(self._message)
             case "content_block_start":
                 self._begin(said)
             case "content_block_delta":
@@ -130,13 +133,6 @@ class AnthropicAssembler:
         if not self._message or "error" in self._message:
             return to_json(self._message)
         return to_json({**self._message, "content": [block.whole() for block in self._blocks]})
-
-    def _start(self, message: m.JsonObject) -> None:
-        if self._started:
-            raise DamagedStream("starts the message a second time")
-        self._started = True
-        self._message = dict(message)
-        self.held += w.weight(message)
 
     def _begin(self, said: m.JsonObject) -> None:
         self._expect_message("starts a block")

@@ -252,7 +252,6 @@ class Fault(Struct, frozen=True, kw_only=True):
         message: The endpoint's text, not redacted yet, or grue's own text about what happened.
         status: HTTP status of the reply, or of the error object inside it.
         reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
-        retry_after_s: The wait that the endpoint asked for after a temporary failure, in headers or text.
         received: Rough size, in characters, of what had arrived of a streamed reply. This is billed.
         used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
         remedy: What the user can do; empty for the usual advice for this reason.

@@ -67,7 +67,6 @@ class Reply(Struct, frozen=True, kw_only=True):
     """A completion, as it was read from the body of a reply.
 
     Attributes:
-        content: The text; `None` if there is none. A reply may have both text and tool calls.
         tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
         refusal: The model's or the provider's text, if the endpoint marks the reply as a refusal to answer.
         finish_reason: The reason why the reply ended, in the terms of chat completions.
@@ -77,7 +76,6 @@ class Reply(Struct, frozen=True, kw_only=True):
         written: The tool calls that the model wrote as text, also if grue has turned them into `tool_calls`.
         echo: Fields that the assistant's message has to have in later requests; each format has its own.
         prompt_tokens: Tokens of this reply's prompt, set by the LLM actor. `usage` counts earlier tries too.
-        tokens: The tokens that the model wrote; `None`: the endpoint does not say which.
     """
 
     content: str | None = None
@@ -405,8 +403,7 @@ class Delta(Struct, frozen=True):
 class Assembler(Protocol):
     """Assembles the events of a streamed reply into the body that an unstreamed reply would have."""
 
-    finished: bool
-    """Whether the last event has arrived; the rest of the stream is not needed."""
+    finished: bool  # whether the last event has arrived; the rest of the stream is not needed
 
     @property
     def begun(self) -> bool:
@@ -430,9 +427,7 @@ class Assembler(Protocol):
 class WireFormat(Protocol):
     """Encodes requests and decodes replies of one API. A format has no state."""
 
-    name: str
-    """The format's name in settings and traces, one of `WireName`."""
-
+    name: str  # the format's name in settings and traces, one of `WireName`
     path: str
     """The path of the request, after the base URL; `{model}` in it stands for the model's name. A base URL
     that ends in this path selects the format."""
@@ -440,9 +435,7 @@ class WireFormat(Protocol):
     stream_path: str = ""
     """The path of a request for a stream; empty: the same as `path`. Both paths may have a query."""
 
-    profile: WireProfile
-    """The profile of an unknown endpoint of this format."""
-
+    profile: WireProfile  # the profile of an unknown endpoint of this format
     provider: str
     """The OpenTelemetry name of the provider that made the format; also the name for an unknown endpoint."""
 
@@ -452,21 +445,13 @@ class WireFormat(Protocol):
     own_fields: frozenset[str]
     """The fields of a request that the turn sets, and that `extra_body` may not replace."""
 
-    json_objects: bool
-    """Whether a request can ask for a JSON object of any shape."""
-
-    echoes_text: bool
-    """Whether the echo of a reply repeats the reply's text."""
-
+    json_objects: bool  # whether a request can ask for a JSON object of any shape
+    echoes_text: bool  # whether the echo of a reply repeats the reply's text
     results_carry_media: bool
     """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
 
-    marks_results: bool
-    """Whether tool messages can have a cache marker."""
-
-    assembler: Callable[[], Assembler]
-    """Makes an assembler for a streamed reply."""
-
+    marks_results: bool  # whether tool messages can have a cache marker
+    assembler: Callable[[], Assembler]  # makes an assembler for a streamed reply
     batches: BatchFormName | None
     """The form in which providers of this format take batches (`batch_forms.py`); `None`: they take none."""
 

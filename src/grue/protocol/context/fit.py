@@ -169,8 +169,8 @@ def text_bytes(item: m.ConversationItem) -> int:
 
 
 def _attachment_tokens(attachment: m.Attachment) -> int:
-    bytes_per_token = _BYTES_PER_TOKEN.get(attachment.kind)
-    return _PER_IMAGE if bytes_per_token is None else attachment.bytes // bytes_per_token
+    per_token = _BYTES_PER_TOKEN.get(attachment.kind)
+    return _PER_IMAGE if per_token is None else attachment.bytes // per_token
 
 
 def _learned(bytes_per_token: float, factor: float) -> float:

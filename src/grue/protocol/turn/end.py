@@ -136,15 +136,11 @@ def progress(turn: Turn) -> m.TurnParked:
     )
 
 
-_SHARE = 0.1
-_MOST_S = 0.5
-
-
 def kept_for_closing(limits: TurnLimits) -> float:
     """Return how many seconds of a turn's time limit are reserved for closing its sessions."""
     limit_s = limits.turn_timeout_s
     if limit_s is None:
         return 0.0
     if limits.teardown_s is None:
-        return min(_MOST_S, _SHARE * limit_s)
+        return min(0.5, 0.1 * limit_s)
     return min(limits.teardown_s, limit_s / 2)

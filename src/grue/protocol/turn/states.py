@@ -43,12 +43,10 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that the turn should have are missing; by server, see `missing`.
-        ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
         last: The tool messages that the last request has added; empty without a `ledger`.
         used: How often each tool that has a `max_calls` in the tool policy has been called.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
         reminded: Whether the model has been reminded not to write tool calls as text.
-        searching: Whether the model is offered `find_tools` and `call_tool` instead of the servers' tools.
     """
 
     run: m.RunTurn
