@@ -94,7 +94,7 @@ def sandbox_learn(
     read_file {"path": "notes.txt"}
 
     The command prints {"sandbox": ...}. Copy what is between the outer braces
-    into the server's entry in mcp_config.json. Read them first: if the server has
+    into the server's entry in mcp_config.json. Check it before: if the server has
     read six or more files of a folder, the sandbox permits reading all of it (but
     never all of /tmp or of your home folder).
 
