@@ -38,7 +38,7 @@ _END_MARK, _LOCATOR_MARK, _LOCATOR_BYTES = b"PK\x05\x06", b"PK\x06\x07", 20
 
 
 class Bundle:
-    """An open bundle, made by `opened`. grue does not check the signature of a signed one."""
+    """An open bundle, made by `opened`. grue does not check its signature."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str, is_signed: bool) -> None:
         self.path, self.sha256, self.is_signed, self._archive = path, sha256, is_signed, archive

@@ -144,7 +144,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a whole file, so that a reader finds either the old text or the new one. Links stay links."""
+    """Write a whole file, so that a reader finds either the old text or the new one, also behind a link."""
     path = Path(os.path.realpath(path))  # unlike `Path.resolve`, it does not raise for a loop of links
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), replacing(path, mode=0o666) as file:
         if path.exists():
@@ -167,20 +167,15 @@ def parse_toml(text: str, path: Path) -> Document:
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        line, column = _position(str(exc), text)
+        # Before Python 3.14 an error has its position only in its message, or none at the document's end.
+        found = re.search(r"at line (\d+), column (\d+)", str(exc))
+        line = int(found[1]) if found else text.count("\n") + 1
+        column = int(found[2]) if found else len(text) - text.rfind("\n")
         raise file_error(path, f"is not valid TOML: {exc}.", line=line, column=column) from exc
     # `tomllib` raises these if the document is nested too deeply, or a number or a date is out of range.
     except (RecursionError, ValueError) as exc:
         raise file_error(path, f"is not usable TOML: {exc}.") from exc
     return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
-
-
-def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 a TOML error has its position only in its message, and an error at the end of the
-    # document has no position.
-    if match := re.search(r"at line (\d+), column (\d+)", message):
-        return int(match[1]), int(match[2])
-    return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 # Strings in three quotes are matched by `(?>(...)*)` and not by `(...)*+`: before Python 3.11.5 a possessive

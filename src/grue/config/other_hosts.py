@@ -284,16 +284,15 @@ def read_host(
 def _parsed(path: Path) -> Any:
     text = read_config_text(path, if_missing=f"Cannot read {path}: No such file or directory.")
     try:
-        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(_without_comments(text))
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        # Editors write JSON with comments and trailing commas.
+        text = _STRING_OR_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
+        text = _STRING_OR_COMMA.sub(lambda found: found[0] if found[0].startswith('"') else "", text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         # The error's own text may quote the file, which can hold a secret.
         raise MCPConfigError(f"{path} is neither valid JSON nor TOML.") from error
-
-
-def _without_comments(text: str) -> str:
-    # Editors write JSON with comments and trailing commas.
-    text = _STRING_OR_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
-    return _STRING_OR_COMMA.sub(lambda found: found[0] if found[0].startswith('"') else "", text)
 
 
 def _entries(parsed: Any) -> dict[str, Any] | None:

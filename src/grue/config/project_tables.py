@@ -15,14 +15,14 @@ TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "con
 
 
 class ProjectTables(Struct, frozen=True):
-    """A project file's settings by table and key; `roots` says which of the two roots has a setting."""
+    """A project file's settings by table and key; `roots` has the root below which each one stands."""
 
     document: Document
     tables: dict[str, dict[str, Any]]
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return the full name of a table, or of the one of two with `key`, such as `tool.zorkgpt.mcp`."""
+        """Return a table's full name, such as `tool.zorkgpt.mcp`; `key` decides if both roots have it."""
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
@@ -153,7 +153,7 @@ _ELSEWHERE = {
 
 
 def where_it_belongs(name: str, root: str, here: str = "") -> str:
-    """Say where the setting `name` belongs, which stands in the table `here` below `root`; "": not known."""
+    """Say where the setting `name`, found in the table `here`, belongs; empty if that is not known."""
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     table, key = PLACES.get(name, ("", ""))

@@ -96,7 +96,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """A default that grue may replace: 10 s for a server's start become 60 s for `npx`."""
+    """A default number, not the user's: 10 s for a server's start become 60 s if `npx` starts it."""
 
 
 _Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
@@ -350,10 +350,10 @@ class GameConfiguration(_Table):
         try:
             loaded = cls(**values, project_dir=project.document.path.absolute().parent)
         except MCPConfigError as error:
-            problems += (
-                project.placed(table, MCPConfigError.Problem((key,), f"{key} {text}"))
-                for (table, key), text in ((_toml_place(str(keys[0])), text) for keys, text in error.problems)
-            )
+            for keys, text in error.problems:
+                name = str(keys[0])
+                problem = MCPConfigError.Problem((key := name.removeprefix(_MCP),), f"{key} {text}")
+                problems.append(project.placed("llm" if key == name else "mcp", problem))
             cause = cause or error.__cause__
         if problems:
             problems.sort(key=lambda each: project.document.line(each.keys) or 0)
@@ -387,10 +387,6 @@ def _unknown_keys(
             (*root.split("."), table, key),
             f"unknown key {key!r} in [{root}.{table}]. {meant} Known keys: {', '.join(names)}.",
         )
-
-
-def _toml_place(name: str) -> tuple[str, str]:
-    return ("mcp", name.removeprefix(_MCP)) if name.startswith(_MCP) else ("llm", name)
 
 
 def _what_is_wrong(error: ErrorDetails) -> str:

@@ -78,7 +78,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use the file of MCP servers; `project` is the file of `config`, if there is one."""
+    """Return whether to use the file of servers: MCP is on, or not switched off and the file exists."""
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     path = config.mcp_config_path
     # A broken link or a folder counts as a file, so that reading it ends with an error.

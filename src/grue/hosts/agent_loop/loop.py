@@ -128,7 +128,7 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a policy whose patterns and trusted servers without the prefix `mcp.` stand for both names."""
+    """Return a policy in which patterns and trusted servers without the prefix `mcp.` match both names."""
 
     def both(rule: ToolRule) -> ToolRule:
         return replace(rule, tools=_prefixed_patterns(rule.tools))

@@ -28,7 +28,7 @@ AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[
 
 
 class JudgedAction(Struct, frozen=True):
-    """An action with its verdict; `denied` is the reason. Without a `tool`, no connected server has it."""
+    """An action with its verdict: `denied` is the reason. `tool` is `None` if no server has such a tool."""
 
     action: PlannedAction
     tool: m.ToolDefinition | None

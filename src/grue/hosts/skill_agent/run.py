@@ -17,7 +17,7 @@ from grue.hosts.skill_agent.skills import USE_SKILL, Skills
 
 
 class Run(Struct, kw_only=True):
-    """One run, as the parts of the agent share it."""
+    """The state of one run, which the parts of the agent share."""
 
     run_id: str
     task: str

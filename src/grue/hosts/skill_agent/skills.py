@@ -190,7 +190,10 @@ class Grant(Struct, frozen=True):
 
 
 class Skills:
-    """The skills of a folder, if there is one, and those that `add` adds; a sentence for each problem."""
+    """The skills of a folder, if there is one, and those that `add` adds.
+
+    `problems` says which were left out.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.by_name, self.problems = ({}, []) if folder is None else read_skills(folder)

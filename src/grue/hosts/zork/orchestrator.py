@@ -38,7 +38,7 @@ _REPLY_CHARS = 160
 
 
 class Move(Struct, frozen=True):
-    """A command that was played where, and its result."""
+    """A command that was played at `location`, and its result."""
 
     command: str
     reply: str

@@ -37,7 +37,7 @@ class Case(Struct, frozen=True):
 
 
 def case_for(seed: int) -> Case:
-    """Return the variation of the house for a seed, by a digest, because `random` differs between Pythons."""
+    """Return the variation of the house for a seed, by a digest: `random` may differ by Python version."""
     dice = hashlib.sha256(f"house {seed}".encode()).digest()
     figures = dict(zip(PEOPLE, list(permutations(range(2, 9), 3))[dice[0] % 210], strict=True))
     youngest, middle, eldest = list(permutations(PEOPLE))[dice[1] % 6]

@@ -38,7 +38,7 @@ class State(Struct, kw_only=True):
 
 
 class RefusalError(Exception):
-    """The command cannot be carried out. The text is the house's answer; `asks` the verb of its question."""
+    """The command cannot be carried out. The text is the house's answer; `asks` is the verb of a question."""
 
     def __init__(self, text: str, *, asks: str = "") -> None:
         super().__init__(text)
@@ -88,7 +88,7 @@ def upper_first(text: str) -> str:
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
-    """Return the one thing that a noun phrase refers to; if several fit, the question may be answered."""
+    """Return the one thing that a noun phrase refers to; raises `RefusalError` if it is not clear."""
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
         if state.it in reach:
@@ -161,16 +161,15 @@ def _lying_about(state: State) -> list[str]:
 TOO_DARK: Final = "It is far too dark for that."
 
 
-class Turn:
+class Turn(Struct):
     """One command that is being played; rules change `state` in place."""
 
-    def __init__(self, state: State, case: Case, phrase: Phrase) -> None:
-        self.state = state
-        self.case = case
-        self.phrase = phrase
-        self.killed_by = ""  # a key of `DEATHS`
-        self.gains = 0
-        self.takes_time = True
+    state: State
+    case: Case
+    phrase: Phrase
+    killed_by: str = ""  # a key of `DEATHS`
+    gains: int = 0
+    takes_time: bool = True
 
     def happened(self, flag: str) -> bool:
         """Return whether an event has happened."""
