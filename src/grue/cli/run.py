@@ -21,8 +21,8 @@ from grue.config.mcp_servers import without_network
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, facts, load_config
-from grue.hosts.skill_agent.past import read_run
 from grue.hosts.skill_agent.registry import StepExecutionResult
+from grue.hosts.skill_agent.run import read_run
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import offline_endpoint, reply_to_task

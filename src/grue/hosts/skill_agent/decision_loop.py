@@ -20,10 +20,9 @@ from grue.hosting import ConfinedFolder
 from grue.hosts.skill_agent import facts
 from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, McpCall
 from grue.hosts.skill_agent.approval import Judge, JudgedAction
-from grue.hosts.skill_agent.past import RunPast
 from grue.hosts.skill_agent.prompt import SILENT, changed_tools, next_text, results_text
 from grue.hosts.skill_agent.registry import ActionReply, PlannedAction, StepExecutionResult, StepStatus
-from grue.hosts.skill_agent.run import Run, error_text
+from grue.hosts.skill_agent.run import Run, RunPast, error_text
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.policy import hints_of
 

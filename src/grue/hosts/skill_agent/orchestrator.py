@@ -32,10 +32,9 @@ from grue.hosts.skill_agent.approval import AskPerson, Judge
 from grue.hosts.skill_agent.configuration import AgentConfig
 from grue.hosts.skill_agent.decision_loop import DecisionLoop, RunEnd
 from grue.hosts.skill_agent.mcp_manager import McpManager
-from grue.hosts.skill_agent.past import RunPast, read_run
 from grue.hosts.skill_agent.prompt import build_prompt
 from grue.hosts.skill_agent.registry import AGENT, StepExecutionResult
-from grue.hosts.skill_agent.run import Run, error_text
+from grue.hosts.skill_agent.run import Run, RunPast, error_text, read_run
 from grue.hosts.skill_agent.served_skills import ServedSkills
 from grue.hosts.skill_agent.skills import Skills
 from grue.messages import Usage

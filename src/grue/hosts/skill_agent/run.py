@@ -1,16 +1,18 @@
-"""`Run`: the state of one run of the skill agent, which the parts of the agent share."""
+"""The state of one run of the skill agent, and how to read from a trace how far a run got."""
 
 import math
 import time
+from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field
 
-from grue import MCPError, Recorder, Runner
+from grue import MCPError, Recorder, Runner, hosting
 from grue import messages as m
-from grue.hosting import Fact, RunFolder
+from grue.hosting import Envelope, Fact, RunFolder
 from grue.hosts.skill_agent.actions import MCP_CALL
 from grue.hosts.skill_agent.configuration import AgentConfig
-from grue.hosts.skill_agent.facts import ApprovalsAsked
+from grue.hosts.skill_agent.facts import ActionsPlanned, ApprovalsAsked, RunStarted, StepEnded, StepStarted
 from grue.hosts.skill_agent.mcp_manager import McpManager, McpToolInfo
 from grue.hosts.skill_agent.registry import ActionType, ActionTypes, StepExecutionResult
 from grue.hosts.skill_agent.skills import USE_SKILL, Skills
@@ -70,3 +72,36 @@ def error_text(error: Exception) -> str:
         if said and isinstance(error, ValueError | OSError | MCPError | ImportError)
         else f"{type(error).__name__}: {said}"
     )
+
+
+class RunPast(hosting.Past[RunStarted], kw_only=True):
+    """The recorded part of a run."""
+
+    plan: ActionsPlanned | None = None
+    plans: int = 0  # replies, including unusable ones
+    results: list[StepExecutionResult] = field(default_factory=list)
+    begun: int = 0  # the step that was under way when the process ended
+    last_turn: int = 0  # which may not have ended
+    asked: ApprovalsAsked | None = None  # what the run waits for
+
+    def take_fact(self, envelope: Envelope[Any]) -> None:
+        """Update this object from the next envelope of the trace."""
+        match envelope.body:
+            case m.RunTurn():
+                self.last_turn = max(self.last_turn, envelope.turn)
+            case ActionsPlanned() as plan:
+                self.plan, self.end = plan, None
+                self.plans += 1
+            case StepStarted(number=number):
+                self.begun, self.asked = number, None
+            case StepEnded(result=result):
+                self.results.append(result)
+                self.begun, self.asked = 0, None
+            case ApprovalsAsked() as asked:
+                self.asked = asked if asked.parked else None
+
+
+def read_run(path: Path) -> RunPast:
+    """Read how far a run got. `path` is its folder or the trace in the folder."""
+    needed = (ActionsPlanned, StepEnded)
+    return RunPast.read(path, needed=needed, started=RunStarted, over=("finished", "gave_up"))

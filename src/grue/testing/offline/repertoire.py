@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from grue.hosts.zork.games.house import walkthrough
-from grue.hosts.zork.games.house_case import NUMBERS, Case, case_for
+from grue.hosts.zork.games.house_world import NUMBERS, Case, case_for
 from grue.testing.offline.playbook import Playbook, Step, Thought
 from grue.testing.offline.situation import Situation
 

@@ -9,7 +9,7 @@ from offline_play import play
 from grue.errors import MissingDependencyError
 from grue.hosts.zork.games.commands import sanitise_command
 from grue.hosts.zork.games.house import HouseGame
-from grue.hosts.zork.games.house_case import case_for
+from grue.hosts.zork.games.house_world import case_for
 from grue.hosts.zork.games.zmachine import ZMachineGame
 from grue.testing.offline import playbook_for
 from grue.testing.offline.repertoire import house_playbook, zork1_playbook

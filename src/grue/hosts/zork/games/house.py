@@ -11,8 +11,8 @@ from typing import Final
 from grue.hosts.zork.games import house_rules as rules
 from grue.hosts.zork.games import house_world as world
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.games.house_case import case_for
 from grue.hosts.zork.games.house_parser import Phrase, parse
+from grue.hosts.zork.games.house_world import case_for
 
 _OVER: Final = "The story is over. It was a good one."
 

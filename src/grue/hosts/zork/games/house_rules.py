@@ -9,8 +9,8 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from grue.hosts.zork.games import house_world as world
-from grue.hosts.zork.games.house_case import Case
 from grue.hosts.zork.games.house_parser import DIRECTION_NAMES, Phrase, Words
+from grue.hosts.zork.games.house_world import Case
 
 PLAYER: Final = "player"
 GONE: Final = "gone"

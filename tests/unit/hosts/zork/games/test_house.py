@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grue.hosts.zork.games.house import HouseGame, walkthrough
-from grue.hosts.zork.games.house_case import NUMBERS, case_for
 from grue.hosts.zork.games.house_parser import DIRECTIONS, VERBS
-from grue.hosts.zork.games.house_world import AWARDS, DEATHS, MAX_SCORE, ROOMS, THINGS
+from grue.hosts.zork.games.house_world import AWARDS, DEATHS, MAX_SCORE, NUMBERS, ROOMS, THINGS, case_for
 
 
 @each_case("seed", [*range(300), -1, 2**63])

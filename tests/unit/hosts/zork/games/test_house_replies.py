@@ -5,8 +5,7 @@ from case_tables import each_case
 from house_play import INTO_KITCHEN, WITH_LANTERN, play, text_after
 
 from grue.hosts.zork.games.house import HouseGame, walkthrough
-from grue.hosts.zork.games.house_case import case_for
-from grue.hosts.zork.games.house_world import DEATHS
+from grue.hosts.zork.games.house_world import DEATHS, case_for
 
 
 def test_the_notary_gives_the_next_hint_at_each_stage() -> None:

@@ -19,7 +19,7 @@ from grue.hosts.skill_agent import (
     RunLimits,
     RunResult,
 )
-from grue.hosts.skill_agent.past import read_run
+from grue.hosts.skill_agent.run import read_run
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 
