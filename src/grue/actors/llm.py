@@ -42,9 +42,8 @@ REFUSED_MEDIA = "the endpoint refused a request with images or files"
 class Asking:
     """Gets one completion: sends HTTP requests until `attempt_step` returns `Finish`."""
 
-    # The endpoint is open already, and the conversation contains `command.new`. `on_sent` is called when an
-    # HTTP request has been written, and when its exchange has ended. `lost` is the cost so far at other
-    # endpoints.
+    # The endpoint is open already, and the conversation contains `command.new`. `on_sent` is called when a
+    # request has been written, and when its exchange has ended. `lost`: the cost so far at other endpoints.
 
     def __init__(
         self,

@@ -600,7 +600,6 @@ class FunctionConnection:
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
         """Declare that the functions only start programs, which run in a box."""
-        # `box` describes the box in words. `enforced`: whether this machine enforces the whole box.
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
 
@@ -649,9 +648,8 @@ class FunctionConnection:
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a function; raises `ToolTimedOutError` or `ToolRefusedError`."""
-        # An exception that the function raises, `SystemExit` included, becomes an error result.
-        # `KeyboardInterrupt` and BaseException classes of the user's own end the turn. At the time limit a
-        # plain function continues in its thread, and its result is dropped.
+        # An exception of the function becomes an error result, but `KeyboardInterrupt` and the user's own
+        # BaseException classes end the turn. At the time limit a plain function continues in its thread.
         function = self._functions.get(tool)
         if function is not None and function.timeout_s is not None:
             timeout_s = min(timeout_s, function.timeout_s)

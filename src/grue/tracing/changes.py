@@ -76,8 +76,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Split changed settings into fields of `FailurePolicy` and of `TurnLimits` (`budget.requests`)."""
-    # Raises `ValueError` for a field that neither class has, for a part of a field whose value is no mapping,
-    # and for a whole field after its parts. The part of a name after a dot is not checked.
+    # Raises `ValueError` for an unknown field, and for a part of a field that has none or is set as a whole.
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
     for name, value in changed.items():

@@ -41,7 +41,6 @@ _MOST_ANSWERS = 5
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
     """Yield the differences between two traces, in the order of the left trace; raises `TraceError` late."""
-    # A few megabytes of each file are in memory at a time.
     forked = _forked_turns(left) | _forked_turns(right)
     lengths: set[int] = set()
     lefts = _noting(lengths, lean_turns(left))

@@ -86,7 +86,6 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
     """Return the text of the fact's version of a method or property of the base class, `Fact.summary` say."""
-    # If the host's version raises or gives no text, return that of the base class (`words`) instead.
     base: Any = words.fget if isinstance(words, property) else words
     try:
         said = getattr(fact, base.__name__)

@@ -59,8 +59,7 @@ def place_of_marks(trace: Path) -> tuple[Path, int]:
 
 def write_mark(folder: Path, mark: Mark) -> Path:
     """Write a mark into `scores` in `folder`. It replaces a mark of the same scorer and version."""
-    # Raises `ValueError` for a bad name or version, and `TraceError` if the file cannot be written or the run
-    # already has 100 other marks (`_MOST_MARKS`).
+    # Raises `ValueError` for a bad name, and `TraceError` if it cannot be written or there are 100 others.
     require_name(mark.scorer)
     require_name(mark.version)
     path = folder / SCORES / f"{mark.name}.json"

@@ -31,7 +31,6 @@ def page_parts(
     name: str, title: str, *, style: Sequence[str], scripts: Sequence[str], served: bool = False
 ) -> list[bytes]:
     """Return a page's text, cut into parts at the places where its data will be inserted."""
-    # `name`, `style` and `scripts` name files in `viewer_page/`. A `served` page may request from its server.
     css = "\n".join(_part(f"{each}.css") for each in style)
     script = "\n".join(_part(f"{each}.js") for each in scripts)
     requests = "img-src 'self'; connect-src 'self'" if served else "img-src data:"

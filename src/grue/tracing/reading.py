@@ -48,7 +48,6 @@ def unknown_fact(body: bytes) -> Fact:
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
     """Return an episode fact with the fields that its host added in a subclass, read from its JSON `body`."""
-    # If no imported host declares a subclass with these fields, a class is generated.
     if type(fact) not in EPISODE_FACTS:
         return fact
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)

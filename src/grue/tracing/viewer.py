@@ -37,8 +37,7 @@ SCRIPTS = (
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only its owner can read, and return the episode's overview."""
     # The same trace always gives the same bytes. The page gets the trace's modification time, so that a page
-    # that lacks what was recorded meanwhile is older than the trace. Raises `TraceError`, and leaves no
-    # partial page, if the trace cannot be read or the page cannot be written.
+    # that lacks what was recorded meanwhile is older than the trace. `TraceError` leaves no partial page.
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
@@ -170,8 +169,7 @@ class _Difference(Struct, array_like=True):
 
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs, or 0."""
-    # A difference outside of turns counts as one in turn 1. Raises `TraceError`, and leaves no partial page,
-    # if a trace cannot be read or the page cannot be written.
+    # A difference outside of turns counts as one in turn 1. `TraceError` leaves no partial page.
     readers = open_episode(left), open_episode(right)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, *(reader.path for reader in readers))
@@ -227,9 +225,8 @@ class _Run(Struct, frozen=True, kw_only=True):
 
 def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     """Write `index.html` into a folder of episodes, with a row for each of `runs`."""
-    # Also write a page beside each trace, unless the page that grue wrote there is as new as the trace. A
-    # file of that name that grue did not write is kept, and the row says so. Raises `TraceError` if the index
-    # cannot be written, or there is an `index.html` that grue has not written.
+    # Also write a page beside each trace, unless grue's page there is as new as the trace, or is not grue's.
+    # Raises `TraceError` if the index cannot be written, or there is one that grue has not written.
     target = folder / INDEX_FILE
     refuse_foreign(target, "runs")
     rows = tuple(_row(folder, path) for path in runs)
