@@ -473,10 +473,7 @@ def tool(
 
     ```python
     @tool
-    def look(
-        direction: Annotated[Literal["north", "south"], "Where to look."],
-        far: Annotated[bool, "Whether to use the telescope."] = False,
-    ) -> str:
+    def look(direction: Annotated[Literal["north", "south"], "Where to look."]) -> str:
         \"\"\"Look in a direction.\"\"\"
         ...
 
@@ -570,10 +567,7 @@ class FunctionTools(HostFunctions):
     def connect(
         self, server: m.ServerName, before_calls: BeforeCalls = None, note: Note | None = None
     ) -> FunctionConnection:
-        """Make the connection for one session.
-
-        `before_calls` is awaited before each call. Without `note`, all notices are dropped.
-        """
+        """Make the connection for one session. `before_calls` is awaited before each call."""
         return FunctionConnection(server, self._served, self.catch_all, before_calls, note)
 
 

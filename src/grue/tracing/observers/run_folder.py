@@ -208,10 +208,7 @@ class _Log(ABC):
 
 
 class JsonLog(_Log):
-    """Writes each event as a line of JSON, with the time in ISO 8601 (UTC).
-
-    Source: R7.1-3
-    """
+    """Writes each event as a line of JSON, with the time in ISO 8601 (UTC)."""
 
     what = "event log"
 
