@@ -1,4 +1,4 @@
-"""`grue fleet run`, `retry`, `fork` and `stop`: run episodes and show the progress, or stop them."""
+"""`grue fleet run`, `retry`, `fork`, `stop` and `score`: work on episodes and show the progress."""
 
 import sys
 from pathlib import Path
@@ -19,6 +19,7 @@ from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import FleetFolder, is_driven, require_fleet
 from grue.fleet.fork_work import TurnToFork, condition, forks_of, turns_in
 from grue.fleet.local import default_workers
+from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.fleet.sweep import SAMPLE, PlannedWork, Sweep, read_plan, read_sweep
 from grue.policies import Batching
 from grue.protocol.turn.prices import price_of
@@ -221,3 +222,41 @@ def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
 
 def _name(place: Path) -> str:
     return place.parent.name if place.name == TRACE_FILE else place.stem
+
+
+def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
+    """Score a fleet's finished episodes; return whether all scorers succeeded and the budget sufficed."""
+    require_fleet(directory)
+    scoring = read_scoring(scorers)
+    names = ", ".join(f"{name}@{scorer.version}" for name, scorer in scoring.scorer.items())
+
+    def watch(tally: ScoreTally) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{tally.done:,}/{tally.total:,} scored, {tally.failed:,} failed\x1b[K")
+            sys.stderr.flush()
+
+    def clear() -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+
+    try:
+        tally = score_fleet(directory, scoring, again=again, watch=watch)
+    except KeyboardInterrupt:
+        clear()
+        say("Interrupted. The scores so far are kept; the same command computes the others.", err=True)
+        raise
+    clear()
+    before = f"; {tally.before:,} had a score" if tally.before else ""
+    say(f"{names}: {tally.done:,} of {counted(tally.total, 'episode')} scored{before}.")
+    if tally.spent.requests:
+        spent = tally.spent
+        say(f"  spent {counted(spent.requests, 'request')}, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
+    removed = "without a trace: the work has written none, or the sweep's `keep` has removed it"
+    refused = "not scored, because the budget has refused a request; it counts all runs of scorers here"
+    counts = {"without a result yet": tally.unfinished, removed: tally.without_trace, refused: tally.unpaid}
+    for what, count in {**counts, "could not be scored:": tally.failed}.items():
+        if count:
+            say(f"  {count:,} {what}")
+    for trouble in tally.troubles:
+        say(f"    {trouble}")
+    return not tally.failed and not tally.unpaid

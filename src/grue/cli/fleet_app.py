@@ -407,7 +407,7 @@ def score(
 
     No episode runs again. The scores are stored in the folder.
     """
-    from grue.cli.fleet_view import score_episodes
+    from grue.cli.fleet import score_episodes
 
     take_interrupts()
     return score_episodes(directory, scorers, again=again)

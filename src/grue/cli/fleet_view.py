@@ -1,4 +1,4 @@
-"""`grue fleet status`, `table`, `compare`, `show`, `failures` and `score`: print what is in a fleet."""
+"""`grue fleet status`, `table`, `compare`, `show` and `failures`: print what is in a fleet."""
 
 import json
 import math
@@ -29,7 +29,6 @@ from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_comma
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
 from grue.fleet.passing import Passing
 from grue.fleet.results import Result, latest_results, require_score, require_settings, results
-from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.runtime.safe_text import printable, shortened
 from grue.tracing.facts import counted
 from grue.tracing.marks import read_marks
@@ -321,41 +320,3 @@ def _said(result: Result, directory: Path) -> list[str]:
         *([f"Q: {short_words(said.question)}"] if said.question else ()),
         *([f"A: {short_words(said.answer)}{wanted}"] if said.answer else ()),
     ]
-
-
-def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
-    """Score a fleet's finished episodes; return whether all scorers succeeded and the budget sufficed."""
-    require_fleet(directory)
-    scoring = read_scoring(scorers)
-    names = ", ".join(f"{name}@{scorer.version}" for name, scorer in scoring.scorer.items())
-
-    def watch(tally: ScoreTally) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{tally.done:,}/{tally.total:,} scored, {tally.failed:,} failed\x1b[K")
-            sys.stderr.flush()
-
-    def clear() -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-
-    try:
-        tally = score_fleet(directory, scoring, again=again, watch=watch)
-    except KeyboardInterrupt:
-        clear()
-        say("Interrupted. The scores so far are kept; the same command computes the others.", err=True)
-        raise
-    clear()
-    before = f"; {tally.before:,} had a score" if tally.before else ""
-    say(f"{names}: {tally.done:,} of {counted(tally.total, 'episode')} scored{before}.")
-    if tally.spent.requests:
-        spent = tally.spent
-        say(f"  spent {counted(spent.requests, 'request')}, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
-    removed = "without a trace: the work has written none, or the sweep's `keep` has removed it"
-    refused = "not scored, because the budget has refused a request; it counts all runs of scorers here"
-    counts = {"without a result yet": tally.unfinished, removed: tally.without_trace, refused: tally.unpaid}
-    for what, count in {**counts, "could not be scored:": tally.failed}.items():
-        if count:
-            say(f"  {count:,} {what}")
-    for trouble in tally.troubles:
-        say(f"    {trouble}")
-    return not tally.failed and not tally.unpaid

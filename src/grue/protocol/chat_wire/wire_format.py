@@ -28,7 +28,6 @@ from grue.policies import MediaKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.server_events import ServerEvent
-from grue.protocol.context.history import Items
 from grue.protocol.json_text import from_json, past_space, strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
 
@@ -335,7 +334,7 @@ def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireIte
     return (*arranged, Shown(tuple(waiting))) if waiting else tuple(arranged)
 
 
-def without_attachments(items: Iterable[m.ConversationItem]) -> Items:
+def without_attachments(items: Iterable[m.ConversationItem]) -> tuple[m.ConversationItem, ...]:
     """Return the items with a line of text in place of each attachment."""
     stripped: list[m.ConversationItem] = []
     for item in items:
