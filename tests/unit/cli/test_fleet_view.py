@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner
 from grue.cli.app import app
-from grue.cli.fleet_export import export_fleet
 from grue.cli.fleet import score_episodes
+from grue.cli.fleet_export import export_fleet
 from grue.cli.fleet_view import print_failures, print_status, print_table
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
