@@ -16,10 +16,9 @@ from pathlib import Path
 import psutil
 from measuring import Bar, Effort, Section, figure
 
-from grue.fleet.attempt import Attempted, Task
+from grue.fleet.attempt import Attempted, Ended, Task
 from grue.fleet.broker import Costs
 from grue.fleet.driver import Driver, Plan
-from grue.fleet.engine import Ended
 from grue.fleet.fleet import Fleet
 from grue.fleet.folder import AttemptEnd, FleetFolder
 from grue.fleet.sweep import Span, Sweep

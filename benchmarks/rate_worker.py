@@ -34,7 +34,7 @@ def clients(address: str, url: str, seconds: float) -> dict[str, object]:
     # Import these here, because the process of the endpoint does not need them.
     from grue.config.settings import RetrySettings
     from grue.errors import LLMError
-    from grue.fleet.broker_link import BrokerLink
+    from grue.fleet.broker_server import BrokerLink
     from grue.hosting import GameConfiguration
     from grue.hosts.zork.client import LLMClient
     from grue.transports.llm.exchange import set_request_gate

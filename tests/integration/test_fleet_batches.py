@@ -17,11 +17,10 @@ from grue.engine.turn import TurnPostponed
 from grue.errors import FleetError
 from grue.fleet import Fleet
 from grue.fleet.batches import FleetBatches, waiting_in
-from grue.fleet.broker import FleetBudget
+from grue.fleet.broker import FleetBudget, RequestCount
 from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
 from grue.fleet.folder import REPLIES, REQUESTS
-from grue.fleet.request_count import RequestCount
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply, text_reply

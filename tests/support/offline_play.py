@@ -9,7 +9,7 @@ from grue.hosts.zork.agent import SYSTEM_PROMPT, AgentResponse, playable
 from grue.hosts.zork.games.game import Game
 from grue.hosts.zork.orchestrator import Memories, Move, context_text
 from grue.testing.offline.chat_request import decode_body, read_request
-from grue.testing.offline.playbook import Playbook
+from grue.testing.offline.repertoire import Playbook
 from grue.testing.offline.script import Reply, reply
 
 THINK = {

@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 
 from grue.cli.app import app
 from grue.errors import LLMError, MCPError
-from grue.fleet.attempt import Job, run_attempt
+from grue.fleet.attempt import Costs, Ended, Job, Lost, run_attempt
 from grue.fleet.driver import Driver, Finished, Plan
-from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder, Manifest
 from grue.fleet.identity import Case as FleetCase
 from grue.fleet.work import Episode, find_work

@@ -27,8 +27,7 @@ from grue.fleet.compare import (
 from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_command
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
-from grue.fleet.passing import Passing
-from grue.fleet.results import Result, latest_results, require_score, require_settings, results
+from grue.fleet.results import Passing, Result, latest_results, require_score, require_settings, results
 from grue.runtime.safe_text import printable, shortened
 from grue.tracing.facts import counted
 from grue.tracing.marks import read_marks
@@ -311,12 +310,12 @@ def print_failures(
 
 def _said(result: Result, directory: Path) -> list[str]:
     try:
-        said = read_said(result.run(directory))
+        question, answer = read_said(result.run(directory))
     except TraceError:
         return []
     expected = result.settings.get("expected")
     wanted = "" if expected is None else f"   (expected: {short_words(expected)})"
     return [
-        *([f"Q: {short_words(said.question)}"] if said.question else ()),
-        *([f"A: {short_words(said.answer)}{wanted}"] if said.answer else ()),
+        *([f"Q: {short_words(question)}"] if question else ()),
+        *([f"A: {short_words(answer)}{wanted}"] if answer else ()),
     ]

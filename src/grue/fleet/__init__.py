@@ -8,13 +8,12 @@ If `map` is called again, it plays only the episodes that have no result on disk
 `docs/guides/fleet.md`.
 """
 
-from grue.fleet.broker import Amount, FleetBudget, Rate
+from grue.fleet.broker import Amount, FleetBudget, Rate, ServerCap
 from grue.fleet.driver import Finished, Tally
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.prompts import PromptTable, compare_prompts
 from grue.fleet.results import Result
-from grue.fleet.scorers import FinishedEpisode
-from grue.fleet.server_places import ServerCap
+from grue.fleet.scoring import FinishedEpisode
 from grue.fleet.sweep import Sweep, read_sweep
 from grue.fleet.work import Episode, work
 from grue.protocol.turn.prices import Price

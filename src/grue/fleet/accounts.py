@@ -16,9 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError, TraceError
-from grue.fleet.broker import Amount, Broker, Costs, Granted, Limits, NotYet, Refused
+from grue.fleet.broker import Amount, Broker, Costs, Granted, Limits, NotYet, Refused, ServerPlaces
 from grue.fleet.folder import LEDGER, FleetFolder
-from grue.fleet.server_places import ServerPlaces
 from grue.runtime.files import LineFile, os_errors_as
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings, tool_lock
 from grue.errors import MCPConfigError
-from grue.fleet.host_settings import chosen_endpoint, usable_case, with_endpoint
+from grue.fleet.host_settings import ProjectCase, chosen_endpoint, usable_case, with_endpoint
 from grue.fleet.work import Episode, contains, work
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop import AgentLoop
@@ -24,21 +23,12 @@ from grue.testing.offline import offline_endpoint, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 
 
-class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TalkCase(ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case. `seed` does not change how the episode is played."""
 
     inputs: list[str]
     expected: str | int | float | None = None
     system: str = ""
-    offline: bool = False
-    model: str | None = None
-    base_url: str | None = None
-    mcp: bool = True
-    mcp_config: str | None = None
-    seed: int = 0
-    # `completed` adds a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`
-    project: str | None = None
-    tool_lock: str | None = None  # `completed` adds a hash of the tool lock of `mcp_config`
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import contextlib
 import errno
 import io
 import os
+import queue
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,11 +21,10 @@ import grue
 from grue import messages as m
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError, TurnTimedOut
 from grue.fleet.batches import waiting_in
-from grue.fleet.broker import Amount
+from grue.fleet.broker import Amount, Costs, may_pass, requests_counted
 from grue.fleet.course import read_course, read_spent
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
-from grue.fleet.request_count import may_pass, requests_counted
 from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work, plain_text
 from grue.protocol.turn.prices import Price
@@ -92,7 +92,9 @@ def run_attempt(job: Job) -> Attempted:
     folder = EpisodeFolder(job.folder)
     # With `batch`, do not resume: the work would not repeat the requests that the stored replies answer.
     attempts = () if job.batch else reversed(folder.attempts())
-    interrupted = [path for _, path in attempts if _was_cut_off(folder, path)]
+    ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
+    # An attempt that a cancellation or the end of its process has cut off.
+    interrupted = next((path for path, end in ends if end is None or end.kind == "died"), None)
     case = CaseFile(
         work=job.work,
         version=job.version,
@@ -101,9 +103,7 @@ def run_attempt(job: Job) -> Attempted:
         planned=job.planned,
     )
     attempt = folder.begin(case)
-    episode = Episode(
-        id=folder.id, folder=attempt, repetition=job.repetition, interrupted=next(iter(interrupted), None)
-    )
+    episode = Episode(id=folder.id, folder=attempt, repetition=job.repetition, interrupted=interrupted)
     began = time.monotonic()
     with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:
         waiting = waiting_in(job.folder, count) if job.batch else contextlib.nullcontext()
@@ -131,12 +131,6 @@ def run_attempt(job: Job) -> Attempted:
     elif job.keep == "results" or (job.keep == "failed" and end.outcome == "scored"):
         folder.drop_trace()
     return Attempted(end=end, attempt=attempt.name, committed=committed)
-
-
-def _was_cut_off(folder: EpisodeFolder, attempt: Path) -> bool:
-    """Return whether an attempt has a trace, and was cut off by a cancellation or a process's end."""
-    end = folder.end_of(attempt)
-    return (end is None or end.kind == "died") and (attempt / TRACE).is_file()
 
 
 def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
@@ -251,3 +245,49 @@ def _answering_model(trace: Path) -> str:
     except OSError:
         return ""
     return found[-1].decode("utf-8", "replace") if found else ""
+
+
+# --- Engines, which make attempts in other processes ---
+
+
+LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error", "unable"]
+
+
+class Lost(Struct, frozen=True):
+    """Why an attempt has no result from its worker."""
+
+    # `died`: killed, crashed or sent nonsense; `error`: the attempt could not be made or recorded; `unable`:
+    # no worker can be started, or the engine has failed
+    kind: LossKind
+    why: str = ""  # empty for `cancelled`
+    after_s: float = 0.0  # the time limit that a timed-out attempt exceeded
+
+
+Ended: TypeAlias = tuple[Task, Attempted | Lost]
+
+
+class Engine(Protocol):
+    """Makes attempts at episodes, in worker processes: on this machine (`local.py`) or with Ray."""
+
+    @property
+    def slots(self) -> int:
+        """How many attempts the engine can make at the same time."""
+
+    @property
+    def ended(self) -> "queue.SimpleQueue[Ended]":
+        """The queue that gets one `Ended` for each submitted job, when the job's attempt has ended."""
+
+    def costs(self) -> Costs:
+        """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
+
+    def submit(self, job: Task) -> None:
+        """Queue an attempt for the next free slot. If the engine has failed, report `Lost("unable")`."""
+
+    def withdraw(self) -> None:
+        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
+
+    def cancel(self) -> None:
+        """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""
+
+    def close(self) -> None:
+        """End all attempts, and the processes that the engine has started."""

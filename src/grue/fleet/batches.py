@@ -27,8 +27,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from grue.errors import FleetError, TraceError
+from grue.fleet.broker import RequestCount, may_pass
 from grue.fleet.folder import REPLIES, REQUESTS, EpisodeFolder, FleetFolder
-from grue.fleet.request_count import RequestCount, may_pass
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import Result, batch_form_of
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
@@ -205,12 +205,9 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, keys)
 
     def step(self, *, send: bool) -> list[str]:
-        """Continue the polls that are due, for 0.2 s; return the ids of episodes that have all replies now.
-
-        With `send`, due polls also send the waiting requests: only when there is nothing else to do, so that
-        batches get large. Raises `FleetError` if a provider refuses, sends nonsense or does not answer in
-        time.
-        """
+        """Continue the due polls for up to 0.2 s; return the ids of episodes that have all replies now."""
+        # With `send`, due polls also send the waiting requests. Raises `FleetError` if a provider refuses,
+        # sends nonsense or does not answer in time.
         if not self._waiting:
             return []
         for each in self._models.values():
@@ -232,7 +229,7 @@ class FleetBatches:
         """Cancel the polls, and unlock the folders, so that another process can use them."""
         polls = [each.poll for each in self._models.values() if each.poll is not None]
         for each in self._models.values():
-            each.cancel_poll()
+            each.work.interrupt()  # a poll ends when its event loop runs again
         while not all(poll.done() for poll in polls):
             self._run_a_moment()
         for poll in polls:
@@ -307,7 +304,7 @@ class _Model:
         self.poll: asyncio.Task[list[str]] | None = None
         self._endpoint = endpoint
         self._batching = batching
-        self._work = Interruptible()
+        self.work = Interruptible()
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
 
@@ -315,7 +312,7 @@ class _Model:
         self, loop: asyncio.AbstractEventLoop, ended: Callable[[asyncio.Task[list[str]]], None], *, send: bool
     ) -> None:
         if self.poll is None and time.monotonic() >= self._look_at:
-            self._work = Interruptible()
+            self.work = Interruptible()
             self.poll = loop.create_task(self._until_cancelled(send))
             self.poll.add_done_callback(ended)
 
@@ -328,13 +325,9 @@ class _Model:
         self._delay_s = min(self._delay_s, self._batching.look_every_s)
         self._look_at = time.monotonic() + self._delay_s
 
-    def cancel_poll(self) -> None:
-        """Cancel the poll, which ends when its event loop runs again."""
-        self._work.interrupt()
-
     async def _until_cancelled(self, send: bool) -> list[str]:
         try:
-            return await self._work.run(partial(self._send_and_look, send))
+            return await self.work.run(partial(self._send_and_look, send))
         except WorkInterrupted:
             return []
 

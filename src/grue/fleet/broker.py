@@ -1,35 +1,103 @@
 """The broker: decides which request to a model may start now, and adds up what the requests have cost.
 
-The broker is a pure state machine: it gets the time as an argument, and never waits.
+The broker is a pure state machine: it gets the time as an argument, and never waits. The rules:
 
-The rules:
-
-- A request starts only if its reservation fits into what is left of every limit of the budget. A reservation
-  is the most that the request can cost, as far as it is known. If the reservation may fit once the requests
-  under way have ended and their real cost is known, the request waits; otherwise it is refused.
-- In each second about a sixtieth of `requests_per_minute` starts, because some endpoints count by the
-  second. Within a second, the time between two requests may be as short as a quarter of the average, so that
-  a busy machine that has sent some requests late can catch up.
+- A request starts only if its reservation, the most that it can cost as far as known, fits into what is left
+  of every limit. If it may fit once the real cost of the requests under way is known, the request waits;
+  otherwise it is refused. If a worker is lost, its reservations count as spent.
+- In each second about a sixtieth of `requests_per_minute` starts, because some endpoints count by the second.
+  The time between two may be as short as a quarter of the average, so that a busy machine can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
-  a full window of requests has succeeded (slow start). A status 429, 503 or 529 halves the window. From then
-  on the window grows by one whenever a full window of requests has succeeded. After such a status, no request
-  starts for at least 1 s, and for as long as `Retry-After` says, up to 10 minutes. (Some headers say a year.)
-- If a worker is lost, its reservations count as spent, since its requests may have been sent and charged.
+  a full window has succeeded (slow start). A status 429, 503 or 529 halves it; from then on it grows by one.
+  After such a status, no request starts for at least 1 s, and for as long as `Retry-After` says, up to 10
+  minutes.
 """
 
+import contextlib
 import math
-from collections import deque
+import operator
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import astuple
 
 from grue.errors import FleetError
 from grue.field_checks import check_settings, is_usable, shown
-from grue.fleet.server_places import ServerCap
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.prices import Price, price_of
-from grue.transports.llm.exchange import RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import (
+    Permit,
+    RequestGate,
+    RequestOutcome,
+    WantedRequest,
+    request_gate,
+    set_request_gate,
+)
+
+# --- Server processes ---
+#
+# An episode with two servers holds a place for the first while it asks for the second. If every worker did
+# that with the last free places, all would wait for ever. So a worker's first server reserves all places that
+# its episode needs (`an_episode`). A worker that starts more may have to wait, for 30 s (`accounts.py`).
+
+
+class ServerCap(Struct, frozen=True, kw_only=True):
+    """The cap on server processes of a machine."""
+
+    at_once: int | None = None  # the most at one time; `None`: no cap
+    an_episode: int = 1  # the most that an episode needs at one time
+
+    def __post_init__(self) -> None:
+        check_settings(self, any_number=self.__struct_fields__)
+        if self.an_episode < 1 or (self.at_once is not None and self.at_once < self.an_episode):
+            raise FleetError(
+                f"servers = {self.at_once} and servers_an_episode = {self.an_episode}: an episode needs at"
+                " least one place, and all its places have to fit."
+            )
+
+
+class ServerPlaces:
+    """The places for server processes on one machine, and the workers that hold them."""
+
+    def __init__(self, cap: ServerCap) -> None:
+        self._cap = cap
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held(self) -> int:
+        """How many places are taken by server processes now."""
+        return self._held.total()
+
+    def wants_too_many(self, worker: str) -> bool:
+        """Return whether one more server process would be too many for the episode of this worker."""
+        return self._held[worker] >= self._cap.an_episode
+
+    def take(self, worker: str) -> bool:
+        """Take a place for a server process of a worker; return `False` if the worker has to wait."""
+        if self._cap.at_once is not None:
+            claim = self._claim(self._held[worker] + 1)
+            others = sum(self._claim(count) for name, count in self._held.items() if name != worker)
+            if others + claim > self._cap.at_once:
+                return False
+        self._held[worker] += 1
+        return True
+
+    def leave(self, worker: str) -> None:
+        """Free one place of a worker."""
+        self._held[worker] -= 1
+        if self._held[worker] <= 0:
+            del self._held[worker]
+
+    def _claim(self, count: int) -> int:
+        """Return how many places a worker with `count` servers claims: 0, or at least `an_episode`."""
+        return max(count, self._cap.an_episode) if count else 0
+
+
+# --- Requests ---
 
 SLOW_START = 2.0
 # The share of `requests_per_minute` that is used, because an endpoint's clock may run at another speed.
@@ -42,24 +110,14 @@ _MOST_PAUSE_S = RetryPolicy().max_asked_delay_s
 
 
 class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on the cost of all requests of a fleet together. `None`: no limit.
+    """Limits on the cost of all requests of a fleet together. `None`: no limit."""
 
-    Attributes:
-        money_usd: US dollars. A request starts only if the most that it can cost fits into the rest. One
-            whose price or `max_tokens` is unknown starts only if `requests` is set too, and is counted
-            afterwards.
-        tokens: The most tokens of all prompts and replies.
-        prices: Prices by model's name or pattern (`gpt-*`).
-
-    Raises:
-        FleetError: A limit is negative or infinite, or `money_usd` is set without `prices` and `requests`.
-        MCPConfigError: A value has a wrong type.
-    """
-
+    # A request starts only if the most that it can cost fits into the rest. One whose price or `max_tokens`
+    # is unknown starts only if `requests` is set too, and is counted afterwards.
     money_usd: float | None = None
-    tokens: int | None = None
+    tokens: int | None = None  # the most tokens of all prompts and replies
     requests: int | None = None
-    prices: dict[str, Price] = {}
+    prices: dict[str, Price] = {}  # by model's name or pattern (`gpt-*`)
 
     def __post_init__(self) -> None:
         check_settings(self, any_number=("money_usd", "tokens", "requests"))
@@ -75,20 +133,12 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them.
-
-    Attributes:
-        tokens_per_minute: On average; at the start and after a pause, a minute's tokens may be used at once.
-        concurrency: The most requests under way at one time.
-
-    Raises:
-        FleetError: A value is 0, negative or infinite.
-        MCPConfigError: A value has a wrong type.
-    """
+    """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them."""
 
     requests_per_minute: float | None = None
+    # on average; at the start and after a pause, a minute's tokens may be used at once
     tokens_per_minute: float | None = None
-    concurrency: int | None = None
+    concurrency: int | None = None  # the most requests under way at one time
 
     def __post_init__(self) -> None:
         check_settings(self, any_number=self.__struct_fields__)
@@ -123,14 +173,10 @@ class Amount(Struct, frozen=True):
     money_usd: float = 0.0
 
     def __add__(self, other: "Amount") -> "Amount":
-        return Amount(
-            self.requests + other.requests, self.tokens + other.tokens, self.money_usd + other.money_usd
-        )
+        return Amount(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "Amount") -> "Amount":
-        return Amount(
-            self.requests - other.requests, self.tokens - other.tokens, self.money_usd - other.money_usd
-        )
+        return Amount(*map(operator.sub, astuple(self), astuple(other)))
 
 
 class Costs(Struct, frozen=True):
@@ -307,3 +353,74 @@ class Broker(Struct):
         money = outcome.cost_by(price_of(self.limits.budget.prices, model))
         tokens = outcome.input_tokens + outcome.output_tokens
         return Amount(1, tokens, reserved.money_usd if money is None else money)
+
+
+# --- The requests of one attempt ---
+
+
+_NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
+_ACCOUNT = frozenset({"key", "credit"})
+
+
+def may_pass(kind: str, reason: str | None) -> bool:
+    """Return whether the network, the endpoint, the key or the account was at fault, not the model."""
+    return kind in _NETWORK or reason in _ACCOUNT
+
+
+class RequestCount:
+    """A `RequestGate` that counts the cost of requests, and lets another gate admit them. Thread-safe."""
+
+    def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
+        self._inner = inner
+        self._prices = prices
+        self._lock = threading.Lock()
+        self.spent = Amount()
+        self.refused = ""
+        self.waiting = 0
+
+    async def admit(self, wanted: WantedRequest) -> Permit | str:
+        """Ask the gate `inner`; return a permit whose `settle` counts the cost, or the refusal's reason."""
+        permit = await self.admit_only(wanted)
+        return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
+
+    async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
+        """Ask the gate `inner`, if any. The caller has to count the cost with `add` after the request."""
+        with self._lock:
+            self.waiting += 1
+        permit = None if self._inner is None else await self._inner.admit(wanted)
+        with self._lock:  # not reached if this call is cancelled: the request then stays in `waiting`
+            self.waiting -= 1
+        if isinstance(permit, str):
+            self.refused = permit
+        return permit
+
+    def add(self, model: str, outcome: RequestOutcome) -> None:
+        """Count a request that has ended, with its cost."""
+        money = outcome.cost_by(price_of(self._prices, model))
+        tokens = (outcome.input_tokens or 0) + (outcome.output_tokens or 0)
+        with self._lock:
+            self.spent += Amount(int(outcome.sent), tokens, money or 0.0)
+
+
+class _Counted:
+    def __init__(self, count: RequestCount, permit: Permit | None, model: str) -> None:
+        self._count = count
+        self._permit = permit
+        self._model = model
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        self._count.add(self._model, outcome)
+        if self._permit is not None:
+            self._permit.settle(outcome)
+
+
+@contextlib.contextmanager
+def requests_counted(prices: Mapping[str, Price]) -> Iterator[RequestCount]:
+    """Count the requests of this process within the block."""
+    inner = request_gate()
+    count = RequestCount(inner, prices)
+    set_request_gate(count)
+    try:
+        yield count
+    finally:
+        set_request_gate(inner)

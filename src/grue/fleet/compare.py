@@ -30,25 +30,19 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import FleetError, MissingDependencyError
 from grue.field_checks import check_settings
+from grue.fleet import statistics as stats
 from grue.fleet.folder import require_fleet
-from grue.fleet.passing import Passing, failed_score, score_of
-from grue.fleet.results import Result, of_latest_sweep, require_score, require_settings, results
-from grue.fleet.statistics import (
-    LEAST_CASES,
-    SELDOM,
-    Interval,
-    difference_of,
-    mean_intervals,
-    mean_of,
-    pass_all,
-    pass_at,
-    range_of,
-    require_libraries,
-    sign_test,
-    smallest_detectable,
-    times_more,
-    with_unseen,
+from grue.fleet.results import (
+    Passing,
+    Result,
+    failed_score,
+    of_latest_sweep,
+    require_score,
+    require_settings,
+    results,
+    score_of,
 )
+from grue.fleet.statistics import LEAST_CASES, Interval, difference_of, mean_of, sign_test
 from grue.runtime.safe_text import shortened, written_out
 from grue.runtime.secrets.redaction import Redaction
 from grue.tracing.facts import counted
@@ -106,51 +100,35 @@ class Cell(Struct, frozen=True):
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
         """Return the results that have this cell's settings; raises `FleetError` if there are none."""
         require_settings(everything, self.wanted, f"{self.label}: the episodes")
-        wanted = {name: self._meant(name, everything) for name in self.wanted}
+        there = {
+            name: list(dict.fromkeys(setting_word(_setting(each, name)) for each in everything))
+            for name in self.wanted
+        }
+        wanted = {
+            name: value if value in there[name] else setting_word(value)
+            for name, value in self.wanted.items()
+        }
         found = [
             each
             for each in everything
             if all(setting_word(_setting(each, name)) == value for name, value in wanted.items())
         ]
         if not found:
-            raise FleetError(f"No episode is in {self.label}. {self._values(everything)}".rstrip())
+            said = " ".join(_said_values(name, values) for name, values in there.items())
+            raise FleetError(f"No episode is in {self.label}. {said}".rstrip())
         return found
-
-    def _meant(self, name: str, everything: Sequence[Result]) -> str:
-        value = self.wanted[name]
-        there = any(setting_word(_setting(each, name)) == value for each in everything)
-        return value if there else setting_word(value)
-
-    def _values(self, everything: Sequence[Result]) -> str:
-        said = []
-        for name in self.wanted:
-            there = list(dict.fromkeys(setting_word(_setting(each, name)) for each in everything))
-            more = f" and {len(there) - _MOST_NAMED} others" if len(there) > _MOST_NAMED else ""
-            said.append(
-                f"The values of {name} are {', '.join(map(_shown_value, there[:_MOST_NAMED]))}{more}."
-            )
-        return " ".join(said)
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """How to compare. Raises an `MCPError` if a value cannot be used.
+    """How to compare. Raises an `MCPError` if a value cannot be used."""
 
-    Attributes:
-        score: Name of the score; `None`: `score`, or the only score that the episodes have.
-        failed_as: The score of a failed episode; `None`: 0, or an error if `lower_is_better`.
-        passing: The worst score that passes; `None`: 1 (0 if `lower_is_better`) if all scores are from 0 to
-            1.
-        cluster: Names of settings. Cases with equal values of these form a group, because their scores depend
-            on each other, such as questions about one document.
-        margin: The smallest loss that matters, for which `more_cases` is computed; `None`: the measured one.
-    """
-
-    score: str | None = None
+    score: str | None = None  # `None`: `score`, or the only score that the episodes have
     lower_is_better: bool = False
-    failed_as: float | None = None
-    passing: float | None = None
+    failed_as: float | None = None  # the score of a failed episode; `None`: 0, or an error if lower is better
+    passing: float | None = None  # the worst score that passes; `None`: 1 (or 0) if all are from 0 to 1
+    # settings whose equal values make groups of cases that depend on each other
     cluster: tuple[str, ...] = ()
-    margin: float | None = None
+    margin: float | None = None  # the smallest loss that matters; `more_cases` is for it
 
     def __post_init__(self) -> None:
         check_settings(self, any_number=("failed_as", "passing"), above_0=("margin",))
@@ -207,40 +185,25 @@ class CaseChange(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The result of a comparison. Counts are of cases that both sides have played.
-
-    Attributes:
-        compared: The settings in which the two sets differ, each with its value in A and in B.
-        groups: Number of groups of cases; see `Options.cluster`.
-        verdict: Whether B is better or worse than A: by the interval or, without one, by the sign test.
-        better: Number of groups in which B is better than A.
-        chance: The p-value of the sign test on `better` and `worse`.
-        why: Why there is no interval, as a sentence; empty if there is an interval.
-        measures: The score first; then pass rates, cost, tokens, time and so on, as far as known and not 0.
-        detectable: The smallest true difference found with a chance of 80 %; NaN without an interval.
-        more_cases: How many more cases would show a difference of `target`; `None`: unknown, or too many.
-        more_episodes: How many episodes the `more_cases` have, on both sides together.
-        target: The margin, or the difference that was measured.
-        changes: All cases, sorted by B minus A, the smallest first.
-    """
+    """The result of a comparison. Counts are of cases, or groups of cases, that both sides have played."""
 
     a: Side
     b: Side
-    compared: dict[str, tuple[Any, Any]]
+    compared: dict[str, tuple[Any, Any]]  # the settings that differ, each with its value in A and B
     score: str
     cases: int
-    groups: int
-    verdict: Verdict
-    measures: list[Measure]
-    detectable: float
-    target: float
-    better: int
+    groups: int  # see `Options.cluster`
+    verdict: Verdict  # by the interval, or without one by the sign test
+    measures: list[Measure]  # the score first, then others that are known and not all 0
+    detectable: float  # the smallest true difference found with a chance of 80 %; NaN without an interval
+    target: float  # the margin, or the difference that was measured
+    better: int  # groups in which B is better than A
     worse: int
-    chance: float
-    why: str = ""
-    more_cases: int | None = None
-    more_episodes: int | None = None
-    changes: list[CaseChange] = field(default_factory=list)
+    chance: float  # the p-value of the sign test on `better` and `worse`
+    why: str = ""  # why there is no interval, as a sentence
+    more_cases: int | None = None  # needed to show `target`; `None`: unknown, or too many
+    more_episodes: int | None = None  # of the `more_cases`, on both sides together
+    changes: list[CaseChange] = field(default_factory=list)  # all cases, by B minus A, the smallest first
     lower_is_better: bool = False
 
     def __str__(self) -> str:
@@ -315,10 +278,12 @@ def _by_signs(found: Comparison) -> Iterable[str]:
 def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
     few = found.cases < LEAST_CASES  # with so few cases, show each one, even if it is equal on both sides
-    names = _telling(found.changes)
     if not changed:
         yield "No case has another mean score in B than in A."
         return
+    values = _values_of(each.case for each in found.changes)
+    differing = [name for name in values if len(values[name]) > 1] or list(values)
+    names = sorted(differing, key=lambda name: -len(values[name]))
     below = [each for each in changed if each.difference < 0]
     above = [each for each in reversed(changed) if each.difference > 0]
     lost, gained = (above, below) if found.lower_is_better else (below, above)
@@ -339,13 +304,6 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
     if few and (equal := [each for each in found.changes if not each.difference]):
         yield "Those that are equal:"
         yield from (f"  {case.a:.3g}  {_words(case, names)}" for case in equal)
-
-
-def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings that differ between cases (all if none differs), those with most values first."""
-    values = _values_of(case.case for case in cases)
-    differing = [name for name in values if len(values[name]) > 1] or list(values)
-    return sorted(differing, key=lambda name: -len(values[name]))
 
 
 def _words(case: CaseChange, names: Sequence[str]) -> str:
@@ -432,12 +390,12 @@ def compare_results(
     told: Verdict = "cannot be told"
     detectable, known, more = math.nan, False, 0.0
     if why:
-        if chance < SELDOM:
+        if chance < stats.SELDOM:
             told = "better" if better > worse else "worse"
     else:
         told = "better" if found.low > 0 else "worse" if found.high < 0 else told
-        detectable = smallest_detectable(found) if found.error else found.high - found.mean
-        more = times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
+        detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
+        more = stats.times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
         known = 0 < more < 1000 and told == "cannot be told"
     a_label, b_label = labels
     return Comparison(
@@ -517,7 +475,7 @@ def _no_interval(count: int, options: Options) -> str:
             " cases."
         )
     try:
-        require_libraries()
+        stats.require_libraries()
     except MissingDependencyError as error:
         if options.margin is not None:  # an answer about the margin needs the interval
             raise
@@ -556,13 +514,13 @@ def _measures(
         nan = math.nan
         differences = [Interval(mean_of(each), nan, nan, nan, count) for each in between]
     else:
-        differences = mean_intervals(between, groups)
-    least, most = range_of([*scores, options.failed_as or 0.0])
+        differences = stats.mean_intervals(between, groups)
+    least, most = stats.range_of([*scores, options.failed_as or 0.0])
     spans = {"score": most - least} | dict.fromkeys((name for name, _ in passes), 1.0)
     measures = []
     for (name, a, b), each in zip(known, differences, strict=True):
         equal = not each.error and not each.mean
-        found = with_unseen(each, -spans[name], spans[name]) if equal and name in spans else each
+        found = stats.with_unseen(each, -spans[name], spans[name]) if equal and name in spans else each
         measures.append(Measure(name=name, a=mean_of(a), b=mean_of(b), difference=found))
     return measures
 
@@ -599,8 +557,8 @@ def _passes(
         return found
 
     return [
-        (f"pass@{tries}", [of(side, pass_at) for side in sides]),
-        (f"pass^{tries}", [of(side, pass_all) for side in sides]),
+        (f"pass@{tries}", [of(side, stats.pass_at) for side in sides]),
+        (f"pass^{tries}", [of(side, stats.pass_all) for side in sides]),
     ]
 
 
@@ -694,9 +652,10 @@ def _unbroken(word: str) -> str:
     return json.dumps(word, ensure_ascii=False) if broken else word
 
 
-def _shown_value(word: str) -> str:
-    unbroken = _unbroken(word)
-    return repr(word) if unbroken == word else unbroken
+def _said_values(name: str, values: Sequence[str]) -> str:
+    shown = (repr(word) if _unbroken(word) == word else _unbroken(word) for word in values[:_MOST_NAMED])
+    more = f" and {len(values) - _MOST_NAMED} others" if len(values) > _MOST_NAMED else ""
+    return f"The values of {name} are {', '.join(shown)}{more}."
 
 
 def _setting(result: Result, name: str) -> Any:
@@ -713,11 +672,9 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 
 
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
-    """Return the names of the settings, without `seed`, that split the episodes into at most `most` cells.
-
-    If all differing settings make too many cells, those in `axes` come first, then those with fewer values,
-    until there would be too many cells or too few cases in a cell for a confidence interval.
-    """
+    """Return the names of the settings, without `seed`, that split the episodes into at most `most` cells."""
+    # If all differing settings make too many cells, those in `axes` come first, then those with fewer values,
+    # until there would be too many cells or too few cases in a cell for a confidence interval.
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]
     if math.prod(len(values[name]) for name in differing) <= most:

@@ -1,5 +1,6 @@
 """Sum up an attempt from its trace, so that episodes can be compared and grouped without their traces."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ _MOST_ANSWER = 2**20
 _PAID = ("RunTurn", "RequestCompletion", "CompletionReceived", "CompletionFailed")
 
 
-class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Course(Struct, kw_only=True, omit_defaults=True):
     """A summary of an attempt: its counts, its end, and the last problem. All texts are printable."""
 
     turns: int = 0  # a turn that was parked or interrupted, and then goes on, counts once
@@ -39,13 +40,6 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: int = 0  # number in the trace; 0: nothing went wrong
 
 
-class LastExchange(Struct, frozen=True):
-    """The user's text of an episode's last turn, and the answer to it, as far as the trace has them."""
-
-    question: str = ""
-    answer: str = ""
-
-
 _READ = frozenset(
     {"RunTurn", "TurnForked", "TurnCompleted", "TurnFailed", "TurnParked", "CompletionFailed", "ToolRejected"}
     | {"ToolDenied", "ToolReturned", "ToolTimedOut", "ToolSkipped", "ServerDied"}
@@ -54,9 +48,9 @@ _READ = frozenset(
 
 def read_course(trace: Path) -> Course | None:
     """Sum up an attempt from its trace, up to any damage; `None`: the trace is missing or too large."""
-    found: dict[str, Any] = {}
+    course = Course()
     unfinished: set[int] = set()
-    try:
+    with contextlib.suppress(TraceError, OSError):  # use what was read before the damage
         if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
             return None
         reader, own = open_episode(trace), OwnMessages()
@@ -64,78 +58,60 @@ def read_course(trace: Path) -> Course | None:
             if line.tag in _READ or issubclass(reader.kinds.get(line.tag, type(None)), EpisodeEnded):
                 envelope = own.take(line.envelope())
                 if envelope is not None:
-                    _count_turn(found, envelope, unfinished)
-                    _take(found, envelope)
-    except (TraceError, OSError):
-        pass  # use what was read before the damage
-    return Course(**found)
+                    _take(course, envelope, unfinished)
+    return course
 
 
-def _count_turn(found: dict[str, Any], envelope: Any, unfinished: set[int]) -> None:
-    match envelope.body:
-        case m.RunTurn() if envelope.turn not in unfinished:
-            unfinished.add(envelope.turn)
-            _add(found, turns=1)
-        case m.TurnCompleted() | m.TurnFailed():
-            unfinished.discard(envelope.turn)
-
-
-def _take(found: dict[str, Any], envelope: Any) -> None:
+def _take(course: Course, envelope: Any, unfinished: set[int]) -> None:
     body, error = envelope.body, ""
     match body:
-        case m.TurnCompleted():
-            _add(found, requests=body.requests, tool_calls=len(body.tool_calls))
-            found["outcome"] = body.kind
-            error = body.reason if body.kind == "fallback" else ""
-        case m.TurnFailed():
-            _add(found, requests=body.requests, tool_calls=len(body.tool_calls))
-            found["outcome"], error = "failed", summarize(body)
+        case m.RunTurn() if envelope.turn not in unfinished:
+            unfinished.add(envelope.turn)
+            course.turns += 1
+        case m.TurnCompleted() | m.TurnFailed():
+            unfinished.discard(envelope.turn)
+            course.requests += body.requests
+            course.tool_calls += len(body.tool_calls)
+            if isinstance(body, m.TurnFailed):
+                course.outcome, error = "failed", summarize(body)
+            else:
+                course.outcome, error = body.kind, body.reason if body.kind == "fallback" else ""
         case m.TurnParked():
-            found["outcome"] = "parked"
+            course.outcome = "parked"
         case m.ToolRejected() | m.ToolDenied() | m.ToolSkipped(refused=True):
-            _add(found, refused_calls=1)
+            course.refused_calls += 1
             error = summarize(body)
         case m.ToolTimedOut() | m.ServerDied():
-            _add(found, failed_calls=1)
+            course.failed_calls += 1
             error = summarize(body)
         case m.ToolReturned(result=result) if result.is_error:
-            _add(found, failed_calls=1)
+            course.failed_calls += 1
             error = result.error_message or "the tool reported an error"
         case m.CompletionFailed():
             error = summarize(body)
         case EpisodeEnded():
-            found["host_reason"] = printable(body.reason, 100)
+            course.host_reason = printable(body.reason, 100)
             error = body.detail if body.failed else ""
     if error:
-        found |= {
-            "error": printable(error.strip().split("\n", 1)[0], _MOST_TEXT),
-            "error_kind": type(body).__name__ if not isinstance(body, EpisodeEnded) else "EpisodeEnded",
-            "turn": envelope.turn,
-            "message": envelope.seq,
-        }
-
-
-def _add(found: dict[str, Any], **counts: int) -> None:
-    for name, count in counts.items():
-        found[name] = found.get(name, 0) + count
+        course.error = printable(error.strip().split("\n", 1)[0], _MOST_TEXT)
+        course.error_kind = type(body).__name__ if not isinstance(body, EpisodeEnded) else "EpisodeEnded"
+        course.turn, course.message = envelope.turn, envelope.seq
 
 
 def last_failure(trace: Path) -> m.TurnFailed | None:
     """Return the failure of the last turn that ended or was parked; `None`: none did, or it did not fail."""
     end: object = None
-    try:
+    with contextlib.suppress(TraceError, OSError):  # use what was read before the damage
         for line in open_episode(trace).lines():
             if line.tag in ("TurnCompleted", "TurnFailed", "TurnParked"):
                 end = line.envelope().body
-    except (TraceError, OSError):
-        pass  # use what was read before the damage
     return end if isinstance(end, m.TurnFailed) else None
 
 
 def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
     """Return the requests, tokens and cost in a trace, up to any damage. An unknown cost counts as 0."""
     spent, model = Amount(), ""
-    try:
+    with contextlib.suppress(TraceError, OSError):  # use what was read before the damage
         for line in open_episode(trace).lines():
             match line.envelope().body if line.tag in _PAID and not line.line.copied else None:
                 case m.RunTurn(asks=asks) if asks is not None:
@@ -145,12 +121,10 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
                 case m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage):
                     money = with_cost(usage, None, price_of(prices, model)).cost_usd
                     spent += Amount(0, usage.input_tokens + usage.output_tokens, money or 0.0)
-    except (TraceError, OSError):
-        pass  # use what was read before the damage
     return spent
 
 
-def read_said(trace: Path) -> LastExchange:
+def read_said(trace: Path) -> tuple[str, str]:
     """Return the last question and its answer, each cut to 2**20 characters; raises `TraceError`."""
     question = answer = ""
     for line in open_episode(trace).lines():
@@ -160,9 +134,6 @@ def read_said(trace: Path) -> LastExchange:
         elif line.tag == "TurnCompleted":
             body = line.envelope().body
             if isinstance(body, m.TurnCompleted):
-                answer = _text(body.answer if body.answer is not None else body.raw_response or "")
-    return LastExchange(question[:_MOST_ANSWER], answer[:_MOST_ANSWER])
-
-
-def _text(answer: object) -> str:
-    return answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
+                said = body.answer if body.answer is not None else body.raw_response or ""
+                answer = said if isinstance(said, str) else msgspec.json.encode(said).decode()
+    return question[:_MOST_ANSWER], answer[:_MOST_ANSWER]

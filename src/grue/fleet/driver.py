@@ -29,10 +29,9 @@ from msgspec.structs import replace
 import grue
 from grue.errors import FleetError, MCPError
 from grue.fleet.accounts import add_to_ledger
-from grue.fleet.attempt import Attempted, Job, Task, end_of_late
+from grue.fleet.attempt import Attempted, Engine, Job, Lost, Task, end_of_late
 from grue.fleet.batches import FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
-from grue.fleet.engine import Engine, Lost
 from grue.fleet.folder import REQUESTS, STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.results import note_result
@@ -55,35 +54,23 @@ Reason: TypeAlias = Literal["finished", "paused", "budget", "stopped", "interrup
 
 
 class Tally(Struct):
-    """The counts of a fleet.
-
-    Attributes:
-        done: Episodes with a commit, which is a final result on disk; `failed` and `before` are among them.
-        before: Episodes that had a commit before this run.
-        given_up: Episodes that failed three times because of the machine, the network or a server, whose
-            files cannot be read or written, or whose requests cannot go into a batch.
-        unpaid: Episodes that ended early because the budget refused a request.
-        waiting: Episodes that wait for the replies of a batch.
-        others: Episodes in the folder that are not of the sweep; counted at the end of a `finished` run.
-        scores: By the score's name: the number of episodes that have this score, and the sum of its values.
-        spent: The cost of the requests of the committed attempts.
-        kinds: Number of attempts of this run that were not scored, by `AttemptEnd.kind`.
-        troubles: The first few different reasons for giving up, each with the id of an episode.
-    """
+    """The counts of a fleet's episodes."""
 
     total: int = 0
-    done: int = 0
-    before: int = 0
-    failed: int = 0
+    done: int = 0  # with a commit, which is a final result on disk
+    before: int = 0  # had a commit before this run
+    failed: int = 0  # with a commit that says so
+    # failed three times by the machine, the network or a server, or files or a batch are unusable
     given_up: int = 0
-    unpaid: int = 0
+    unpaid: int = 0  # ended early because the budget refused a request
     running: int = 0
-    waiting: int = 0
-    others: int = 0
+    waiting: int = 0  # for the replies of a batch
+    others: int = 0  # in the folder, but not of the sweep; counted at the end of a `finished` run
+    # by name: how many episodes have the score, and the sum
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
-    kinds: dict[str, int] = field(default_factory=dict)
-    troubles: list[str] = field(default_factory=list)
-    spent: Amount = Amount()
+    kinds: dict[str, int] = field(default_factory=dict)  # attempts of this run that were not scored
+    troubles: list[str] = field(default_factory=list)  # different reasons for giving up
+    spent: Amount = Amount()  # the cost of the committed attempts
 
     def give_up(self, id_: str, why: str) -> None:
         """Count an episode that is not tried again; `why` says what went wrong."""
@@ -103,18 +90,13 @@ class Tally(Struct):
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """How a run of a fleet ended.
+    """How a run of a fleet ended."""
 
-    Attributes:
-        reason: `finished`: all cases were tried; `tally` has the given-up ones. `paused`: the last 20
-            attempts failed in the same way. `budget`: it is used up. `stopped`: by `grue fleet stop`.
-            `interrupted`: by Ctrl-C.
-        why: A sentence that explains `paused` or `budget`; otherwise empty.
-    """
-
+    # `finished`: all cases were tried; `paused`: the last 20 attempts failed in the same way; `budget`: it is
+    # used up; `stopped`: by `grue fleet stop`; `interrupted`: by Ctrl-C
     reason: Reason
     tally: Tally
-    why: str = ""
+    why: str = ""  # a sentence that explains `paused` or `budget`
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -132,11 +114,10 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Driver:
-    """Runs a plan on an engine; `folder` must be locked.
+    """Runs a plan on an engine; `folder` must be locked. `retry`: try given-up episodes again."""
 
-    `watch` is called about five times a second with the counts, and the time (monotonic seconds) at which
-    each running episode was submitted, by id. `retry`: try episodes again that were given up.
-    """
+    # `watch` is called about five times a second with the counts, and the time (monotonic seconds) at which
+    # each running episode was submitted, by id.
 
     def __init__(
         self,
@@ -166,11 +147,8 @@ class Driver:
         self._refused = ""
 
     def run(self) -> Finished:
-        """Play the episodes without a result. Blocks until they are done, or the run ends for another reason.
-
-        A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them. Raises
-        `FleetError`, for example for a wrong case or a full disk, and `BatchFolderError`.
-        """
+        """Play the episodes without a result, until they are done or the run ends; raises `MCPError`s."""
+        # A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them.
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from
         # the queue and counting it, would leave a job that counts as running for ever. So `KeyboardInterrupt`
@@ -185,7 +163,9 @@ class Driver:
             self._batches.drop()
         if self._refused and self._stop is None:
             self._end("budget", self._refused)
-        self.tally.others = self._others()
+        if self._stop is None:
+            ours = self.tally.done + self.tally.given_up + self.tally.unpaid
+            self.tally.others = max(0, sum(1 for _ in self._folder.episodes()) - ours)
         self._watch(self.tally, self._playing())
         return self._stop or Finished(reason="finished", tally=self.tally)
 
@@ -198,16 +178,17 @@ class Driver:
                 if idle and (self._stop is not None or not self._waiting):
                     return
                 self._look()
-                self._go_on_with_waiting(send=idle)
+                if self._batches is not None and self._stop is None:
+                    # Send the waiting requests only if nothing else is to do: then batches get large.
+                    for id_ in self._batches.step(send=idle):
+                        self._again.append(self._waiting.pop(id_))
+                self.tally.waiting = len(self._waiting)
             except KeyboardInterrupt:
-                self._interrupted()
-
-    def _go_on_with_waiting(self, *, send: bool) -> None:
-        """Queue each episode whose replies have arrived. With `send`, also send the requests that wait."""
-        if self._batches is not None and self._stop is None:
-            for id_ in self._batches.step(send=send):
-                self._again.append(self._waiting.pop(id_))
-        self.tally.waiting = len(self._waiting)
+                self._presses += 1
+                if self._stop is None:
+                    self._end("interrupted")
+                if self._presses >= _DRAIN:
+                    self._engine.cancel()
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
         """Give the engine a few more jobs than it has slots; return `False` if there is no job to give."""
@@ -300,17 +281,14 @@ class Driver:
                 self._ended(*self._engine.ended.get_nowait())
         except queue.Empty:
             pass
-        self._heed_stop()
-        self._require_folder()
-        self._watch(self.tally, self._playing())
-
-    def _heed_stop(self) -> None:
         calls = _stops(self._folder.path)
         if calls and self._stop is None:
             self._end("stopped")
         elif calls >= _DRAIN > self._presses:
             self._presses = _DRAIN
             self._engine.cancel()
+        self._require_folder()
+        self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
         """Return the time of submission of each episode on one of the engine's slots, not of waiting ones."""
@@ -353,11 +331,22 @@ class Driver:
         if end.outcome == "infrastructure":
             self._require_folder()
             self._require_space()
-            self._try_again(job, end)
+            tries = self._tries.get(id_, 0) + 1
+            if tries >= ATTEMPTS:
+                self._give_up(id_, end.error)
+            else:
+                self._tries[id_] = tries
+                self._again.append(job)
         else:
             self._tries.pop(id_, None)
             if end.outcome == "unpaid":
-                self._unpaid()
+                self.tally.unpaid += 1
+                refused = self._engine.costs().refused
+                if refused and self._stop is None and self._batches is None:
+                    self._end("budget", refused)
+                elif refused and not self._refused:
+                    self._refused = refused
+                    self._engine.withdraw()
             else:
                 self.tally.add(end)
         self._pause_if_all_fail(end)
@@ -388,24 +377,6 @@ class Driver:
             return replace(end, outcome="infrastructure", error=f"{ended.why}; {error}")
         return end
 
-    def _unpaid(self) -> None:
-        self.tally.unpaid += 1
-        refused = self._engine.costs().refused
-        if refused and self._stop is None and self._batches is None:
-            self._end("budget", refused)
-        elif refused and not self._refused:
-            self._refused = refused
-            self._engine.withdraw()
-
-    def _try_again(self, job: Task, end: AttemptEnd) -> None:
-        id_ = job.folder.name
-        tries = self._tries.get(id_, 0) + 1
-        if tries >= ATTEMPTS:
-            self._give_up(id_, end.error)
-        else:
-            self._tries[id_] = tries
-            self._again.append(job)
-
     def _give_up(self, id_: str, why: str) -> None:
         self._tries.pop(id_, None)
         self.tally.give_up(id_, why)
@@ -417,13 +388,6 @@ class Driver:
             where = f" at {end.endpoint}" if end.endpoint else ""
             why = f"the last {SAME_FAILURES} attempts all ended with {end.kind}{where}: {end.error}"
             self._end("paused", why)
-
-    def _interrupted(self) -> None:
-        self._presses += 1
-        if self._stop is None:
-            self._end("interrupted")
-        if self._presses >= _DRAIN:
-            self._engine.cancel()
 
     def _end(self, reason: Reason, why: str = "") -> None:
         self._stop = Finished(reason=reason, tally=self.tally, why=why)
@@ -443,11 +407,6 @@ class Driver:
                 f"The disk of {self._folder.path} is nearly full: {free // 2**20} MB are free. Free some"
                 " space and run the same command again; nothing that was finished is lost."
             )
-
-    def _others(self) -> int:
-        there = sum(1 for _ in self._folder.episodes())
-        ours = self.tally.done + self.tally.given_up + self.tally.unpaid
-        return max(0, there - ours) if self._stop is None else 0
 
 
 def stop(path: Path) -> int:

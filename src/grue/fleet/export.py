@@ -19,7 +19,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -74,15 +74,8 @@ class Origin(Struct, frozen=True, kw_only=True):
     reward: float | None = None
 
 
-class _Request(Struct):
-    """A request that waits for its reply; `messages` is `None` if the trace does not hold what was sent."""
-
-    body: m.RequestCompletion
-    turn: int
-    seq: int
-    messages: list[m.JsonObject] | None
-    tools: tuple[m.ToolDefinition, ...]
-    loss: list[int]
+# A request that waits for its reply, and fields of its sample; `None`: the trace does not hold what was sent.
+_Request: TypeAlias = tuple[m.RequestCompletion, dict[str, Any] | None]
 
 
 class Samples:
@@ -125,11 +118,10 @@ class Samples:
                 self._asked = {
                     seq: each
                     for seq, each in self._asked.items()
-                    if (each.body.conversation, each.body.request) != (body.conversation, body.request)
+                    if (each[0].conversation, each[0].request) != (body.conversation, body.request)
                 }
             case m.CompletionReceived() if request is not None:
-                talk = talks.talks.get(request.body.conversation)
-                return self._sample(request, envelope, body, talk)
+                return self._sample(request, envelope, body, talks.talks.get(request[0].conversation))
         return None
 
     def _request(self, envelope: EpisodeEnvelope, body: m.RequestCompletion, talk: Talk | None) -> _Request:
@@ -138,17 +130,23 @@ class Samples:
         items: tuple[Any, ...] = body.new
         if talk is not None:
             items = items_of(talk.history.entries) + (body.new if body.aside else ())
-        known = not envelope.redacted and (talk is None or not talk.flaw)
-        messages = [self._message(item) for item in items] if known else None
-        loss = [int(id(item) in self._kept) for item in items]
-        return _Request(body, envelope.turn, envelope.seq, messages, tools or (), loss)
+        if envelope.redacted or (talk is not None and talk.flaw):
+            return body, None
+        return body, {
+            "turn": envelope.turn,
+            "message": envelope.seq,
+            "messages": [self._message(item) for item in items],
+            "tools": [openai_tool(tool) for tool in tools or ()],
+            "loss_mask": [*(int(id(item) in self._kept) for item in items), 1],
+        }
 
     def _sample(
         self, asked: _Request, envelope: EpisodeEnvelope, body: m.CompletionReceived, talk: Talk | None
     ) -> Sample | None:
         if talk is not None and talk.history.unread is not None:
             self._kept[id(talk.history.unread)] = talk.history.unread
-        if asked.messages is None or envelope.redacted:
+        _, fields = asked
+        if fields is None or envelope.redacted:
             self.left_out += 1
             return None
         reply = m.AssistantReply(content=body.content or body.refusal, tool_calls=body.tool_calls)
@@ -156,14 +154,10 @@ class Samples:
         tokens = body.tokens or m.ReplyTokens()
         return Sample(
             **msgspec.structs.asdict(self._origin),
-            turn=asked.turn,
+            **fields,
             request=body.request,
-            message=asked.seq,
             model=body.model,
-            messages=asked.messages,
-            tools=[openai_tool(tool) for tool in asked.tools],
             reply={**self._message(reply), **beside, "finish_reason": body.finish_reason, "by": "model"},
-            loss_mask=[*asked.loss, 1],
             token_ids=tokens.ids or None,
             logprobs=tokens.logprobs or None,
         )

@@ -9,32 +9,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from grue.fleet.course import Course
-from grue.fleet.passing import Passing
-from grue.fleet.results import Result, has_trace
+from grue.fleet.results import Passing, Result, has_trace
 from grue.runtime.safe_text import shortened
 from grue.runtime.secrets.redaction import Redaction
 
-FailureKind: TypeAlias = Literal[
-    "damaged",
-    "interrupted",
-    "unpaid",
-    "infrastructure",
-    "timed_out",
-    "model",
-    "work",
-    "turn",
-    "refused_call",
-    "failed_call",
-    "scorer",
-    "bad_score",
-]
-
-WORDS: dict[FailureKind, str] = {
+# The kinds of failures, in words.
+WORDS = {
     "damaged": "its files cannot be read",
     "interrupted": "interrupted, or still running",
     "unpaid": "not paid for",
@@ -65,7 +49,7 @@ _VARIES = re.compile(
 class Failure(Struct, frozen=True):
     """The failure of an episode: its kind, and a line of text that describes it."""
 
-    kind: FailureKind
+    kind: str
     text: str = ""
 
 
@@ -81,7 +65,7 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 class FailureGroup(Struct, frozen=True, kw_only=True):
     """Episodes with the same failure, in the results' order. If texts differ, `text` has `'a'|'b'|…`."""
 
-    kind: FailureKind
+    kind: str
     text: str
     episodes: list[FailedEpisode]
 
@@ -104,7 +88,7 @@ def failure_of(result: Result, score: str, passing: Passing) -> Failure | None:
         case "damaged" | "unpaid" | "infrastructure" as kind:
             return Failure(kind, result.error)
         case "failed" if end is not None:
-            named: FailureKind = "model" if end.kind.startswith("LLMError") else "work"
+            named = "model" if end.kind.startswith("LLMError") else "work"
             return Failure("timed_out" if end.kind == "timed_out" else named, end.error)
     value = result.scores.get(score)
     if value is None or passing.passes(value):
@@ -124,7 +108,7 @@ def group_failures(found: Iterable[Result], score: str, passing: Passing) -> lis
     """Group the episodes for which `failure_of` returns a failure, the largest group first."""
     # Redact before texts are cut: half of a secret would not be recognised.
     redact = Redaction.of_environment().redact_text
-    groups: dict[tuple[FailureKind, tuple[str, ...]], list[FailedEpisode]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[FailedEpisode]] = {}
     for result in found:
         failure = failure_of(result, score, passing)
         if failure is None:

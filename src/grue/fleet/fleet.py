@@ -14,18 +14,16 @@ import grue
 from grue.engine.batch import drawn_progress
 from grue.errors import FleetError
 from grue.field_checks import check_settings
-from grue.fleet.broker import Costs, FleetBudget, Limits, Rate
+from grue.fleet.attempt import Engine
+from grue.fleet.broker import Costs, FleetBudget, Limits, Rate, ServerCap
 from grue.fleet.compare import Cell, Comparison, Options, compare, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
-from grue.fleet.engine import Engine
 from grue.fleet.folder import STOP, FleetFolder, Manifest, driver_lock
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
-from grue.fleet.main_program import refuse_to_start_again
 from grue.fleet.results import Result, results
-from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
-from grue.fleet.work import KnownWork, Work, find_work, name_of
+from grue.fleet.work import KnownWork, Work, find_work, name_of, refuse_to_start_again
 from grue.policies import Batching
 from grue.runtime.files import as_path
 
@@ -44,7 +42,9 @@ def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None
     with drawn_progress() as draw:
 
         def seen(tally: Tally, running: dict[str, float], costs: Costs) -> None:
-            draw(tally.done + tally.given_up + tally.unpaid, tally.total, _described(tally))
+            counts = ((tally.failed, "failed"), (tally.given_up, "given up"), (tally.unpaid, "not paid for"))
+            described = ["episodes", *(f"{count:,} {what}" for count, what in counts if count)]
+            draw(tally.done + tally.given_up + tally.unpaid, tally.total, ", ".join(described))
             if watch is not None:
                 watch(tally, running, costs)
 
@@ -52,26 +52,16 @@ def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None
         yield seen
 
 
-def _described(tally: Tally) -> str:
-    counts = ((tally.failed, "failed"), (tally.given_up, "given up"), (tally.unpaid, "not paid for"))
-    return ", ".join(["episodes", *(f"{count:,} {what}" for count, what in counts if count)])
-
-
 class FleetOptions(Struct, frozen=True, kw_only=True):
-    """Further options of a fleet.
+    """Further options of a fleet."""
 
-    Attributes:
-        episode_timeout_s: Time limit of an episode, which fails if it takes longer; `None`: no limit.
-        keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
-        batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
-            `None`: send each at once. `Batching.folder` is ignored.
-        ray: Address of the Ray cluster; `auto`: the one that runs on this machine; `None`: start one here.
-    """
-
-    episode_timeout_s: float | None = None
-    keep: Keep = "all"
+    episode_timeout_s: float | None = None  # an episode that takes longer fails
+    keep: Keep = "all"  # what stays on disk: `all`, the files of `failed` episodes, or `results`
     servers: ServerCap = ServerCap()
+    # requests go through the providers' batch APIs, which answer within a day and cost half; `None`: each is
+    # sent at once; `Batching.folder` is ignored
     batching: Batching | None = None
+    # the cluster's address; `auto`: the one that runs on this machine; `None`: start one here
     ray: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,12 +86,9 @@ class Fleet:
         directory: The fleet's folder; made if it does not exist.
         workers: How many episodes are played at one time; 0: one for each core of the machine or cluster.
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
-        budget: Limits on the cost of all requests to models together; `None`: no limit.
+        budget: Limits on the cost of all requests to models together.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
         options: Time limit, files to keep, batches and so on.
-
-    Raises:
-        FleetError: A value is wrong.
     """
 
     def __init__(
@@ -158,14 +145,13 @@ class Fleet:
             cases: The settings of each case; plain JSON values.
             repetitions: How many episodes each case has.
             version: Version of the work; `None`: the version that the work declares.
-            retry: Whether to play the given-up episodes again: those that failed three times because of the
-                machine, the network or a server, and those whose result cannot be read.
+            retry: Play given-up episodes and those with unreadable results again.
             watch: Called about five times a second with the counts, the running episodes and the costs.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
         Raises:
-            FleetError: The work, a case or the folder cannot be used, another driver is using the folder, no
-                worker can be started, or the program would start the fleet again in each worker.
+            FleetError: The work, a case, the folder or the workers cannot be used, or the program would start
+                the fleet again in each worker.
             MissingDependencyError: Ray is not installed, and the engine is `ray`.
         """
         own = getattr(work, "__module__", "") == "__main__"
@@ -197,11 +183,7 @@ class Fleet:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
     def results(self) -> list[Result]:
-        """Return the episodes that are on disk, sorted by id; no episode is played.
-
-        `result.run(directory)` is the folder with a result's trace. Raises `FleetError` if this is no fleet's
-        folder.
-        """
+        """Return the episodes on disk, sorted by id; `result.run(directory)` is the folder with a trace."""
         return list(results(self.folder.path))
 
     def compare(
@@ -212,12 +194,7 @@ class Fleet:
         `print` shows the mean scores, their difference with its 95 % interval, whether B is better, and the
         cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without numpy
         and scipy, the sign test decides instead of an interval. Episodes of earlier sweeps, of other versions
-        of the work, and of files that have changed since are left out.
-
-        Args:
-            a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
-            b: Settings that the second set has.
-            **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
+        of the work, and of files that have changed since are left out. `how` is as in `Options`.
 
         Raises:
             FleetError: The folder holds no fleet, no episode has the settings or the score, no case is in
@@ -257,7 +234,9 @@ class Fleet:
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
         with driver_lock(self.folder):
             (self.folder.path / STOP).unlink(missing_ok=True)  # the file asked an earlier run to stop
-            before = self._work_before()
+            before = ""
+            with contextlib.suppress(FleetError):  # the manifest is damaged, and will be written again
+                before = self.folder.read_manifest().work
             if before not in ("", plan.work.name):
                 raise FleetError(
                     f"The fleet in {self.folder.path} is of another work, {before}, and this one is"
@@ -286,12 +265,6 @@ class Fleet:
                 return Driver(self.folder, plan, engine, seen, retry=retry).run()
             finally:
                 engine.close()
-
-    def _work_before(self) -> str:
-        try:
-            return self.folder.read_manifest().work
-        except FleetError:  # the manifest is damaged, and will be written again
-            return ""
 
     def _made(self) -> Engine:
         timeout_s = self._options.episode_timeout_s

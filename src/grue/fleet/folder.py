@@ -81,27 +81,20 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(Struct, frozen=True, kw_only=True):
-    """The end of an attempt; the content of `attempt.json`.
+    """The end of an attempt; the content of `attempt.json`."""
 
-    Attributes:
-        outcome: `scored`; `failed`: by the model, the game or the work, a result too; `infrastructure`: the
-            machine, the network or a server failed, tried again; `unpaid`: the budget refused a request;
-            `waiting`: for a batch, never written to the file.
-        kind: The kind of failure, for example the error's class; empty if the attempt was scored.
-        endpoint: The endpoint of the `LLMError` that ended the attempt; empty: it ended in another way.
-        model: The model that answered last; empty if unknown.
-        course: `None`: no trace, or one of over 512 MiB, or the worker was lost.
-    """
-
+    # `failed`: by the model, the game or the work, a result too; `infrastructure`: by the machine, the
+    # network or a server, tried again; `unpaid`: the budget refused a request; `waiting`: for a batch, never
+    # written
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
-    kind: str = ""
+    kind: str = ""  # of the failure, for example the error's class
     error: str = ""
     scores: Scores = {}
-    endpoint: str = ""
-    model: str = ""
+    endpoint: str = ""  # of the `LLMError` that ended the attempt
+    model: str = ""  # that answered last; empty if unknown
     duration_s: float = 0.0
     spent: Amount = Amount()
-    course: Course | None = None
+    course: Course | None = None  # `None`: no trace, or one of over 512 MiB, or the worker was lost
 
 
 class Commit(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from msgspec import Struct
 from grue import Runner, TurnOutcome
 from grue import messages as m
 from grue.config.wiring import model_for
-from grue.engine.fork import RecordedRun, read_run, said_until
+from grue.engine.fork import read_run, said_until
 from grue.engine.turn_actors import repeat
 from grue.errors import FleetError, TraceError
 from grue.fleet.folder import EpisodeFolder
@@ -57,7 +57,11 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     if settings.fork == "recorded":
         # Raise if the turn cannot be forked. Then both cases of the turn fail, not only the changed case.
         said_until(run, run.place(settings.at), run.begun)
-        _repeat(run, episode.trace)
+        recorder = Recorder()
+        with TraceWriter(episode.trace, episode=run.episode) as writer:
+            recorder.add(writer)
+            repeat(run.messages, recorder, {each.seq for each in run.messages})
+            recorder.settle()
         return _scores(recorded, recorded)
     llm = model_for(run.asks(run.place(settings.at)), settings.llm, settings.model, settings.base_url)
     with Runner(llm=llm, servers=_servers(settings), trace=episode.trace) as runner:
@@ -79,14 +83,6 @@ def _servers(case: ForkCase) -> dict[str, Any]:
     from grue.config.settings import GameConfiguration
 
     return dict(tool_servers(MCPConfig.from_file(GameConfiguration.of_project().mcp_config_path)))
-
-
-def _repeat(run: RecordedRun, trace: Path) -> None:
-    recorder = Recorder()
-    with TraceWriter(trace, episode=run.episode) as writer:
-        recorder.add(writer)
-        repeat(run.messages, recorder, {each.seq for each in run.messages})
-        recorder.settle()
 
 
 def _scores(end: TurnOutcome[Any] | m.TurnEnd | None, recorded: m.TurnEnd | None) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.config.tool_lock_file import lock_path
@@ -30,6 +31,24 @@ _PROJECT = Path("pyproject.toml")
 _TABLES = ("grue", "zorkgpt")
 
 
+class HostCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings that the cases of all hosts have."""
+
+    seed: int = 0
+    offline: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    mcp: bool = True
+
+
+class ProjectCase(HostCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of hosts with a configuration in `pyproject.toml`; `with_endpoint` adds the two hashes."""
+
+    mcp_config: str | None = None
+    project: str | None = None
+    tool_lock: str | None = None
+
+
 @contextmanager
 def usable_case(done: str) -> Iterator[None]:
     """Turn an error about a case's settings into a `FleetError`: "The case cannot be DONE: ..."."""
@@ -42,11 +61,9 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add to a case's settings the project's model and base URL, where missing, and up to two hashes.
-
-    The hashes are of `[tool.grue]` and `[tool.zorkgpt]`, and of the tool lock that the case uses. An episode
-    with other values of these is another episode. Raises `MCPConfigError`.
-    """
+    """Add the project's model and base URL, where missing, and hashes; raises `MCPConfigError`."""
+    # An episode with other tables `[tool.grue]` and `[tool.zorkgpt]`, or another tool lock, is another
+    # episode.
     completed = dict(settings)
     config, digest = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
     if settings.get("offline"):

@@ -1,9 +1,7 @@
-"""The identity of an episode: a hash of everything that decides what the episode is.
-
-All runs of the same sweep compute the same id, on any machine. The hash covers the work and its version, the
-case, the repetition and the content of the files that the case names; not grue's version, workers, limits or
-keys.
-"""
+"""The identity of an episode: a hash of everything that decides what the episode is."""
+# All runs of the same sweep compute the same id, on any machine. The hash covers the work and its version,
+# the case, the repetition and the content of the files that the case names; not grue's version, workers,
+# limits or keys.
 
 import hashlib
 import math
@@ -120,11 +118,10 @@ class FileDigests:
                 found[name] = digest
         return found
 
-    def _digest_at(self, path: object) -> str:
-        there = isinstance(path, str) and path != "" and Path(path).is_file()
-        return self._digest(Path(str(path)).resolve()) if there else ""
-
-    def _digest(self, path: Path) -> str:
+    def _digest_at(self, named: object) -> str:
+        if not isinstance(named, str) or not named or not Path(named).is_file():
+            return ""
+        path = Path(named).resolve()
         if path not in self._known:
             with os_errors_as(FleetError, f"read {path}"), path.open("rb") as file:
                 self._known[path] = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,9 +1,7 @@
-"""The local engine: worker processes on this machine, each of which plays one episode after another.
-
-One thread starts the workers, gives them jobs and reads their reports; it never waits for the rest of a
-report. Each worker has its own channel, so that none can damage the reports of another. An episode runs on
-the main thread of its process, so that signals work.
-"""
+"""The local engine: worker processes on this machine, each of which plays one episode after another."""
+# One thread starts the workers, gives them jobs and reads their reports; it never waits for the rest of a
+# report. Each worker has its own channel, so that none can damage the reports of another. An episode runs on
+# the main thread of its process, so that signals work.
 
 import contextlib
 import errno
@@ -28,10 +26,9 @@ from typing import Any
 import msgspec
 
 from grue.errors import MissingDependencyError
-from grue.fleet.attempt import Task
+from grue.fleet.attempt import Ended, Lost, Task
 from grue.fleet.broker import Costs, Limits
 from grue.fleet.broker_server import BrokerServer, folder_for_sockets
-from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import FleetFolder
 from grue.fleet.worker import READY, Place, WorkerSaid, work
 from grue.runtime.loops.interrupts import born_without_interrupts

@@ -50,16 +50,11 @@ class PromptRow(Struct, frozen=True, kw_only=True):
 
 
 class PromptTable(Struct, frozen=True, kw_only=True):
-    """The result of `compare_prompts`; `print` shows it.
+    """The result of `compare_prompts`; `print` shows it."""
 
-    Attributes:
-        prompts: The results of each prompt over all cases, by the prompt's name.
-        trace: Path of the runner's trace; `None`: the runner writes no trace.
-    """
-
-    prompts: dict[str, PromptRow]
+    prompts: dict[str, PromptRow]  # by the prompt's name
     cases: tuple[PromptCase, ...]
-    trace: str | None = None
+    trace: str | None = None  # path; `None`: the runner writes none
 
     @property
     def best(self) -> str:
@@ -67,20 +62,11 @@ class PromptTable(Struct, frozen=True, kw_only=True):
         return max(self.prompts, key=lambda name: self.prompts[name].score)
 
     def __str__(self) -> str:
-        rows = [
-            ["prompt", "score", "passed", "failed", "tokens", "seconds"],
-            *(
-                [
-                    _short(name),
-                    f"{row.score:.3g}",
-                    f"{row.passed} of {len(self.cases)}",
-                    str(row.failed),
-                    f"{row.tokens:,}",
-                    f"{row.seconds:.1f}",
-                ]
-                for name, row in self.prompts.items()
-            ),
-        ]
+        rows = [["prompt", "score", "passed", "failed", "tokens", "seconds"]]
+        for name, row in self.prompts.items():
+            passed = f"{row.passed} of {len(self.cases)}"
+            spent = [f"{row.tokens:,}", f"{row.seconds:.1f}"]
+            rows.append([_short(name), f"{row.score:.3g}", passed, str(row.failed), *spent])
         first, *others = self.prompts
         said = [*in_columns(rows), "", *(self._against(first, name) for name in others)]
         differing = [case for case in self.cases if len({each.score for each in case.answers.values()}) > 1]
@@ -139,20 +125,17 @@ def compare_prompts(
     Args:
         runner: Its model answers, with its tools and limits. Its trace has all turns, numbered from 1 per
             call.
-        prompts: Two or more system texts, each under a name of your choice, which the table shows.
+        prompts: Two or more system texts by name.
         cases: Pairs of the user's text and the expected answer.
         score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: 1 if a
-            text contains the expected text, ignoring case, or the expected number, or if another answer
-            equals the expected one; else 0.
-        answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect one, else
-            text.
+            text contains the expected text or number, or if another answer equals the expected one; else 0.
+        answer: As in a `TurnRequest`; `None`: `bool` if all cases expect one, else text.
         concurrency: Turns that run in parallel.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
     Raises:
         MCPConfigError: A prompt or a case is wrong or missing, or `score` did not return a finite number.
         MCPError: Every turn has failed. This is the error of the first turn.
-        KeyboardInterrupt: Ctrl-C was pressed. The running turns are cancelled.
     """
     pairs = _pairs(cases)
     names = list(prompts) if isinstance(prompts, Mapping) else []

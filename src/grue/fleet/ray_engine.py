@@ -21,10 +21,9 @@ import anyio.to_thread
 
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.accounts import GONE, Accounts, Claims
-from grue.fleet.attempt import Attempted, Task, text_of
+from grue.fleet.attempt import Attempted, Ended, Lost, Task, text_of
 from grue.fleet.broker import Costs, Limits
-from grue.fleet.broker_link import Claim
-from grue.fleet.engine import Ended, Lost
+from grue.fleet.broker_server import Claim
 from grue.fleet.folder import FleetFolder
 from grue.runtime.processes.server_gate import set_server_gate
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest, set_request_gate
@@ -67,12 +66,10 @@ class RayBroker:
 
 
 class RayEngine:
-    """Makes attempts on a Ray cluster, whose machines see the fleet's folder at the same path.
+    """Makes attempts on a Ray cluster; raises `FleetError` if it is of no use, and an error without Ray."""
 
-    `workers` 0: as many as the cluster has cores. `address` `auto`: the cluster that runs on this machine;
-    `None`: start one here. Raises `MissingDependencyError` without Ray, and `FleetError` for a cluster that
-    is of no use.
-    """
+    # The machines see the fleet's folder at the same path. `workers` 0: as many as the cluster has cores.
+    # `address` `auto`: the cluster that runs on this machine; `None`: start one here.
 
     def __init__(
         self,
@@ -91,7 +88,11 @@ class RayEngine:
             self._costs = accounts.costs()
         self._started = not ray.is_initialized()
         if self._started:
-            _connect(ray, address)
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray would report its usage
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise FleetError(f"Cannot reach the Ray cluster {address or 'here'}: {error}.") from error
         try:
             _require_shared_folder(ray, self._folder)
         except BaseException:
@@ -193,7 +194,13 @@ class RayEngine:
             self._closed.wait(_LOOK_S)
         for reference in done:
             self._end(reference, self._outcome(reference))
-        self._end_late_ones()
+        now = time.monotonic()
+        with self._lock:
+            late = [each for each, (_, until) in self._tasks.items() if now > until]
+        for reference in late:
+            self._ray.cancel(reference, force=True)
+            why = f"the episode did not end within {self._timeout_s:g} s"
+            self._end(reference, Lost("timed_out", why, self._timeout_s or 0.0))
 
     def _set_limits(self, running: set[str]) -> None:
         """Start the time limits of the attempts in `running`. All others still wait for a free core."""
@@ -204,15 +211,6 @@ class RayEngine:
             for reference, (job, until) in self._tasks.items():
                 if until == math.inf and job.folder.name in running:
                     self._tasks[reference] = (job, now + self._timeout_s)
-
-    def _end_late_ones(self) -> None:
-        now = time.monotonic()
-        with self._lock:
-            late = [each for each, (_, until) in self._tasks.items() if now > until]
-        for reference in late:
-            self._ray.cancel(reference, force=True)
-            why = f"the episode did not end within {self._timeout_s:g} s"
-            self._end(reference, Lost("timed_out", why, self._timeout_s or 0.0))
 
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
@@ -287,14 +285,6 @@ def _ray() -> Any:
             "The engine 'ray' needs the package ray. Install it with: pip install 'ray>=2.50,<3'"
         ) from error
     return ray
-
-
-def _connect(ray: Any, address: str | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray would report its usage over the network
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise FleetError(f"Cannot reach the Ray cluster {address or 'here'}: {error}.") from error
 
 
 def _require_shared_folder(ray: Any, folder: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from grue.errors import FleetError
 from grue.fleet.compare import (
@@ -22,9 +21,16 @@ from grue.fleet.compare import (
 )
 from grue.fleet.failures import WORDS, around, group_failures
 from grue.fleet.folder import FleetFolder, require_fleet
-from grue.fleet.passing import Passing, failed_score, score_of
-from grue.fleet.results import Result, latest_results, require_score, require_settings
-from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of, range_of, with_unseen
+from grue.fleet.results import (
+    Passing,
+    Result,
+    failed_score,
+    latest_results,
+    require_score,
+    require_settings,
+    score_of,
+)
+from grue.fleet.statistics import LEAST_CASES, mean_intervals, mean_of, range_of, with_unseen
 from grue.runtime.safe_text import printable, shortened
 from grue.runtime.secrets.redaction import Redaction
 from grue.tracing.facts import counted
@@ -36,35 +42,6 @@ _MOST_CELLS = 12
 _MOST_GROUPS = 200
 _MOST_LABEL = 160
 _MOST_NAME = 300
-
-
-class _CellRow(Struct, frozen=True, kw_only=True):
-    """A row of the report's table. `low` and `high` bound the 95 % interval; `None`: no interval."""
-
-    name: str
-    episodes: int
-    failed: int
-    missing: int
-    cases: int
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-class _Report(Struct, frozen=True, kw_only=True):
-    """The data of the page. The lists in `episodes` have an entry per episode."""
-
-    title: str
-    fleet: str
-    folder: str  # URL of the fleet's folder relative to the page
-    score: str
-    lower_is_better: bool
-    cells: list[_CellRow]
-    verdicts: list[str]
-    cases: list[str]
-    groups: list[dict[str, Any]]
-    episodes: dict[str, list[Any]]
-    earlier: int  # episodes left out
 
 
 class _Scale(Struct, frozen=True, kw_only=True):
@@ -118,13 +95,14 @@ def write_report(
     )
     folder = quote(os.fsencode(os.path.relpath(fleet, target.parent)))
     report = _report(found, earlier, fleet, folder, scale, by)
-    write_page(target, "report", report.title, report, error=FleetError)
+    write_page(target, "report", report["title"], report, error=FleetError)
     return len(found)
 
 
 def _report(
     found: list[Result], earlier: int, fleet: Path, folder: str, scale: _Scale, axes: Sequence[str]
-) -> _Report:
+) -> dict[str, Any]:
+    """Return the data of the page, where `folder` is a URL relative to the page."""
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(_label(each, axes), []).append(each)
@@ -137,22 +115,22 @@ def _report(
     }
     redact = Redaction.of_environment().redact_text
     episodes, cases = _columns(found, axes, names, scale, group_of, redact)
-    return _Report(
-        title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
-        fleet=printable(str(fleet), _MOST_NAME),
-        folder=folder,
-        score=printable(scale.score, _MOST_NAME),
-        lower_is_better=scale.passing.lower_is_better,
-        cells=[_cell(name, cells[name], scale, axes, redact) for name in names],
-        verdicts=_verdicts(names, cells, scale, redact),
-        cases=cases,
-        groups=[
+    return {
+        "title": f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
+        "fleet": printable(str(fleet), _MOST_NAME),
+        "folder": folder,
+        "score": printable(scale.score, _MOST_NAME),
+        "lower_is_better": scale.passing.lower_is_better,
+        "cells": [_cell(name, cells[name], scale, axes, redact) for name in names],
+        "verdicts": _verdicts(names, cells, scale, redact),
+        "cases": cases,
+        "groups": [
             {"what": WORDS[group.kind], "text": printable(group.text, 2 * _MOST_LABEL)}
             for group in groups[:_MOST_GROUPS]
         ],
-        episodes=episodes,
-        earlier=earlier,
-    )
+        "episodes": episodes,
+        "earlier": earlier,
+    }
 
 
 def _columns(
@@ -194,27 +172,31 @@ def _columns(
     return {name: [row[name] for row in rows] for name in rows[0]}, labels
 
 
-def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str], redact: _Redact) -> _CellRow:
+def _cell(
+    name: str, found: list[Result], scale: _Scale, axes: Sequence[str], redact: _Redact
+) -> dict[str, Any]:
     by_case: dict[str, list[float]] = {}
     for each in found:
         value = scale.of(each)
         if value is not None:
             by_case.setdefault(case_key(each, NO_CASE.union(axes)), []).append(value)
     means = [mean_of(values) for values in by_case.values()]
-    row = _CellRow(
-        name=_short(name, redact) if name else "all episodes",
-        episodes=sum(each.played for each in found),
-        failed=sum(each.outcome == "failed" for each in found),
-        missing=sum(not each.played for each in found),
-        cases=len(means),
-        mean=mean_of(means) if means else None,
-    )
+    row: dict[str, Any] = {
+        "name": _short(name, redact) if name else "all episodes",
+        "episodes": sum(each.played for each in found),
+        "failed": sum(each.outcome == "failed" for each in found),
+        "missing": sum(not each.played for each in found),
+        "cases": len(means),
+        "mean": mean_of(means) if means else None,
+        "low": None,  # of the 95 % interval
+        "high": None,
+    }
     if len(means) < LEAST_CASES:
         return row
-    interval = mean_interval(means)
+    interval = mean_intervals([means])[0]
     if not interval.error:
         interval = with_unseen(interval, *range_of([*means, scale.failed_as]))
-    return replace(row, mean=interval.mean, low=interval.low, high=interval.high)
+    return row | {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale, redact: _Redact) -> list[str]:

@@ -1,8 +1,6 @@
-"""Read the results of a fleet: each episode with its case, its outcome and its scores.
-
-`results.jsonl` is an index of the committed episodes, because thousands of small files take seconds to read.
-It is only a cache: a line counts only if the episode's `commit.json` and `scores` have not changed since.
-"""
+"""Read the results of a fleet: each episode with its case, its outcome and its scores."""
+# `results.jsonl` is a cache, because thousands of small files take seconds to read: a line counts only if the
+# episode's `commit.json` and `scores` have not changed since.
 
 import contextlib
 import os
@@ -36,35 +34,21 @@ _Stamp: TypeAlias = tuple[int, int, int]
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An episode of a fleet.
-
-    Attributes:
-        outcome: Says whether the episode has a result, and if not, why.
-        version: Version of the work; empty: unknown.
-        settings: The settings that the work got.
-        planned: The settings that the sweep gave, before the work added its own.
-        repetition: Number of the episode among those with equal settings, from 0.
-        attempt: Number of the committed or else the last attempt; 0: none was begun, or files are unreadable.
-        end: How that attempt ended; `None`: not ended, or its files are unreadable.
-        trouble: Why the episode's files cannot be read; empty if they can be read.
-        trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
-        grue: The version of grue that played the episode; empty if no attempt is committed.
-        marks: The scores that scorers and people have given the committed attempt later.
-    """
+    """An episode of a fleet."""
 
     id: str
     outcome: ResultOutcome
     work: str = ""
-    version: str = ""
-    settings: m.JsonObject = {}
-    planned: m.JsonObject = {}
-    repetition: int = 0
-    attempt: int = 0
-    end: AttemptEnd | None = None
-    trouble: str = ""
-    trace_bytes: int | None = None
-    grue: str = ""
-    marks: tuple[Mark, ...] = ()
+    version: str = ""  # of the work; empty: unknown
+    settings: m.JsonObject = {}  # that the work got
+    planned: m.JsonObject = {}  # that the sweep gave, before the work added its own
+    repetition: int = 0  # number among the episodes with equal settings, from 0
+    attempt: int = 0  # number of the committed or else the last attempt; 0: none, or unreadable
+    end: AttemptEnd | None = None  # how that attempt ended; `None`: not ended, or unreadable
+    trouble: str = ""  # why the episode's files cannot be read
+    trace_bytes: int | None = None  # `None`: no trace, or no committed attempt
+    grue: str = ""  # version that played the episode; empty: no committed attempt
+    marks: tuple[Mark, ...] = ()  # what scorers and people have given later
 
     @property
     def played(self) -> bool:
@@ -154,11 +138,8 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
     except FleetError:  # the manifest is damaged
         return found
     named = {id_: place for place, id_ in enumerate(folder.named())}
-    return _without_replaced(named, [each for each in found if each.version in ("", version)])
-
-
-def _without_replaced(named: dict[str, int], found: list[Result]) -> list[Result]:
-    """Leave out an episode if a newer one has the same settings, but other content of a file."""
+    found = [each for each in found if each.version in ("", version)]
+    # Leave out an episode if a newer one has the same settings, but other content of a file.
     newest: dict[bytes, Result] = {}
     for each in found:
         case = [each.settings, each.repetition] if each.work else each.id  # else `case.json` is unreadable
@@ -220,7 +201,16 @@ def _read_result(episode: EpisodeFolder) -> Result:
             repetition=case.repetition,
         )
     if commit is None:
-        return _unfinished(episode, result)
+        attempts = episode.attempts()
+        if not attempts:
+            return result
+        number, path = attempts[-1]
+        end = episode.end_of(path)
+        if end is None:
+            return replace(result, attempt=number)
+        # The attempt has ended without a commit: none was made, or it was damaged and set aside.
+        missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
+        return replace(result, attempt=number, outcome=missing, end=end)
     marks = tuple(mark for mark in read_marks(episode.path) if mark.attempt in (0, commit.attempt))
     return replace(
         result,
@@ -229,19 +219,6 @@ def _read_result(episode: EpisodeFolder) -> Result:
         trace_bytes=commit.trace_bytes,
         marks=marks,
     )
-
-
-def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
-    attempts = episode.attempts()
-    if not attempts:
-        return result
-    number, path = attempts[-1]
-    end = episode.end_of(path)
-    if end is None:
-        return replace(result, attempt=number)
-    # The attempt has ended, but its episode has no commit: none was made, or it was damaged and set aside.
-    missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
-    return replace(result, attempt=number, outcome=missing, end=end)
 
 
 def _stamp(episode: Path) -> _Stamp | None:
@@ -294,3 +271,48 @@ def _in_order(version: str) -> list[tuple[int, str]]:
 def has_trace(result: Result, fleet: Path) -> bool:
     """Return whether the trace of an episode still exists."""
     return (result.run(fleet) / TRACE).is_file()
+
+
+# --- Which scores pass ---
+
+
+class Passing(Struct, frozen=True):
+    """Which scores pass. `worst` is the worst one that passes; `None`: not known, so every score passes."""
+
+    worst: float | None = 1.0
+    lower_is_better: bool = False
+
+    @classmethod
+    def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
+        """Return the rule for `scores`. Without `worst`, only the best passes if all are from 0 to 1."""
+        known = list(scores)
+        if worst is None and known and all(0 <= score <= 1 for score in known):
+            worst = 0.0 if lower_is_better else 1.0
+        return cls(worst, lower_is_better)
+
+    def passes(self, score: float) -> bool:
+        """Return whether a score passes."""
+        if self.worst is None:
+            return True
+        return score <= self.worst if self.lower_is_better else score >= self.worst
+
+
+def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
+    """Return `failed_as`. If `None`, return 0, or raise `FleetError` if lower is better and one failed."""
+    if failed_as is not None:
+        return failed_as
+    failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0
+    if failed:
+        have = "1 episode has" if failed == 1 else f"{failed:,} episodes have"
+        raise FleetError(
+            f"{have} failed. As lower scores are better, 0 would be a good score for that: say with"
+            " --failed-as (failed_as= in Python) which score a failed episode counts with."
+        )
+    return 0.0
+
+
+def score_of(result: Result, name: str, failed_as: float) -> float | None:
+    """Return the score that an episode counts with; `None`: it has no result, or it lacks this score."""
+    if not result.played:
+        return None
+    return failed_as if result.outcome == "failed" else result.scores.get(name)

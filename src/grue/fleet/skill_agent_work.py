@@ -1,8 +1,6 @@
-"""Play an episode with the skill agent: run a task of an `agent.yaml` in a copy of the agent's workspace.
-
-The scores: `score` (1: the model says that the task is done, and `expected`, a text or a number, if given, is
-in the answer or a written file), `turns`, `steps` and `requests`.
-"""
+"""Play an episode with the skill agent: run a task of an `agent.yaml` in a copy of the agent's workspace."""
+# The scores: `score` (1: the model says that the task is done, and `expected`, a text or a number, if given,
+# is in the answer or a written file), `turns`, `steps` and `requests`.
 
 import shutil
 from collections.abc import Collection, Iterator
@@ -10,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from grue.errors import FleetError, MCPServerStartupError, TraceError
 from grue.fleet.host_settings import (
+    HostCase,
     begin_again,
     chosen_endpoint,
     continue_interrupted,
@@ -36,16 +34,11 @@ _CONNECTING = [kind.__struct_config__.tag for kind in (McpConnectionFailed, McpS
 _MOST_FILE_BYTES = 2**20
 
 
-class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskCase(HostCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case. `seed` does not change how the episode is played."""
 
     agent: str
     task: str | None = None
-    offline: bool = False
-    model: str | None = None
-    base_url: str | None = None
-    mcp: bool = True
-    seed: int = 0
     expected: str | int | float | None = None
     content: str | None = None  # `completed` adds a hash of the files in the agent's skills and workspace
 
@@ -79,7 +72,10 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
         _require_servers(episode.trace, config.optional_servers)
     if result.reason == "failed":
         raise error_of_failed(episode, f"The run ended with {result.reason}: {result.detail}")
-    done = result.succeeded and _is_there(settings.expected, result, _written(config.workspace, original))
+    done = result.succeeded
+    if done and settings.expected is not None:
+        texts = (result.answer, *result.responses, *_written(config.workspace, original))
+        done = any(contains(text, settings.expected) for text in texts)
     return {
         "score": float(done),
         "turns": float(result.turns),
@@ -130,11 +126,6 @@ def _llm(case: TaskCase, config: AgentConfig) -> LlmEndpoint:
     if case.offline:
         return offline_endpoint(reply_to_task, llm)
     return LlmEndpoint(chosen_endpoint(llm, case.base_url, case.model))
-
-
-def _is_there(expected: str | float | None, result: RunResult, written: Iterator[str]) -> bool:
-    texts = (result.answer, *result.responses, *written)
-    return expected is None or any(contains(text, expected) for text in texts)
 
 
 def _written(workspace: Path, original: Path) -> Iterator[str]:

@@ -89,11 +89,6 @@ def difference_of(a: float, b: float) -> float:
     return max(-_LARGEST, min(_LARGEST, b - a))
 
 
-def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) -> Interval:
-    """Return the mean of `values` with its confidence interval. `groups` is as for `mean_intervals`."""
-    return mean_intervals([values], groups)[0]
-
-
 def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> list[Interval]:
     """Return the mean of each figure over the cases, with its interval; the same input gives the same result.
 

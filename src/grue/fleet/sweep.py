@@ -12,10 +12,9 @@ from msgspec import Struct
 from grue import messages as m
 from grue.config.documents import Document, KeyPath, nearest, parse_toml, problem_of, read_config_text
 from grue.errors import FleetError, MCPConfigError
-from grue.fleet.broker import Amount, FleetBudget, Rate
+from grue.fleet.broker import Amount, FleetBudget, Rate, ServerCap
 from grue.fleet.folder import FleetFolder
 from grue.fleet.identity import Case, FileDigests, fault_of
-from grue.fleet.server_places import ServerCap
 from grue.fleet.work import find_work, forget_cached, wrong_setting
 from grue.protocol.turn.prices import Price
 from grue.runtime.files import as_path
@@ -33,41 +32,24 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a sweep's file.
+    """The content of a sweep's file."""
 
-    Attributes:
-        work: The function that plays an episode, as `module:name`, or the name of one of grue's own hosts.
-        version: Version of the work; a new one makes new episodes. `None`: the version that the work
-            declares.
-        grid: The names of settings, each with its values: a list, or `{first = 0, last = 39}`.
-        cases: Groups of settings that belong together, such as a question and its expected answer. Each group
-            is played with each combination of the values in `grid`.
-        settings: Settings that all cases have.
-        include: Further cases, which have the common `settings` too, but are not combined with `grid`.
-        exclude: Groups of settings; a case that has all settings of at least one group is left out.
-        repetitions: How many episodes each case has.
-        workers: How many episodes are played at one time; 0: one for each core of the machine or cluster.
-        servers: The most MCP server processes of a machine at one time; `None`: no cap.
-        servers_an_episode: The most MCP server processes that an episode needs at one time.
-        episode_timeout_s: Time limit of an episode; `None`: no limit.
-        keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
-    """
-
-    work: str
-    version: str | None = None
+    work: str  # `module:name` of a function that plays an episode, or the name of one of grue's own hosts
+    version: str | None = None  # of the work; a new one makes new episodes; `None`: as it declares
+    # settings, each with its values: a list, or `{first = 0, last = 39}`
     grid: dict[str, list[Any] | Span] = {}
-    cases: list[m.JsonObject] = []
-    settings: m.JsonObject = {}
-    include: list[m.JsonObject] = []
-    exclude: list[m.JsonObject] = []
-    repetitions: int = 1
+    cases: list[m.JsonObject] = []  # settings that belong together, combined with each cell of `grid`
+    settings: m.JsonObject = {}  # of all cases
+    include: list[m.JsonObject] = []  # further cases, not combined with `grid`
+    exclude: list[m.JsonObject] = []  # a case that has all settings of one of these is left out
+    repetitions: int = 1  # how many episodes each case has
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()
-    workers: int = 0
-    servers: int | None = None
-    servers_an_episode: int = 1
+    workers: int = 0  # episodes played at one time; 0: one for each core of the machine or cluster
+    servers: int | None = None  # the most MCP server processes of a machine at one time
+    servers_an_episode: int = 1  # the most that an episode needs at one time
     episode_timeout_s: float | None = None
-    keep: Keep = "all"
+    keep: Keep = "all"  # what stays on disk: `all`, the files of `failed` episodes, or `results`
 
     @property
     def cap(self) -> ServerCap:
@@ -115,12 +97,7 @@ _MISSPELT_FROM = 0.6
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep from a TOML file, and check it.
-
-    Raises:
-        MCPConfigError: The file is missing or not UTF-8.
-        FleetError: The file is not TOML, or a key or a value is wrong; the text usually names line and key.
-    """
+    """Read a sweep from a TOML file, and check it; an `MCPError` usually names the line and the key."""
     path = as_path(path, "read_sweep()")
     text = read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file.")
     try:
@@ -226,7 +203,8 @@ def _check_work(sweep: Sweep, file: _File) -> None:
     for place, settings in itertools.chain(axes, _groups(sweep)):
         wrong = wrong_setting(declared, settings)
         if wrong is not None:
-            raise file.error((*place, wrong.name), wrong.text)
+            name, said = wrong
+            raise file.error((*place, name), said)
 
 
 def _check_excluded(sweep: Sweep, file: _File) -> None:
@@ -318,7 +296,9 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
             commit = None
         if commit is None:
             missing += 1
-            assumed += _assumed_bytes(sweep, case)
+            turns = case.settings.get("turns")
+            played = turns * _TURN_BYTES if isinstance(turns, int) else _EPISODE_BYTES
+            assumed += played if sweep.keep == "all" else _RESULT_BYTES
             continue
         spent += commit.end.spent
         if commit.trace_bytes is not None:
@@ -327,10 +307,3 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
     measured = sweep.keep == "all" and sized >= SAMPLE
     needed = 1.3 * size / sized * missing if measured else assumed
     return PlannedWork(work=work.name, total=total, missing=missing, bytes_needed=needed, spent=spent)
-
-
-def _assumed_bytes(sweep: Sweep, case: Case) -> float:
-    if sweep.keep != "all":
-        return _RESULT_BYTES
-    turns = case.settings.get("turns")
-    return turns * _TURN_BYTES if isinstance(turns, int) else _EPISODE_BYTES

@@ -1,14 +1,10 @@
 """The work of a fleet: a function that plays one episode and returns its score, or scores by name.
 
-    def triage(case: dict, episode: Episode) -> float:
-        runner = Runner(llm=..., trace=episode.trace)
-        ...
-        return right / total
-
 The function must be importable, because other processes call it. If it raises, the episode has failed; but if
 the machine, the network or a server is at fault, it is tried again.
 """
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -18,8 +14,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, ParamSpec, SupportsFloat, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -30,7 +27,6 @@ from grue.config.documents import nearest
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
 from grue.fleet.identity import Case, FileDigests, episode_id
-from grue.fleet.main_program import WORK_MODULE
 from grue.hosts import BUNDLED
 
 # The works that come with grue's own hosts, by the host's short name.
@@ -38,19 +34,12 @@ OURS = {name: host.work for name, host in BUNDLED.items() if host.work}
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """The episode that the work plays.
+    """The episode that the work plays."""
 
-    Attributes:
-        id: The same for the same case on any machine.
-        folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
-        repetition: Number of the episode among those with equal settings, from 0.
-        interrupted: The folder of the last attempt that was interrupted and has a trace, to resume it from;
-            read only. `None`: there is no such attempt, or requests go through batches.
-    """
-
-    id: str
-    folder: Path
-    repetition: int = 0
+    id: str  # the same for the same case on any machine
+    folder: Path  # of this attempt; files that the work writes into it are kept
+    repetition: int = 0  # number among the episodes with equal settings, from 0
+    # the folder of the last interrupted attempt with a trace, to resume it from; read only
     interrupted: Path | None = None
 
     @property
@@ -85,7 +74,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
         if self.settings is not None:
             wrong = wrong_setting(self.settings, case.settings)
             if wrong is not None:
-                raise FleetError(f"The case {msgspec.json.encode(case.settings).decode()}: {wrong.text}")
+                raise FleetError(f"The case {msgspec.json.encode(case.settings).decode()}: {wrong[1]}")
             kinds = _kinds(self.settings)
             listed = {name: _listed(value, kinds[name]) for name, value in case.settings.items()}
             case = replace(case, settings=listed)
@@ -127,25 +116,18 @@ def _listed(value: object, kind: object) -> Any:
     return [value] if isinstance(value, str) and kind == list[str] else value
 
 
-class WrongSetting(Struct, frozen=True):
-    """A wrong setting of a case: its name, and a sentence that says what is wrong."""
-
-    name: str
-    text: str
-
-
-def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
-    """Return the first setting with an unknown name or a wrong type. A missing setting is not reported."""
+def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the first setting with an unknown name or a wrong type, and a sentence about the fault."""
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:
             near = nearest(name, kinds)
-            return WrongSetting(name, f"unknown setting {name!r}. Did you mean {near!r}?")
+            return name, f"unknown setting {name!r}. Did you mean {near!r}?"
         try:
             msgspec.convert(_listed(value, kinds[name]), kinds[name])
         except msgspec.ValidationError as error:
             said = str(error)
-            return WrongSetting(name, f"{name}: {said[0].lower()}{said[1:]}.")
+            return name, f"{name}: {said[0].lower()}{said[1:]}."
     return None
 
 
@@ -288,3 +270,54 @@ def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
     if names and set(by_name) != set(names):
         raise ValueError(f"the work returned {list(by_name)!r:.1000}, but declares {sorted(names)}")
     return found
+
+
+# --- A program that its own workers would start again ---
+
+
+WORK_MODULE = "_grue_work_"  # the prefix of the name under which a work's file is imported as a module
+_IMPORTED_AGAIN = ("__mp_main__", WORK_MODULE)
+# Names by which a program may find out that a worker imports it.
+_TELLING_APART = frozenset(
+    {"__name__", "parent_process", "current_process", "environ", "getenv", "getpid", "getppid"}
+)
+
+
+def refuse_to_start_again(*, imports_main: bool) -> None:
+    """Raise `FleetError` if the program would start its fleet again when workers or the driver import it."""
+    main: Any = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    # Workers do not import a package's `__main__.py`.
+    imports_main = imports_main and not (spec is not None and str(spec.name).endswith("__main__"))
+    for frame in _running_modules(inspect.currentframe()):
+        file = frame.f_globals.get("__file__")
+        if file is None:
+            continue
+        again = str(frame.f_globals.get("__name__", "")).startswith(_IMPORTED_AGAIN)
+        imported = imports_main and frame.f_globals is vars(main)
+        if again or (imported and not _is_guarded(Path(file), frame.f_lineno)):
+            raise FleetError(
+                f"{file}, line {frame.f_lineno}: the program starts its fleet whenever it is imported, and"
+                " each worker imports it. Put this line, and what it needs, under"
+                ' `if __name__ == "__main__":`.'
+            )
+
+
+def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of the stack in which the top-level code of a module is running."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>":
+            yield frame
+        frame = frame.f_back
+
+
+def _is_guarded(path: Path, line: int) -> bool:
+    """Return whether an earlier `if` on a name in `_TELLING_APART` may keep `line` from running again."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True
+    before = (statement for statement in tree.body if statement.lineno <= line)
+    tests = (node.test for statement in before for node in ast.walk(statement) if isinstance(node, ast.If))
+    names = (getattr(node, "id", getattr(node, "attr", "")) for test in tests for node in ast.walk(test))
+    return not _TELLING_APART.isdisjoint(names)

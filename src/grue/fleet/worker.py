@@ -1,8 +1,6 @@
-"""A worker process of the local engine: makes one attempt after another, on its main thread.
-
-The work may leave its process in any state. The parts that the next episode would notice are compared with
-those before the attempt; if one has changed, the worker reports that it is not fit for another episode.
-"""
+"""A worker process of the local engine: makes one attempt after another, on its main thread."""
+# The work may leave its process in any state. The parts that the next episode would notice are compared with
+# those before the attempt; if one has changed, the worker reports that it is not fit for another episode.
 
 import contextlib
 import itertools
@@ -59,7 +57,11 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
     descriptor = channel.fileno()
     ours = os.fstat(descriptor)
     _say(descriptor, READY)
-    _keep_from_the_display()
+    # Discard what the work writes to the file descriptors 1 and 2, such as the output of a C library.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for standard in (1, 2):
+        os.dup2(nowhere, standard)
+    os.close(nowhere)
     for made in itertools.count(1):
         try:
             job: Task = channel.recv()
@@ -75,24 +77,19 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
 def _made(job: Task, *, last: bool) -> WorkerSaid:
     try:
         job.prepare()
-        before = _marks()
+        before, open_before = _marks()
         ended = job.make()
     except BaseException as error:  # noqa: BLE001 - a signal handler of the work may raise anything here
         return WorkerSaid(error=text_of(error))
     try:
-        return WorkerSaid(ended, fit=not last and _holds(before, _marks()))
+        now, open_now = _marks()
+        return WorkerSaid(ended, fit=not last and before == now and open_before <= open_now)
     except Exception:  # noqa: BLE001 - `_marks` fails if the working directory is gone, for example
         return WorkerSaid(ended)
 
 
-class _Marks(Struct, frozen=True):
-    """The state of a worker process that its next episode would inherit, such as the working directory."""
-
-    plain: list[object]
-    descriptors: set[tuple[int, int, int]]
-
-
-def _marks() -> _Marks:
+def _marks() -> tuple[list[object], set[tuple[int, int, int]]]:
+    """Return what the next episode would inherit: the process's state, and its open descriptors."""
     umask = os.umask(0o077)
     os.umask(umask)
     plain: list[object] = [
@@ -110,10 +107,6 @@ def _marks() -> _Marks:
         {thread.ident for thread in threading.enumerate()},
         {pid for pid in live_members(os.getpid()) if pid != guard.pid},
     ]
-    return _Marks(plain, _descriptors())
-
-
-def _descriptors() -> set[tuple[int, int, int]]:
     found = set()
     try:
         numbers = [int(entry.name) for entry in Path("/dev/fd").iterdir()]
@@ -123,17 +116,12 @@ def _descriptors() -> set[tuple[int, int, int]]:
         with contextlib.suppress(OSError):  # the descriptor with which `/dev/fd` was listed is closed by now
             status = os.fstat(number)
             found.add((number, status.st_dev, status.st_ino))
-    return found
-
-
-def _holds(before: _Marks, now: _Marks) -> bool:
-    """Return whether the process's state has not changed, apart from additional open descriptors."""
-    return before.plain == now.plain and before.descriptors <= now.descriptors
+    return plain, found
 
 
 def _begin(place: Place) -> None:
     """Set the driver's environment and folder, and connect to the broker, whose loss ends this process."""
-    from grue.fleet.broker_link import BrokerLink
+    from grue.fleet.broker_server import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
     from grue.transports.llm.exchange import set_request_gate
 
@@ -156,14 +144,6 @@ def _begin(place: Place) -> None:
 def _leave() -> NoReturn:
     # End this process at once. Another process, the guard, then ends the servers that this one has started.
     os._exit(1)
-
-
-def _keep_from_the_display() -> None:
-    """Discard what the work writes to the file descriptors 1 and 2, such as the output of a C library."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for standard in (1, 2):
-        os.dup2(nowhere, standard)
-    os.close(nowhere)
 
 
 def _say(descriptor: int, line: bytes) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from grue import Recorder
 from grue.errors import MCPError
 from grue.fleet.host_settings import (
+    ProjectCase,
     begin_again,
     continue_interrupted,
     error_of_failed,
@@ -28,21 +28,12 @@ from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, pla
 from grue.transports.llm.endpoint import api_key
 
 
-class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlayCase(ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case."""
 
     game: str = "house"
-    seed: int = 0
     turns: int = 60
-    offline: bool = False
-    model: str | None = None
-    base_url: str | None = None
-    mcp: bool = True
-    mcp_config: str | None = None
     turn_timeout_s: float | None = None
-    # `completed` adds a hash of `[tool.grue]` and `[tool.zorkgpt]` in `pyproject.toml`
-    project: str | None = None
-    tool_lock: str | None = None  # `completed` adds a hash of the tool lock of `mcp_config`
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The testing kit, for tests of programs that use grue.
 
 - Servers and models without a network: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, and pytest
-fixtures for them (`plugin`).
+  fixtures for them (`plugin`).
 - One actor alone, with fakes in place of the other actors, and a virtual clock: `actor_harness`.
 - Assertions on a recorded trace (`replay`, `assert_prefix_stable`), and on a turn (`decisions`).
 """

@@ -15,21 +15,12 @@ async def test_it_heats_until_the_room_is_warm() -> None:
 ```
 
 The actor runs under a real supervisor. `tell`, `ask` and `idle` return when the actor waits for its next
-message, a reply or a timer, or has ended, so a test needs no sleeps.
+message, a reply or a timer, or has ended, so a test needs no sleeps. `TraceWatch` has assertions about the
+recorded messages, also for whole turns: `Runner(..., recorder=watch.recorder)`.
 
 `virtual_time` runs a test in an event loop with a virtual clock, which jumps to the next timer when all tasks
 wait. If there is none, the loop raises `Deadlock`, with the line at which each task waits. The loop refuses
 processes, sockets and pipes. The clock stands still while threads work, at most 30 s of real time.
-
-`TraceWatch` has assertions about recorded messages, for one actor or for whole turns.
-
-```python
-watch = TraceWatch()
-runner = Runner(llm=..., servers=..., recorder=watch.recorder)
-runner.run_turn(request)
-watch.happened(ToolTimedOut, call_id="call_1")
-watch.in_order(OpenSession, SessionOpened, TurnCompleted)
-```
 """
 
 import asyncio
@@ -62,11 +53,10 @@ _UNLIMITED = sys.maxsize
 
 
 class FakeChannel(Mailbox[M]):
-    """The mailbox of an actor whose part the test plays, full with `bound` messages (`None`: never).
+    """The mailbox of an actor whose part the test plays, full with `bound` messages (`None`: never)."""
 
-    An ask gets a reply only if the test calls `answers` before it, or `reply` after it. `close` makes later
-    sends fail with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
-    """
+    # An ask gets a reply only if the test calls `answers` before it, or `reply` after it. `close` makes later
+    # sends fail with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
 
     def __init__(self, name: str, tap: Tap, *, bound: int | None = None) -> None:
         super().__init__(name, tap, bound=_UNLIMITED if bound is None else bound)
@@ -114,17 +104,13 @@ class FakeChannel(Mailbox[M]):
         self.envelopes.append(envelope)
         if reply_to is not None:
             self._asked.append(envelope)
-            self._answer(body)
+            replies = next((each for kind, each in self._answers.items() if isinstance(body, kind)), None)
+            if replies is not None:
+                answer = replies.popleft() if len(replies) > 1 else replies[0]
+                reply(self._asked.pop(), answer(body) if callable(answer) else answer)
         if self._ends_at is not None and isinstance(body, self._ends_at):
             self.abandon()
         return envelope
-
-    def _answer(self, body: M) -> None:
-        replies = next((each for kind, each in self._answers.items() if isinstance(body, kind)), None)
-        if replies is None:
-            return
-        answer = replies.popleft() if len(replies) > 1 else replies[0]
-        reply(self._asked.pop(), answer(body) if callable(answer) else answer)
 
 
 SENDER = "test"
@@ -163,19 +149,9 @@ class ActorHarness:
     """Runs one actor. Use it as an async context manager inside a test with `@virtual_time`.
 
     At the end of the block, the harness stops the actor as a supervisor does: the actor may handle the
-    messages in its mailbox. If the block raises an exception, the harness cancels the actor instead.
-
-    Args:
-        turn: Number of the turn with which messages are recorded.
-        stop_grace_s: How many seconds of virtual time a stopped actor may take to end before it is cancelled.
-
-    Attributes:
-        watch: Has every message so far, and assertions about them.
-        note: A function that records a message without a receiver, for actors that take such a function.
-
-    Raises:
-        RuntimeError: The event loop has no virtual clock.
-        ActorCrashed: Raised once, by the next method that lets the actor run, or by the end of the block.
+    messages in its mailbox, for `stop_grace_s` of virtual time. If the block raises an exception, the harness
+    cancels the actor instead. `watch` has every message so far, and `note` records one without a receiver. If
+    the actor crashes, the next method that lets it run, or the end of the block, raises `ActorCrashed`.
     """
 
     def __init__(self, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -248,7 +224,6 @@ class ActorHarness:
     async def idle(self) -> list[Any]:
         """Let the actor run until it waits; return what it has sent and noted since it was last let run."""
         await self._loop.idle()
-        self._raise_crash()
         return self._new()
 
     async def pass_time(self, seconds: float) -> list[Any]:
@@ -268,7 +243,6 @@ class ActorHarness:
 
     async def _end(self) -> list[Any]:
         await self._ended.wait()
-        self._raise_crash()
         return self._new()
 
     async def _run(self, actor: Actor[Any]) -> None:
@@ -288,17 +262,15 @@ class ActorHarness:
         return self._actor.mailbox
 
     def _new(self) -> list[Any]:
+        crash, self._crash = self._crash, None
+        if crash is not None:
+            raise crash
         name = "" if self._actor is None else self._actor.name
         new, self._seen = self.watch.envelopes[self._seen :], len(self.watch.envelopes)
         return [each.body for each in new if each.sender == name]
 
     def _record(self, body: Any, **rest: Any) -> Envelope[Any]:
         return self.watch.recorder.record(body, turn=self._turn, **rest)
-
-    def _raise_crash(self) -> None:
-        crash, self._crash = self._crash, None
-        if crash is not None:
-            raise crash
 
 
 P = ParamSpec("P")
@@ -381,7 +353,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if waiting:
             return
         if timeout_s is None:
-            raise Deadlock(_deadlock_text(self))
+            lines = sorted(f"  {task.get_name()}: {_place(task)}" for task in asyncio.all_tasks(self))
+            raise Deadlock("\n".join(["All tasks wait, and nothing can wake them:", *lines]))
         self._now += timeout_s
 
     def threads_at_work(self) -> list[threading.Thread]:
@@ -449,11 +422,6 @@ def _is_idle_worker(thread: threading.Thread) -> bool:
     return queue is not None and getattr(queue, "unfinished_tasks", 1) == 0
 
 
-def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
-    lines = [f"  {task.get_name()}: {_place(task)}" for task in asyncio.all_tasks(loop)]
-    return "\n".join(["All tasks wait, and nothing can wake them:", *sorted(lines)])
-
-
 def _place(task: "asyncio.Task[Any]") -> str:
     frames = list(_frames(task.get_coro()))
     ours = [each for each in frames if not any(name in each.f_code.co_filename for name in _LIBRARIES)]
@@ -481,13 +449,9 @@ _MOST_CHARS = 100
 
 
 class TraceWatch:
-    """The messages of one or more turns, and assertions about them.
+    """The messages of one or more turns, and assertions about them; `clock` returns the time in seconds.
 
-    Args:
-        clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
-
-    Attributes:
-        recorder: A recorder for a `Runner`. The runner's messages are then kept here; no file is written.
+    With `Runner(recorder=watch.recorder)`, the runner's messages are kept here, and no file is written.
 
     Source: L18
     """
@@ -509,11 +473,8 @@ class TraceWatch:
         return [each.body for each in self.envelopes if not kinds or isinstance(each.body, kinds)]
 
     def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
-        """Assert that a message of this kind, with these values of fields, was recorded; return the first.
-
-        `times` is how many such messages there must be; `None`: at least one. Raises `AssertionError`, or
-        `TypeError` for a field that the class `kind` does not have.
-        """
+        """Assert that such a message was recorded (`times`; `None`: at least once); return the first one."""
+        # Raises `TypeError` for a field that the class `kind` does not have.
         found = self._found(kind, fields)
         if (times is None and not found) or (times is not None and len(found) != times):
             wanted = "at least once" if times is None else f"{times} times"

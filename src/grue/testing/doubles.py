@@ -45,12 +45,9 @@ class MockMCPManager:
     """A manager without a server, which returns the results that a test sets.
 
     It lists `SERVER_NAME.think`, the tools that `add_tool` has added, and every tool for which a result was
-    set. Any other tool returns `{"default": "result"}`. Calls are answered whether a session is open or not.
-
-    Attributes:
-        is_disabled: Set it to simulate a manager that has disabled MCP.
-        calls: Name and arguments of each call.
-        connect_error: Raised by `connect_session` while it is set.
+    set. Any other tool returns `{"default": "result"}`. Calls, listed in `calls`, are answered whether a
+    session is open or not. Set `is_disabled` to simulate a manager that has disabled MCP, `connect_error` to
+    be raised.
     """
 
     def __init__(self, server_name: str = "thoughtbox") -> None:
@@ -126,7 +123,6 @@ class MockLLMClient:
 
     Attributes:
         requests: The arguments of each `create` call so far.
-        chat: Has `chat.completions.create`, which calls `chat_completions_create`.
         supports_tools: The result of `_supports_tool_calling`; `None`: decide by the model's name.
     """
 
@@ -145,12 +141,9 @@ class MockLLMClient:
         model: str = "mock",
         usage: dict[str, int] | None = None,
     ) -> None:
-        """Add a response to the end of the queue.
-
-        Tool calls are `ToolCall`s, OpenAI's dicts, or `{"name": ..., "arguments": ...}` with JSON text or an
-        object; a missing id is made up. Default `finish_reason`: `tool_calls` or `stop`. `usage` has token
-        counts.
-        """
+        """Add a response to the end of the queue; by default it ends with `tool_calls` or `stop`."""
+        # Tool calls are `ToolCall`s, OpenAI's dicts, or `{"name": ..., "arguments": ...}` with JSON text or
+        # an object; a missing id is made up.
         calls = [self._tool_call(call) for call in tool_calls or ()]
         self._responses.append(
             LLMResponse(

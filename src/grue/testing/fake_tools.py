@@ -32,10 +32,8 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
 class FakeToolServer:
     """A fake tool server. Pass it to a `Runner` in `servers`.
 
-    Attributes:
-        name: The server's name: its tools are called `NAME.TOOL`.
-        calls: Bare name and arguments of every call, in order, failed ones included.
-        sessions: How many connections were attempted, failed ones included.
+    `calls` has the bare name and the arguments of every call, `sessions` counts the attempts to connect, both
+    with failed ones.
     """
 
     status = ConnectionStatus()
@@ -64,10 +62,8 @@ class FakeToolServer:
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a tool and set its results: contents or `ToolCallResult`s, one a call; the last is repeated.
-
-        An open session reports that the list of tools has changed. Default `schema` of arguments: any object.
-        """
+        """Add a tool and set its results: contents or `ToolCallResult`s, one a call; the last is repeated."""
+        # An open session reports that the list of tools has changed.
         told = [
             each if isinstance(each, m.ToolCallResult) else tool_results.success(each) for each in results
         ]

@@ -27,19 +27,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 PHASES = {"initialize": "initialize", "tools/list": "list", "tools/call": "call"}
+_FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
 # The choices of `--ask`: requests to the client.
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sampling": (
         "sampling/createMessage",
         {"messages": [{"role": "user", "content": {"type": "text", "text": "Hello?"}}], "maxTokens": 9},
     ),
-    "elicitation": (
-        "elicitation/create",
-        {
-            "message": "Your name?",
-            "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
-        },
-    ),
+    "elicitation": ("elicitation/create", {"message": "Your name?", "requestedSchema": _FORM}),
     "roots": ("roots/list", {}),
     "ping": ("ping", {}),
     "nonsense": ("faulty/nonsense", {}),
@@ -90,27 +85,17 @@ def _flags() -> argparse.ArgumentParser:
     add("--null-at", **again, help="answer with `result: null`; not at `start`")
     closing = "close standard output instead of answering; keep running"
     add("--close-stdout-at", metavar="PHASE", choices=phases, help=closing)
-    add(
-        "--stop-reading-after",
-        metavar="PHASE",
-        choices=requests,
-        help="stop reading after this answer; not at `start`",
-    )
+    stop = "stop reading after this answer; not at `start`"
+    add("--stop-reading-after", metavar="PHASE", choices=requests, help=stop)
     add("--stderr", metavar="TEXT", help="write this line to standard error at the start")
     add("--flood-stderr", metavar="BYTES", type=int, default=0, help="write so much to it at the start")
     add("--ignore-eof", action="store_true", help="keep running when standard input ends")
     add("--ignore-term", action="store_true", help="ignore SIGTERM")
-    add(
-        "--grandchild", action="store_true", help="start a process that holds standard output for ten minutes"
-    )
+    grandchild = "start a process that holds standard output for ten minutes"
+    add("--grandchild", action="store_true", help=grandchild)
     add("--runaway", metavar="SECONDS", type=float, help="the same in a session of its own, for that long")
-    add(
-        "--daemon",
-        metavar="PID_FILE",
-        nargs="?",
-        const="",
-        help="start a process by a double fork and setsid, without pipes, that lives for ten minutes",
-    )
+    daemon = "start a process by a double fork and setsid, without pipes, that lives for ten minutes"
+    add("--daemon", metavar="PID_FILE", nargs="?", const="", help=daemon)
     add("--bare", action="store_true", help="start the daemon with an empty environment")
     _add_message_flags(parser)
     return parser
@@ -127,37 +112,22 @@ def _add_message_flags(parser: argparse.ArgumentParser) -> None:
     add("--malformed-notification", metavar="LEVEL", help="send a log message of this level during calls")
     add("--malformed-tool", action="store_true", help="list three broken tools beside the good ones")
     add("--double-tool", action="store_true", help="list echo again on every page, with other arguments")
-    add(
-        "--pages",
-        metavar="N",
-        type=int,
-        default=1,
-        help="list the tools on N pages, with one more tool on each",
-    )
+    pages = "list the tools on N pages, with one more tool on each"
+    add("--pages", metavar="N", type=int, default=1, help=pages)
     add("--page-loop", action="store_true", help="make the last page refer to the first one")
     add("--late", metavar="SECONDS", type=float, default=0.0, help="delay answers to calls, but keep reading")
     add("--duplicate", action="store_true", help="send every answer twice")
     add("--wrong-id", action="store_true", help="answer calls with the id of no request")
     add("--fork", action="store_true", help="fork a copy that keeps all pipes open and ignores SIGTERM")
-    add(
-        "--change-tools",
-        action="store_true",
-        help="list other tools from the first call on, and notify before its answer",
-    )
+    change = "list other tools from the first call on, and notify before its answer"
+    add("--change-tools", action="store_true", help=change)
     add("--ask", metavar="WHAT", choices=tuple(REQUESTS), help="send this request before answering a call")
-    add(
-        "--after-listing",
-        choices=UNPROMPTED_ACTIONS,
-        help="do this by itself, right after it has listed its tools",
-    )
+    unprompted = "do this by itself, right after it has listed its tools"
+    add("--after-listing", choices=UNPROMPTED_ACTIONS, help=unprompted)
     add("--protocol-version", metavar="V", help="answer initialize with this version")
     add("--record", metavar="FILE", help="append every line it reads to FILE; {pid} in it is the process's")
-    add(
-        "--only-in",
-        nargs=2,
-        metavar=("LIVES", "FILE"),
-        help="have the faults only in these starts of the server, such as 2 or 2,3; FILE counts the starts",
-    )
+    only = "have the faults only in these starts of the server, such as 2 or 2,3; FILE counts the starts"
+    add("--only-in", nargs=2, metavar=("LIVES", "FILE"), help=only)
 
 
 class FaultyServer:
@@ -288,7 +258,13 @@ class FaultyServer:
         if phase in self._flags.null_at:
             return {"result": None}
         if phase == "initialize":
-            return {"result": self._welcome(params)}
+            version = self._flags.protocol_version or params.get("protocolVersion")
+            changes = bool(self._flags.change_tools or self._flags.after_listing == "change-tools")
+            capabilities = {"tools": {"listChanged": changes}, "logging": {}}
+            server = {"name": "faulty", "version": "1.0"}
+            return {
+                "result": {"protocolVersion": version, "capabilities": capabilities, "serverInfo": server}
+            }
         if phase == "list":
             return {"result": self._listing(params.get("cursor"))}
         if phase == "call":
@@ -296,17 +272,6 @@ class FaultyServer:
         if message["method"] == "ping":
             return {"result": {}}
         return {"error": {"code": -32601, "message": f"Method not found: {message['method']}"}}
-
-    def _welcome(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "protocolVersion": self._flags.protocol_version or params.get("protocolVersion"),
-            "capabilities": {"tools": {"listChanged": self._changes}, "logging": {}},
-            "serverInfo": {"name": "faulty", "version": "1.0"},
-        }
-
-    @property
-    def _changes(self) -> bool:
-        return bool(self._flags.change_tools or self._flags.after_listing == "change-tools")
 
     def _listing(self, cursor: str | None) -> dict[str, Any]:
         page = int(cursor or 1)

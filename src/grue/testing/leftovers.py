@@ -39,16 +39,10 @@ class _Present(NamedTuple):
 
 @contextmanager
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
-    """Assert that the `with` block leaves no process, descriptor or thread behind.
+    """Assert that the `with` block leaves no process, descriptor or thread for `within_s` after its end.
 
     What existed before does not count, nor do grue's guard process, the helpers of `multiprocessing`, and
     descriptors of Landlock rules, which are kept. If the block raises an exception, nothing is checked.
-
-    Args:
-        within_s: How many seconds to wait, after the end of the block, for leftovers to disappear.
-
-    Raises:
-        AssertionError: Something is left; the text lists it.
 
     Source: P9
     """
@@ -78,10 +72,14 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
-    helpers = _helpers_of_python()
+    # Python's fork server and resource tracker, and the descriptors of their pipes.
+    server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    tracker: Any = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    helpers = {getattr(server, "_forkserver_pid", None), getattr(tracker, "_pid", None)}
+    pipes = {getattr(server, "_forkserver_alive_fd", None), getattr(tracker, "_fd", None)}
     return (
-        {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)} - helpers[0],
-        set(_descriptors()) - before.descriptors - helpers[1],
+        {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)} - helpers,
+        set(_descriptors()) - before.descriptors - pipes,
         # `threading` does not list a thread of C code before that thread calls `current_thread()`. So a
         # thread can be new in the list and older than the block. Then its kernel id is in `before.started`.
         {
@@ -89,16 +87,6 @@ def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[thr
             for each in set(_threads(before.running)) - before.threads
             if each.native_id not in before.started
         },
-    )
-
-
-def _helpers_of_python() -> tuple[set[int | None], set[int | None]]:
-    """Return the ids of Python's fork server and resource tracker, and the descriptors of their pipes."""
-    server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    tracker: Any = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
-    return (
-        {getattr(server, "_forkserver_pid", None), getattr(tracker, "_pid", None)},
-        {getattr(server, "_forkserver_alive_fd", None), getattr(tracker, "_fd", None)},
     )
 
 

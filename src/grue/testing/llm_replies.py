@@ -20,30 +20,22 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class LlmReply(Struct, frozen=True, kw_only=True):
-    """A reply of the scripted server.
-
-    Attributes:
-        body: A chat completion or an error in OpenAI's shape, sent in the format of the request; any other
-            body is sent unchanged.
-        then: After sending: `keep` the connection, `hang` (send nothing more), `drop` or `reset` it.
-        after: Fraction of the body, or of a stream's events, to send before `then`, from 0 to 1. `None`: all
-            for `keep`; otherwise `body` alone, without status line and headers.
-        pace: How slowly to send the body; `None`: without pauses.
-        amid: What to send in the middle of a stream (after the fraction `after`, or half): bytes, or `error`
-            for an error event that ends the stream.
-        gzip: How often the body, or each event of a stream, is compressed before it is sent.
-        events: The events of a stream, sent instead of the body. The server sets them.
-    """
+    """A reply of the scripted server."""
 
     status: int = 200
     headers: dict[str, str] = {}
+    # a completion or an error in OpenAI's shape, sent in the request's format; others unchanged
     body: bytes = b""
-    then: Literal["keep", "hang", "drop", "reset"] = "keep"
+    then: Literal["keep", "hang", "drop", "reset"] = "keep"  # after sending; `hang`: send nothing more
+    # the fraction of the body, or of a stream's events, to send before `then`; `None`: all for `keep`,
+    # otherwise `body` alone, without status line and headers
     after: float | None = None
-    pace: Pace | None = None
+    pace: Pace | None = None  # `None`: without pauses
+    # sent in the middle of a stream (after the fraction `after`, or half); `error`: an error event that ends
+    # the stream
     amid: bytes | Literal["error"] = b""
-    gzip: int = 0
-    events: tuple[bytes, ...] = ()
+    gzip: int = 0  # how often the body, or each event of a stream, is compressed
+    events: tuple[bytes, ...] = ()  # of a stream; set by the server
 
     def __post_init__(self) -> None:
         """Check the body's type here. Otherwise the tested client would only see a broken connection."""
@@ -66,15 +58,11 @@ def tool_calls_reply(
     ids: Sequence[str] = (),
     **message: object,
 ) -> LlmReply:
-    """Return a completion with tool calls; raises `TypeError` for calls that are no pairs, or too few ids.
+    """Return a completion with tool calls, pairs of a name and arguments; raises `TypeError`.
 
-    Args:
-        calls: The calls, each as a pair: name, and arguments as a mapping or as the JSON text to send.
-        content: Text beside the calls.
-        ids: The ids of the calls; default: new ones.
-        message: Further fields of the assistant's message, such as `reasoning_content`. Later requests that
-            repeat the calls without it are refused (chat completions: only with
-            `ProviderRules.echo_reasoning`).
+    Arguments are a mapping, or the JSON text to send. `content` is text beside the calls; `ids` are new by
+    default. `message` has further fields, such as `reasoning_content`: later requests that repeat the calls
+    without it are refused (in chat completions only with `ProviderRules.echo_reasoning`).
     """
     for call in calls:
         match call:

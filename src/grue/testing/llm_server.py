@@ -69,12 +69,7 @@ _FRAME_TOKENS = 4
 
 
 class ContextWindow(Struct, frozen=True):
-    """How long a request may be.
-
-    Attributes:
-        tokens: The most tokens of a request, including those of the reply that it asks for.
-        bytes_per_token: How many bytes of JSON count as one token.
-    """
+    """How long a request may be, with the reply that it asks for: so many tokens of so many bytes of JSON."""
 
     tokens: int
     bytes_per_token: float = 4.0
@@ -143,41 +138,30 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
     if reply.then != "keep" and reply.after is None:
         yield reply.body
         return
-    head, *body = _chunked(reply) if reply.events else _whole(reply)
+    if reply.events:
+        head = _head(reply, {"Transfer-Encoding": "chunked"})
+        events = reply.events[: share(len(reply.events), reply.after)]
+        parts = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
+        parts += [b"0\r\n\r\n"] if reply.then == "keep" else []
+    else:
+        body = reply.body if reply.after is None else reply.body[: int(len(reply.body) * reply.after)]
+        promised = body if reply.then == "keep" else reply.body
+        head, parts = _head(reply, {"Content-Length": str(len(promised))}), [body]
     if reply.pace is not None:
         yield head
-        yield from _cut(b"".join(body), reply.pace)
+        sent, size = b"".join(parts), reply.pace.size
+        yield from (sent[start : start + size] for start in range(0, len(sent), size))
     elif reply.events:
         yield head
-        yield from body
+        yield from parts
     else:
         # Send all in one write: TCP may delay a second packet until the first is acknowledged.
-        yield head + b"".join(body)
-
-
-def _whole(reply: LlmReply) -> Iterator[bytes]:
-    body = reply.body if reply.after is None else reply.body[: int(len(reply.body) * reply.after)]
-    promised = body if reply.then == "keep" else reply.body
-    yield _head(reply, {"Content-Length": str(len(promised))})
-    yield body
-
-
-def _chunked(reply: LlmReply) -> Iterator[bytes]:
-    yield _head(reply, {"Transfer-Encoding": "chunked"})
-    for event in reply.events[: share(len(reply.events), reply.after)]:
-        yield b"%x\r\n%b\r\n" % (len(event), event)
-    if reply.then == "keep":
-        yield b"0\r\n\r\n"
+        yield head + parts[0]
 
 
 def share(count: int, after: float | None) -> int:
     """Return how many of `count` events make the fraction `after`: at least 1, not all; `None`: all."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
-
-
-def _cut(body: bytes, pace: Pace) -> Iterator[bytes]:
-    for start in range(0, len(body), pace.size):
-        yield body[start : start + pace.size]
 
 
 def _head(reply: LlmReply, framing: dict[str, str]) -> bytes:
@@ -190,23 +174,15 @@ _ONE_MODEL = ({"id": "scripted"},)
 
 
 class LlmRequest(Struct, frozen=True, kw_only=True):
-    """A request that the server has received.
+    """A request that the server has received."""
 
-    Attributes:
-        path: The URL's path and query, such as `/v1/chat/completions`.
-        headers: The headers, with their names in lower case.
-        body: The parsed body and fields from the path; empty if the body is not a JSON object.
-        refused: Why the rules refuse the request; `None`: they do not.
-        chat: The body translated to chat completions; empty if it is malformed or a header is missing.
-    """
-
-    path: str
-    headers: dict[str, str]
+    path: str  # the URL's path and query
+    headers: dict[str, str]  # names in lower case
     raw: bytes
-    body: dict[str, Any]
-    refused: str | None = None
+    body: dict[str, Any]  # with fields from the path; empty if not a JSON object
+    refused: str | None = None  # why the rules refuse the request
     dialect: DialectName = "chat"
-    chat: dict[str, Any] = {}
+    chat: dict[str, Any] = {}  # `body` as chat completions; empty if malformed
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -278,16 +254,12 @@ class ScriptedLlmServer:
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
         window: The most tokens of a request, which are then counted into `usage`; `None`: not counted.
-        port: The server's port; 0: a free one.
+        port: 0: a free one.
         retry_after: Header `Retry-After` of errors without one; with `"0"`, a client retries at once.
 
-    Attributes:
-        requests: Every POST so far, also refused ones and those answered for a batch, but not those about
-            batches.
-        listings: Every GET request so far that was not about batches.
-        batches: The batches of this endpoint; `batches.faults` makes them fail.
-        accepted: Number of connections so far.
-        overflows: Number of requests that were too long for the window. They do not use up a reply.
+    `requests` has every POST so far, also refused ones and those answered for a batch, `listings` every GET,
+    both without those about batches. `batches.faults` makes batches fail. `accepted` counts connections,
+    `overflows` the requests that were too long for the window, which do not use up a reply.
     """
 
     def __init__(
@@ -335,11 +307,9 @@ class ScriptedLlmServer:
 
     @property
     def settings(self) -> "LlmSettings":
-        """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits.
-
-        For a script with `silence()`, shorten the time limit: `msgspec.structs.replace(llm.settings,
-        retry=RetryPolicy(timeout_s=0.5, max_retries=0))`.
-        """
+        """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits."""
+        # For a script with `silence()`, shorten the limit: `replace(llm.settings,
+        # retry=RetryPolicy(timeout_s=0.5))`.
         from grue import LlmSettings, RetryPolicy
 
         retry = RetryPolicy(initial_delay_s=0, max_delay_s=0)

@@ -9,6 +9,7 @@ from grue.testing.mock_server import MockServer
 
 # isort: split
 import base64
+import struct
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -25,18 +26,8 @@ from pydantic import BaseModel, Field
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
-WAV = (
-    b"RIFF"
-    + (36 + 800).to_bytes(4, "little")
-    + b"WAVEfmt "
-    + (16).to_bytes(4, "little")
-    + b"\x01\x00\x01\x00"
-    + (8000).to_bytes(4, "little")
-    + (8000).to_bytes(4, "little")
-    + b"\x01\x00\x08\x00data"
-    + (800).to_bytes(4, "little")
-    + b"\x80" * 800
-)
+_WAV_FIELDS = (b"RIFF", 36 + 800, b"WAVEfmt ", 16, 1, 1, 8000, 8000, 1, 8, b"data", 800)
+WAV = struct.pack("<4sI8sIHHIIHH4sI", *_WAV_FIELDS) + b"\x80" * 800
 CITIES = ("Paris", "Parma", "Porto", "Prague")
 STEP_S = 0.05
 _QUESTION = "question"
@@ -83,12 +74,16 @@ def reference_server(**options: Any) -> MockServer:
     """Return a server that shows MCP's features; `options` are arguments of `MockServer`."""
     options.setdefault("name", "reference")
     server = MockServer(**options)
-    for add in _FEATURES:
-        add(server)
+    _add_tools(server)
+    _add_tools_that_tell(server)
+    _add_content_tools(server)
+    _add_asking_tools(server)
+    _add_tools_that_ask(server)
+    _add_resources_and_prompts(server)
     return server
 
 
-def _add_calculating_tools(server: MockServer) -> None:
+def _add_tools(server: MockServer) -> None:
     @server.tool(annotations=types.ToolAnnotations(read_only_hint=True))
     def add(a: int, b: int) -> int:
         """Add two numbers."""
@@ -116,8 +111,6 @@ def _add_calculating_tools(server: MockServer) -> None:
         """Return an error."""
         raise ToolError("This tool intentionally returns an error for testing")
 
-
-def _add_reporting_tools(server: MockServer) -> None:
     @server.tool(structured_output=False)
     async def test_tool_with_logging(ctx: Context[Any, Any]) -> str:
         """Send three log messages, 50 ms apart."""
@@ -148,7 +141,7 @@ def _add_reporting_tools(server: MockServer) -> None:
         return f"waited {seconds:g} s"
 
 
-def _add_tools_that_notify(server: MockServer) -> None:
+def _add_tools_that_tell(server: MockServer) -> None:
     @server.tool(structured_output=False)
     async def add_tool(name: str, ctx: Context[Any, Any]) -> str:
         """Add a tool to this server, and tell the clients that the list has changed."""
@@ -201,7 +194,7 @@ def _returns(blocks: list[Any]) -> Callable[[], list[Any]]:
     return lambda: blocks
 
 
-def _add_sampling_tool(server: MockServer) -> None:
+def _add_asking_tools(server: MockServer) -> None:
     def sample(prompt: str) -> Sample:
         text = types.TextContent(type="text", text=prompt)
         return Sample([types.SamplingMessage(role="user", content=text)], max_tokens=100)
@@ -212,8 +205,6 @@ def _add_sampling_tool(server: MockServer) -> None:
         del prompt  # declared so that it is in the tool's schema; only `sample` reads it
         return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
 
-
-def _add_form_tools(server: MockServer) -> None:
     def ask(message: str) -> Elicit[Answer]:
         return Elicit(message, Answer)
 
@@ -328,7 +319,7 @@ CHOICES: dict[str, Any] = {
 }
 
 
-def _add_resources(server: MockServer) -> None:
+def _add_resources_and_prompts(server: MockServer) -> None:
     @server.resource("test://static-text", mime_type="text/plain")
     def static_text() -> str:
         """A text."""
@@ -349,8 +340,6 @@ def _add_resources(server: MockServer) -> None:
         """Data for an id."""
         return f'{{"id": "{id}", "templateTest": true, "data": "Data for ID: {id}"}}'
 
-
-def _add_prompts(server: MockServer) -> None:
     @server.prompt()
     def test_simple_prompt() -> str:
         """A prompt without arguments."""
@@ -383,16 +372,3 @@ def _add_prompts(server: MockServer) -> None:
         del ref, context
         found = [city for city in CITIES if city.lower().startswith(argument.value.lower())]
         return types.Completion(values=found, total=len(found), has_more=False)
-
-
-_FEATURES = (
-    _add_calculating_tools,
-    _add_reporting_tools,
-    _add_tools_that_notify,
-    _add_content_tools,
-    _add_sampling_tool,
-    _add_form_tools,
-    _add_tools_that_ask,
-    _add_resources,
-    _add_prompts,
-)

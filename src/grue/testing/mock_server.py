@@ -22,7 +22,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from grue.errors import MissingDependencyError
 from grue.protocol.tools.json_schema import fault_of
@@ -47,21 +47,12 @@ except ImportError as error:
     ) from error
 
 
-class _Reads(Protocol):
-    async def receive(self) -> SessionMessage | Exception: ...
-    async def aclose(self) -> None: ...
-
-
-class _Writes(Protocol):
-    async def send(self, item: SessionMessage, /) -> None: ...
-
-
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
     """Yields a client's messages, but answers `initialize` requests itself, with an error."""
 
     # After an `initialize`, even a refused one, the SDK's server expects older revisions on the connection.
 
-    def __init__(self, read: _Reads, write: _Writes) -> None:
+    def __init__(self, read: Any, write: Any) -> None:
         self._read = read
         self._write = write
 
@@ -73,7 +64,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
     async def receive(self) -> SessionMessage | Exception:
         """Return the next message; raises `anyio.EndOfStream`."""
         while True:
-            item = await self._read.receive()
+            item: SessionMessage | Exception = await self._read.receive()
             request = item.message if isinstance(item, SessionMessage) else None
             if not isinstance(request, types.JSONRPCRequest) or request.method != "initialize":
                 return item
@@ -159,17 +150,14 @@ class _OfClient:
 
 
 class MockServer(MCPServer[Any]):
-    """A correct MCP server, for tests.
+    """A correct MCP server, for tests. Raises `ValueError` for an argument that is not as described.
 
     Args:
+        name: The server's name.
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
         without: Features to switch off. Their methods are answered with "method not found".
         era: The protocol revisions that the server speaks: `initialize`: the older ones, which begin with the
             request `initialize`; `stateless`: 2026-07-28, which has no such request; or `both`.
-
-    Raises:
-        MissingDependencyError: On import, if `mcp` is missing.
-        ValueError: An argument is not as described.
 
     Source: L1, L3
     """
@@ -278,16 +266,12 @@ class MockServer(MCPServer[Any]):
         changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         options = partial(server.create_initialization_options, changes)
         server.create_initialization_options = options  # type: ignore[method-assign]
+        templates = types.ListResourceTemplatesResult
         for method, listed, result, field in (
             ("tools/list", self.list_tools, types.ListToolsResult, "tools"),
             ("prompts/list", self.list_prompts, types.ListPromptsResult, "prompts"),
             ("resources/list", self.list_resources, types.ListResourcesResult, "resources"),
-            (
-                "resources/templates/list",
-                self.list_resource_templates,
-                types.ListResourceTemplatesResult,
-                "resource_templates",
-            ),
+            ("resources/templates/list", self.list_resource_templates, templates, "resource_templates"),
         ):
             server.add_request_handler(
                 method, types.PaginatedRequestParams, self._pages(listed, result, field)

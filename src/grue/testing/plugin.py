@@ -9,40 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from grue.testing.fake_tools import FakeToolServer
     from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer
     from grue.testing.mock_server import MockServer
     from grue.testing.providers.chat_rules import ProviderRules
     from grue.tool_sessions.function_tools import FunctionTools
     from grue.tool_sessions.server_specs import HttpServer, StdioServer
-
-    class MakesFaultyServer(Protocol):
-        """The type of the fixture `faulty_mcp_server`."""
-
-        def __call__(self, *flags: str, name: str = "faulty") -> StdioServer:
-            """Return the configuration of a server that runs `grue.testing.faulty_server` with `flags`."""
-
-    class ServesMockServer(Protocol):
-        """The type of the fixture `mock_mcp_server`."""
-
-        def __call__(
-            self,
-            server: MockServer | None = None,
-            *,
-            transport: Literal["http", "sse"] = "http",
-            **options: Any,
-        ) -> HttpServer:
-            """Serve `server`, or the reference server made with `options`; return how to reach it."""
-
-    class MakesScriptedLlm(Protocol):
-        """The type of the fixture `scripted_llm`."""
-
-        def __call__(
-            self, script: Script | LlmReply, *more: LlmReply | str, rules: ProviderRules | None = None
-        ) -> ScriptedLlmServer:
-            """Start an endpoint with this script and return it."""
 
 
 @pytest.fixture
@@ -60,7 +32,7 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def faulty_mcp_server() -> "MakesFaultyServer":
+def faulty_mcp_server() -> "Callable[..., StdioServer]":
     """Configure faulty servers: `faulty_mcp_server("--exit-at", "call", name="files")` is a `StdioServer`."""
     from grue.testing import faulty_server
     from grue.tool_sessions.server_specs import StdioServer
@@ -73,7 +45,7 @@ def faulty_mcp_server() -> "MakesFaultyServer":
 
 
 @pytest.fixture
-def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServer]":
+def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[Callable[..., HttpServer]]":
     """Serve correct MCP servers over HTTP from a thread, during the test; a call returns an `HttpServer`."""
     from grue.testing.mock_server import MockServer
     from grue.tool_sessions.server_specs import HttpServer
@@ -112,11 +84,9 @@ def mock_mcp_process() -> "Callable[..., StdioServer]":
 
 
 @pytest.fixture
-def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]":
-    """Start LLM endpoints with scripted replies; they are closed after the test.
-
-    See `grue.testing.llm_server`. Errors have `Retry-After: 0`, so that the client retries without a wait.
-    """
+def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[Callable[..., ScriptedLlmServer]]":
+    """Start LLM endpoints with scripted replies (`grue.testing.llm_server`), closed after the test."""
+    # Errors have `Retry-After: 0`, so that the client retries without a wait.
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 
     if "nothing_left" in request.fixturenames:

@@ -10,16 +10,9 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
-    """Replay a trace, and return the number of its turns. No model, server or tool runs.
+    """Replay a trace file or a run folder, perhaps with changes, and return the number of its turns.
 
-    ```python
-    def test_the_agent_decides_as_it_did() -> None:
-        replay("tests/data/a_good_run")
-    ```
-
-    Args:
-        path: A trace file or a run folder.
-        changes: Changes to the recorded run, such as other limits; `None`: nothing is changed.
+    No model, server or tool runs.
 
     Raises:
         AssertionError: The agent or a session no longer acts as recorded; the message shows the difference.
@@ -37,12 +30,8 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
 
     Within a conversation, each prompt has to begin with the whole of the last one that offered tools, or of
     the last one that did not. Across conversations with the same model, tools and system text have to be the
-    same.
-
-    Args:
-        path: A trace file or a run folder.
-        allow: Parts of a prompt in which a difference is accepted: `model`, `tools`, `system`, `messages`.
-            Allow `tools` if a request for a final answer offers no tools.
+    same. Differences in the parts `allow` are accepted; allow `tools` if a request for a final answer offers
+    none.
 
     Raises:
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.

@@ -19,11 +19,9 @@ from promises import GUARD_S
 
 from grue.fleet import accounts
 from grue.fleet.accounts import GONE, read_ledger
-from grue.fleet.broker import Amount, FleetBudget, Limits, Rate
-from grue.fleet.broker_link import BrokerLink
-from grue.fleet.broker_server import Ask, BrokerServer, GiveBack
+from grue.fleet.broker import Amount, FleetBudget, Limits, Rate, ServerCap
+from grue.fleet.broker_server import Ask, BrokerLink, BrokerServer, GiveBack
 from grue.fleet.folder import LEDGER, FleetFolder
-from grue.fleet.server_places import ServerCap
 from grue.runtime.processes.guard import guard
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 

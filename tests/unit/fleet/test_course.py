@@ -36,8 +36,7 @@ def test_the_last_thing_that_went_wrong_is_named_with_its_message(trace: Path) -
 
 
 def test_the_last_question_and_its_answer_are_read(trace: Path) -> None:
-    said = read_said(trace)
-    assert (said.question, said.answer) == ("And then?", "down")
+    assert read_said(trace) == ("And then?", "down")
 
 
 def test_what_comes_before_the_damage_counts(trace: Path) -> None:

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from grue.errors import FleetError
 from grue.fleet import driver as driver_module
 from grue.fleet.accounts import read_ledger
-from grue.fleet.attempt import Attempted, Job
+from grue.fleet.attempt import Attempted, Ended, Job, Lost
 from grue.fleet.batches import BATCHES
 from grue.fleet.broker import Amount, Costs
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
-from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import REQUESTS, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
 from grue.fleet.identity import Case
 from grue.fleet.results import latest_results

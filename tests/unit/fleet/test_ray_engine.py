@@ -12,9 +12,8 @@ from promises import GUARD_S
 
 from grue.errors import FleetError
 from grue.fleet import ray_engine
-from grue.fleet.attempt import Task
+from grue.fleet.attempt import Lost, Task
 from grue.fleet.broker import Costs, Limits
-from grue.fleet.engine import Lost
 from grue.fleet.folder import LEDGER, FleetFolder
 
 LIMIT_S = 0.3

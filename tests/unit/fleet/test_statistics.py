@@ -11,7 +11,6 @@ from case_tables import each_case
 from grue.fleet import statistics
 from grue.fleet.statistics import (
     Interval,
-    mean_interval,
     mean_intervals,
     pass_all,
     pass_at,
@@ -19,6 +18,10 @@ from grue.fleet.statistics import (
     smallest_detectable,
     times_more,
 )
+
+
+def mean_interval(values: Any, groups: Any = None) -> Interval:
+    return mean_intervals([values], groups)[0]
 
 
 @pytest.mark.slow
@@ -205,4 +208,4 @@ def test_what_is_missing_is_said_with_the_command(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'numpy>=1\.26' 'scipy>=1\.13'"):
-        statistics.mean_interval([1.0, 2.0])
+        statistics.mean_intervals([[1.0, 2.0]])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grue.fleet.broker import Limits
-from grue.fleet.worker import Place, _descriptors, work
+from grue.fleet.worker import Place, _marks, work
 
 GUARD_S = 60
 
@@ -36,9 +36,9 @@ def test_without_proc_the_first_descriptors_are_compared(monkeypatch: pytest.Mon
 
     reading, writing = os.pipe()
     monkeypatch.setattr(Path, "iterdir", not_mounted)
-    before = _descriptors()
+    _, before = _marks()
     os.close(reading)
-    left = {number for number, _, _ in before - _descriptors()}
+    left = {number for number, _, _ in before - _marks()[1]}
     os.close(writing)
     assert reading in left, "beside those that threads of other tests may close meanwhile"
     assert writing not in left

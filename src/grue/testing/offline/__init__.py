@@ -2,13 +2,12 @@
 
 Its output shows that it is a script: the model is called `grue-offline-script`, ids begin with `offline-`,
 and thinking ends with "(scripted)". It answers in place of the network (`transport.py`). Everything else is
-real: requests are sent with httpx and checked as strictly as by a provider, and the tools that it calls run.
+real: requests are sent with httpx and checked, and the tools that it calls run.
 """
 
 from grue.testing.offline.chat_request import ChatRequest
 from grue.testing.offline.chatting import reply_in_chat
-from grue.testing.offline.playbook import Playbook
-from grue.testing.offline.repertoire import playbook_for
+from grue.testing.offline.repertoire import Playbook, playbook_for
 from grue.testing.offline.reporting import reply_to_task
 from grue.testing.offline.script import MODEL, OFFLINE_URL, FunctionCall, Reply
 from grue.testing.offline.transport import ScriptedModelTransport, offline_endpoint

@@ -9,10 +9,9 @@ import msgspec
 
 from grue import messages as m
 from grue.runtime.safe_text import clipped
-from grue.testing.offline.chat_request import ChatMessage, ChatRequest, Function, text_of
-from grue.testing.offline.playbook import Thought
-from grue.testing.offline.script import FunctionCall, Reply
-from grue.testing.offline.thinking import thinking_tool
+from grue.testing.offline.chat_request import ChatMessage, ChatRequest, text_of
+from grue.testing.offline.repertoire import Thought
+from grue.testing.offline.script import FunctionCall, Reply, thinking_tool
 
 _CALL: Final = re.compile(r"\s*call\s+(?P<name>\S+)\s*(?P<arguments>.*)", re.IGNORECASE)
 _THINK: Final = re.compile(r"\s*think(?:\s+about)?\s+(?P<text>\S.*)", re.IGNORECASE | re.DOTALL)
@@ -51,7 +50,10 @@ def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
         asked = _CALL.fullmatch(line)
         if asked is None:
             continue
-        function = _function(request.offered, asked["name"])
+        # Only letters and digits are compared: a request may have other characters in place of a name's dots.
+        # In a chat, the names of MCP tools begin with `mcp.`, which the user may leave out.
+        wanted = (_plain(asked["name"]), f"mcp{_plain(asked['name'])}")
+        function = next((each for each in request.offered if _plain(each.name) in wanted), None)
         if function is None:
             names = ", ".join(each.name for each in request.offered) or "none"
             return f"I have no tool {asked['name']}. I have: {names}."
@@ -71,13 +73,6 @@ def _think(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
 def _call(request: ChatRequest, number: int, name: str, arguments: str) -> FunctionCall:
     digest = hashlib.sha256(repr((len(request.messages), number, name, arguments)).encode()).hexdigest()
     return FunctionCall(id=f"call_offline_{digest[:12]}", name=name, arguments=arguments)
-
-
-def _function(offered: Sequence[Function], name: str) -> Function | None:
-    # Only letters and digits are compared: a request may have other characters in place of a name's dots.
-    wanted = _plain(name)
-    # In a chat, the names of MCP tools begin with `mcp.`, which the user may leave out.
-    return next((each for each in offered if _plain(each.name) in (wanted, f"mcp{wanted}")), None)
 
 
 def _plain(name: str) -> str:

@@ -1,16 +1,169 @@
 """The playbooks of the offline model for The House and Zork I; elsewhere, the model explores (`explore`)."""
 
+import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from grue.hosts.zork.games.house import walkthrough
 from grue.hosts.zork.games.house_world import NUMBERS, Case, case_for
-from grue.testing.offline.playbook import Playbook, Step, Thought
-from grue.testing.offline.situation import Situation
+from grue.testing.offline.chat_request import ChatMessage, ChatRequest, text_of
+
+_HEAD: Final = re.compile(r"^Game: (?P<game>.+)\nTurn: (?P<turn>\d{1,9})$", re.MULTILINE)
+_LOCATION: Final = re.compile(r"^Location: (.+)$", re.MULTILINE)
+_INVENTORY: Final = re.compile(r"^Inventory: (.+)$", re.MULTILINE)
+_RECENT: Final = re.compile(r"^Recent actions and results:\n((?:> .*\n)+)", re.MULTILINE)
+_MOVE: Final = re.compile(r"^> (.+?)(?: \([+-]\d+ points\))?:(?: (.*))?$", re.MULTILINE)
+_LEADS: Final = re.compile(r"^- '(.+)' leads to .+$", re.MULTILINE)
+_KILLED: Final = re.compile(r"^- '(.+)' killed you here$", re.MULTILINE)
+_SAID: Final = "\nThe game says:\n"
+_REMEMBERED: Final = "\n\nWhat you remember of this place:\n"
+
+
+class Played(Struct, frozen=True):
+    """A command that was played, and the beginning of the game's reply."""
+
+    command: str
+    reply: str = ""
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """A turn of a game, as the host's message describes it."""
+
+    game: str
+    turn: int  # from 1
+    location: str | None = None  # `None`: the message does not say; likewise `inventory`
+    inventory: str | None = None
+    recent: tuple[Played, ...] = ()  # the last commands played, oldest first
+    known: frozenset[str] = frozenset()  # commands that, in the host's notes, lead elsewhere
+    deadly: frozenset[str] = frozenset()  # commands that have killed the player here
+    text: str = ""
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """The state of a conversation with the host."""
+
+    situation: Situation | None  # `None`: it is not about a game
+    rounds: int = 0  # the model's replies since the message about the game
+    settled: bool = False  # whether the host wants the answer, or a call has failed
+
+
+def read_standing(request: ChatRequest) -> Standing:
+    """Return the state of a conversation: the Zork host's last message about a turn, and what followed it."""
+    for index, message in reversed(list(enumerate(request.messages))):
+        situation = read_situation(text_of(message.content)) if message.role == "user" else None
+        if situation is not None:
+            since = request.messages[index + 1 :]
+            return Standing(
+                situation=situation,
+                rounds=sum(later.role == "assistant" for later in since),
+                settled=any(
+                    later.role == "user" or (later.role == "tool" and _failed(later)) for later in since
+                ),
+            )
+    return Standing(situation=None)
+
+
+def read_situation(text: str) -> Situation | None:
+    """Parse the message that the Zork host sends for a turn; `None`: the text is not such a message."""
+    head = _HEAD.search(text)
+    if head is None:
+        return None
+    told, _, notes = text[head.start() :].partition(_REMEMBERED)
+    facts, _, said = told.partition(_SAID)
+    recent = _RECENT.search(facts)
+    return Situation(
+        game=head["game"].strip(),
+        turn=int(head["turn"]),
+        location=_first(_LOCATION, facts),
+        inventory=_first(_INVENTORY, facts),
+        recent=tuple(Played(*found) for found in _MOVE.findall(recent[1])) if recent else (),
+        known=frozenset(_LEADS.findall(notes)),
+        deadly=frozenset(_KILLED.findall(notes)),
+        text=said.strip(),
+    )
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.search(text)
+    return found[1] if found else None
+
+
+def _failed(message: ChatMessage) -> bool:
+    try:
+        result = json.loads(text_of(message.content))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(result, dict) and bool(result.get("error"))
+
+
+# Commands that do not advance a game. No script contains them; a host plays them mostly as its fallback.
+IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "help"])
+
+# The most turns that may have been played outside the script. With more, a match would be chance.
+_MOST_LOST: Final = 10
+
+
+class Thought(Struct, frozen=True):
+    """One step of thinking."""
+
+    text: str
+    revises: int | None = None  # number, from 1, of the earlier step of the turn that this one corrects
+    branches_from: int | None = None  # number of the earlier step at which a new branch starts
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One turn of a script."""
+
+    command: str
+    why: str  # the thinking in the answer
+    objective: str | None = None  # a new goal for several turns
+    rounds: tuple[tuple[Thought, ...], ...] = ()  # one reply each, with a tool call a thought
+
+
+class Playbook(Struct, frozen=True):
+    """A script for one game."""
+
+    title: str  # regular expression, searched for in a game's title, ignoring case
+    steps: tuple[Step, ...]
+
+    def is_for(self, game: str) -> bool:
+        """Return whether this is the script for a game with this title."""
+        return re.search(self.title, game, re.IGNORECASE) is not None
+
+    def step_for(self, situation: Situation) -> Step | None:
+        """Return the next step; `None`: the script has ended, or does not fit the game or last commands."""
+        if not self.is_for(situation.game):
+            return None
+        commands = [step.command for step in self.steps]
+        place = position(commands, situation.turn, [played.command for played in situation.recent])
+        return self.steps[place] if place is not None and place < len(commands) else None
+
+
+def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
+    """Return how many commands were played before `turn` (from 1); `None`: `recent` does not tell."""
+    # A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
+    # script's commands just before this turn, search the script backwards for those of `recent` that are not
+    # idle.
+    # A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
+    # script's commands just before this turn, search the script backwards for those of `recent` that are not
+    # idle.
+    due = turn - 1
+    played = [command.casefold() for command in recent]
+    if played == list(commands[max(0, due - len(played)) : due]):
+        return due
+    told = [command for command in played if command not in IDLE]
+    if not told:
+        return 0 if len(played) == due else None
+    due -= len(played) - len(told)
+    latest = min(len(commands), due)
+    places = range(latest, max(len(told), due - _MOST_LOST) - 1, -1)
+    return next((place for place in places if list(commands[place - len(told) : place]) == told), None)
+
 
 _OPPOSITE: Final = {
     "north": "south", "south": "north", "east": "west", "west": "east",
@@ -48,7 +201,10 @@ def _round(*texts: str, revises: int | None = None, branches_from: int | None = 
 
 def explore(situation: Situation) -> Step:
     """Choose the player's next command if no script fits. The choice depends only on the situation."""
-    command, why = _choose(situation)
+    vain = {played.command for played in situation.recent[_arrival(situation) + 1 :]} | situation.deadly
+    sensible = (choice for choice in _choices(situation) if choice[0] not in vain)
+    tried = "Everything here has been tried, so I give time a chance."
+    command, why = next(sensible, ("wait", tried))
     place = situation.location or "wherever this is"
     thought = Thought(f"I am in {place}, without a script. {why} So I try this: {command}.")
     return Step(
@@ -57,12 +213,6 @@ def explore(situation: Situation) -> Step:
         objective="See every place, read every word, and come back." if situation.turn == 1 else None,
         rounds=((thought,),) if situation.turn % _THINK_EVERY == 0 else (),
     )
-
-
-def _choose(situation: Situation) -> tuple[str, str]:
-    vain = {played.command for played in situation.recent[_arrival(situation) + 1 :]} | situation.deadly
-    sensible = (choice for choice in _choices(situation) if choice[0] not in vain)
-    return next(sensible, ("wait", "Everything here has been tried, so I give time a chance."))
 
 
 def _arrival(situation: Situation) -> int:
@@ -76,7 +226,12 @@ def _arrival(situation: Situation) -> int:
 
 def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
     if _DARK.search(situation.text):
-        yield from _out_of_the_dark(situation)
+        # If the host does not say what the player carries, assume a lamp.
+        lamp = _LAMP.search("lamp" if situation.inventory is None else situation.inventory)
+        if lamp:
+            yield f"turn on {lamp[1].lower()}", "It is dark, and things live in the dark."
+        ways = (_OPPOSITE.get(played.command) for played in reversed(situation.recent))
+        yield from ((way, "It is dark, and the way that I came was not.") for way in ways if way)
     if not situation.known:
         yield from _things(situation)
     named = list(_named_ways(situation))
@@ -87,16 +242,6 @@ def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
         yield from _unnamed_ways(situation)
     yield from _ways(situation, named)
     yield from _unnamed_ways(situation)
-
-
-def _out_of_the_dark(situation: Situation) -> Iterator[tuple[str, str]]:
-    # If the host does not say what the player carries, assume a lamp.
-    lamp = _LAMP.search("lamp" if situation.inventory is None else situation.inventory)
-    if lamp:
-        yield f"turn on {lamp[1].lower()}", "It is dark, and things live in the dark."
-    for played in reversed(situation.recent):
-        if played.command in _OPPOSITE:
-            yield _OPPOSITE[played.command], "It is dark, and the way that I came was not."
 
 
 def _things(situation: Situation) -> Iterator[tuple[str, str]]:

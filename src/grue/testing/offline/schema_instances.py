@@ -3,10 +3,12 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeGuard
+from typing import Final, TypeGuard, TypeVar
 
 from grue import messages as m
 from grue.protocol.tools.json_schema import check_of
+
+T = TypeVar("T")
 
 _MAX_DEPTH: Final = 16
 _MOST_ATTEMPTS: Final = 5000
@@ -79,14 +81,14 @@ class _Maker:
             # Treat `oneOf` like `anyOf`: in practice its alternatives exclude each other by a type or a tag.
             if union in plain:
                 rest = _without(plain, union)
-                for choice in _array(plain[union]):
+                for choice in _of(list, plain[union]):
                     yield from self._alternatives(_joined(rest, choice), depth + 1)
                 return
         if "$ref" in plain:
             joined = _joined(_without(plain, "$ref"), self._resolve(plain["$ref"]))
             yield from self._alternatives(joined, depth + 1)
         elif isinstance(plain.get("type"), list):
-            for kind in _array(plain["type"]):
+            for kind in _of(list, plain["type"]):
                 yield {**plain, "type": kind}
         else:
             yield plain
@@ -101,7 +103,7 @@ class _Maker:
 
     def _make_plain(self, schema: m.JsonObject, depth: int) -> object:
         if "const" in schema or "enum" in schema:
-            listed = [schema["const"]] if "const" in schema else _array(schema["enum"])
+            listed = [schema["const"]] if "const" in schema else _of(list, schema["enum"])
             return _first_accepted(listed, schema)
         match schema.get("type", _kind_of(schema)):
             case "object":
@@ -119,8 +121,8 @@ class _Maker:
         raise UnsatisfiableError("an unknown type")
 
     def _make_object(self, schema: m.JsonObject, depth: int) -> m.JsonObject:
-        properties = _object(schema.get("properties", {}))
-        required = [str(name) for name in _array(schema.get("required", []))]
+        properties = _of(dict, schema.get("properties", {}))
+        required = [str(name) for name in _of(list, schema.get("required", []))]
         least = _size(schema, "minProperties", 0)
         made: m.JsonObject = {}
         for name in dict.fromkeys([*required, *properties]):
@@ -135,7 +137,7 @@ class _Maker:
 
     def _make_array(self, schema: m.JsonObject, depth: int) -> list[object]:
         length = _size(schema, "minItems", 0)
-        first = _array(schema.get("prefixItems", []))[:length]
+        first = _of(list, schema.get("prefixItems", []))[:length]
         inner = [*first, *[schema.get("items", True)] * (length - len(first))]
         made = [self.make(item, depth + 1) for item in inner]
         repeated = any(item in made[:index] for index, item in enumerate(made))
@@ -217,13 +219,7 @@ def _without(schema: m.JsonObject, key: str) -> m.JsonObject:
     return {name: value for name, value in schema.items() if name != key}
 
 
-def _object(value: object) -> m.JsonObject:
-    if not isinstance(value, dict):
-        raise UnsatisfiableError("not a schema")
-    return value
-
-
-def _array(value: object) -> list[object]:
-    if not isinstance(value, list):
+def _of(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
         raise UnsatisfiableError("not a schema")
     return value

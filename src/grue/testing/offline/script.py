@@ -1,18 +1,17 @@
 """The scripted model: a function from request to reply, without state."""
 
 import hashlib
+import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.testing.offline.chat_request import BadRequestError, ChatRequest, text_of
-from grue.testing.offline.playbook import Playbook, Step
-from grue.testing.offline.repertoire import explore
+from grue.testing.offline.chat_request import BadRequestError, ChatRequest, Function, text_of
+from grue.testing.offline.repertoire import Playbook, Situation, Step, Thought, explore, read_standing
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
-from grue.testing.offline.situation import Situation, read_standing
-from grue.testing.offline.thinking import ThinkingTool, thinking_tool
 from grue.testing.providers.chat_rules import chat_call
 
 MODEL: Final = "grue-offline-script"  # the model's name in every reply, whatever name the request has
@@ -41,11 +40,9 @@ class Reply(Struct, frozen=True):
 
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
-    """Answer a request with the playbook's next command, or else with one that `explore` finds.
-
-    If the request offers a thinking tool, calls of it with the step's thoughts come first. A request that is
-    not about a game gets a fixed answer. Raises `BadRequestError` if no answer can have the demanded shape.
-    """
+    """Answer with the playbook's next command or one that `explore` finds; thoughts come first."""
+    # A request that is not about a game gets a fixed answer. Raises `BadRequestError` for an impossible
+    # shape.
     standing = read_standing(request)
     situation = standing.situation
     if situation is None:
@@ -57,7 +54,7 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     return Reply(content=_in_shape(request, _decision(step.why, step.command, step.objective)))
 
 
-def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
+def _think(tool: "ThinkingTool", step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
     # `done`: how many earlier replies of this turn had thoughts. Thoughts are numbered from 1 in each turn.
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1
@@ -126,3 +123,72 @@ def completion(body: bytes, said: Reply) -> m.JsonObject:
 def _tokens(characters: int) -> int:
     # English has about four characters a token.
     return max(1, characters // 4)
+
+
+# --- Thinking ---
+
+
+_THOUGHTFUL: Final = re.compile(r"thought|think|reason|reflect|ponder", re.IGNORECASE)
+_HARMLESS: Final = re.compile(r"\becho\b|(?<![a-z])echo(?![a-z])", re.IGNORECASE)
+
+
+class ThinkingTool(Struct, frozen=True):
+    """A tool that takes a thought. `carrier` is the name of the argument for the thought's text."""
+
+    name: str
+    parameters: m.JsonObject
+    carrier: str
+
+    def arguments(self, thought: Thought, number: int, total: int) -> m.JsonObject:
+        """Return arguments for thought `number` of `total` in the turn; raises `UnsatisfiableError`."""
+        properties = self.parameters.get("properties")
+        names = {_plain(name): name for name in properties} if isinstance(properties, dict) else {}
+        wished: m.JsonObject = {
+            "thoughtnumber": number,
+            "totalthoughts": total,
+            "nextthoughtneeded": number < total,
+        }
+        for extra in _extras(thought):
+            if extra.keys() <= names.keys():
+                wished |= extra
+        wishes = {names[plain]: value for plain, value in wished.items() if plain in names}
+        made = minimal(self.parameters, wishes={**wishes, self.carrier: thought.text}, text=thought.text)
+        if not isinstance(made, dict) or made.get(self.carrier) != thought.text:
+            raise UnsatisfiableError("the thought does not fit")
+        return made
+
+
+def thinking_tool(functions: Iterable[Function]) -> ThinkingTool | None:
+    """Return the tool to think with: preferably one that takes a thought, else an echo tool, else `None`."""
+    found = [tool for function in functions if (tool := _as_thinking_tool(function))]
+    return min(found, key=lambda tool: _HARMLESS.search(tool.name) is not None, default=None)
+
+
+def _as_thinking_tool(function: Function) -> ThinkingTool | None:
+    properties = function.parameters.get("properties")
+    required = function.parameters.get("required")
+    named = list(properties) if isinstance(properties, dict) else []
+    asked = [name for name in named if isinstance(required, list) and name in required]
+    carriers = [name for name in named if _THOUGHTFUL.search(name)]
+    if _THOUGHTFUL.search(function.name) or _HARMLESS.search(function.name):
+        carriers += asked
+    sample = Thought("A thought, to see whether it fits.")
+    for carrier in carriers:
+        tool = ThinkingTool(function.name, function.parameters, carrier)
+        try:
+            tool.arguments(sample, 1, 1)
+        except UnsatisfiableError:
+            continue
+        return tool
+    return None
+
+
+def _extras(thought: Thought) -> Iterable[m.JsonObject]:
+    if thought.revises is not None:
+        yield {"isrevision": True, "revisesthought": thought.revises}
+    if thought.branches_from is not None:
+        yield {"branchfromthought": thought.branches_from, "branchid": f"instead-of-{thought.branches_from}"}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())

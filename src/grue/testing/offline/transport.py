@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.testing.offline.chat_request import BadRequestError, ChatRequest, decode_body, read_request
-from grue.testing.offline.playbook import Playbook
+from grue.testing.offline.repertoire import Playbook
 from grue.testing.offline.script import MODEL, OFFLINE_URL, Reply, completion, reply
 from grue.testing.providers.dialects import Dialect, dialect_of
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
@@ -52,15 +52,10 @@ class _Events(httpx.AsyncByteStream, httpx.SyncByteStream):
 class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     """An httpx transport that answers requests for completions and models at any URL, without network or key.
 
-    It serves `POST` to `.../chat/completions`, `.../responses` and `.../messages`, each in its own format,
-    and `GET` of `.../models`. It has no state: one instance can serve any number of clients at once.
-
-    Args:
-        playbook: The playbook for the game (`playbook_for`); `None`: the model explores the game.
-        strict_names: Allow only letters, digits, `_` and `-` in function names, as OpenAI does.
-        script: A function that answers the requests, such as `reply_in_chat`; `None`: play a game.
-        pause_s: Seconds between two pieces of a streamed reply, for an `httpx.AsyncClient`; `None`: at a
-            terminal 0.03, elsewhere 0.
+    It has no state: one instance can serve any number of clients. `script` answers the requests; `None`: play
+    a game with `playbook`, or explore it. `strict_names`: allow only letters, digits, `_` and `-` in function
+    names. `pause_s`: seconds between two pieces of a stream, for an `httpx.AsyncClient`; `None`: at a
+    terminal 0.03.
     """
 
     def __init__(

@@ -239,7 +239,7 @@ class ScriptedBatches:
             if reply.then != "keep":  # `hang_up()` or `silence()`: in a batch, only this request fails
                 bad.append(_unanswered(item, "errored", anthropic=anthropic))
                 continue
-            line = (_anthropic_line if anthropic else _openai_line)(item, reply)
+            line = _answered(item, reply, anthropic=anthropic)
             (good if reply.status == 200 else bad).append(line)
         batch.good = b"".join(good) + (b"".join(bad) if anthropic else b"")
         batch.bad = b"".join(bad)
@@ -310,18 +310,15 @@ def _shown_anthropic(batch: _Batch) -> Json:
     }
 
 
-def _openai_line(item: str, reply: LlmReply) -> bytes:
-    response = {"status_code": reply.status, "request_id": f"req-{item}", "body": json.loads(reply.body)}
+def _answered(item: str, reply: LlmReply, *, anthropic: bool) -> bytes:
+    body = json.loads(reply.body)
+    if anthropic:
+        succeeded = {"type": "succeeded", "message": body}
+        result = succeeded if reply.status == 200 else {"type": "errored", "error": body}
+        return json.dumps({"custom_id": item, "result": result}).encode() + b"\n"
+    response = {"status_code": reply.status, "request_id": f"req-{item}", "body": body}
     line = {"id": f"batch_req_{item}", "custom_id": item, "response": response, "error": None}
     return json.dumps(line).encode() + b"\n"
-
-
-def _anthropic_line(item: str, reply: LlmReply) -> bytes:
-    body = json.loads(reply.body)
-    result = (
-        {"type": "succeeded", "message": body} if reply.status == 200 else {"type": "errored", "error": body}
-    )
-    return json.dumps({"custom_id": item, "result": result}).encode() + b"\n"
 
 
 def _unanswered(item: str, what: Unanswered, *, anthropic: bool) -> bytes:

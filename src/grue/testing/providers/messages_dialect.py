@@ -4,25 +4,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from grue.testing.providers.chat_rules import (
-    BROKEN,
-    Json,
-    Owed,
-    Refusal,
-    assistant_message,
-    chat_call,
-    chat_tool,
-    details,
-    first_choice,
-    given,
-    named_event,
-    number_of,
-    one_or_parts,
-    pieces,
-    reasoning_of,
-    signature_of,
-    words,
-)
+from grue.testing.providers import chat_rules as shared
+from grue.testing.providers.chat_rules import Json, Owed, Refusal, given, pieces, words
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 
@@ -44,9 +27,12 @@ _ERROR_TYPES = {
 def to_chat(body: Json) -> Json:
     """Return a request to `/v1/messages` as a chat completions request."""
     chat = given(body, "model", "temperature", "top_p", "top_k", "max_tokens", "stream")
-    chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages") or [])]
+    chat["messages"] = [*_messages(body.get("messages") or [])]
+    if (system := body.get("system")) is not None:
+        content = system if isinstance(system, str) else shared.one_or_parts([_part(each) for each in system])
+        chat["messages"].insert(0, {"role": "system", "content": content})
     if "tools" in body:
-        chat["tools"] = [chat_tool(tool, "input_schema") for tool in body["tools"]]
+        chat["tools"] = [shared.chat_tool(tool, "input_schema") for tool in body["tools"]]
     if choice := body.get("tool_choice"):
         named = {"type": "function", "function": {"name": choice.get("name")}}
         chat["tool_choice"] = _CHOICES.get(choice["type"], named)
@@ -81,13 +67,6 @@ def _reasoning(thinking: Json) -> Json:
             return {}
 
 
-def _system(system: str | list[Json] | None) -> Iterator[Json]:
-    if system is None:
-        return
-    content = system if isinstance(system, str) else one_or_parts([_part(block) for block in system])
-    yield {"role": "system", "content": content}
-
-
 def _messages(messages: list[Json]) -> Iterator[Json]:
     for message in messages:
         blocks = _blocks_of(message)
@@ -111,7 +90,7 @@ def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
         parts += [_part(part) for part in inside if part["type"] != "text"]
         yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
     if parts:
-        yield {"role": role, "content": one_or_parts(parts)}
+        yield {"role": role, "content": shared.one_or_parts(parts)}
 
 
 def _part(block: Json) -> Json:
@@ -128,18 +107,17 @@ def _part(block: Json) -> Json:
 def _assistant(blocks: list[Json]) -> Json:
     texts = [block["text"] for block in blocks if block["type"] == "text"]
     thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
-    calls = [_call(block) for block in blocks if block["type"] == "tool_use"]
-    return assistant_message(texts, thoughts, calls)
-
-
-def _call(block: Json) -> Json:
-    arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
-    return chat_call(block["id"], block["name"], arguments)
+    calls = []
+    for block in blocks:
+        if block["type"] == "tool_use":
+            arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
+            calls.append(shared.chat_call(block["id"], block["name"], arguments))
+    return shared.assistant_message(texts, thoughts, calls)
 
 
 def from_chat(completion: Json, request: Json) -> Json:
     """Return a chat completion as a Message."""
-    message, finish = first_choice(completion)
+    message, finish = shared.first_choice(completion)
     content = [*_blocks(message)]
     refusal = message.get("refusal")
     stop = "refusal" if refusal else _STOPS.get(finish, finish)
@@ -147,7 +125,7 @@ def from_chat(completion: Json, request: Json) -> Json:
         stop = "tool_use"
     explained = {"type": "refusal", "category": None, "explanation": refusal}
     return {
-        "id": f"msg_{number_of(message)}",
+        "id": f"msg_{shared.number_of(message)}",
         "type": "message",
         "role": "assistant",
         "model": completion.get("model", request.get("model")),
@@ -160,8 +138,8 @@ def from_chat(completion: Json, request: Json) -> Json:
 
 
 def _blocks(message: Json) -> Iterator[Json]:
-    if thinking := reasoning_of(message):
-        yield {"type": "thinking", "thinking": thinking, "signature": signature_of(thinking)}
+    if thinking := shared.reasoning_of(message):
+        yield {"type": "thinking", "thinking": thinking, "signature": shared.signature_of(thinking)}
     if hidden := message.get("redacted_thinking"):
         yield {"type": "redacted_thinking", "data": hidden}
     if message.get("content"):
@@ -177,7 +155,7 @@ def _blocks(message: Json) -> Iterator[Json]:
 
 
 def _usage(usage: Json) -> Json:
-    sent, written = details(usage, "prompt"), details(usage, "completion")
+    sent, written = shared.details(usage, "prompt"), shared.details(usage, "completion")
     read, created = sent.get("cached_tokens") or 0, sent.get("cache_write_tokens") or 0
     # Unlike in chat completions, tokens read from or written to the cache are not part of the input tokens.
     counted = {
@@ -202,7 +180,7 @@ def error(status: int, said: Json) -> Json:
     return {
         "type": "error",
         "error": {"type": kind, "message": message},
-        "request_id": f"req_{number_of(said)}",
+        "request_id": f"req_{shared.number_of(said)}",
     }
 
 
@@ -216,7 +194,9 @@ def owed(message: Json) -> dict[str, list[Json]]:
 
 def broken_off() -> bytes:
     """Return the event that reports an error in the middle of a stream."""
-    return named_event({"type": "error", "error": {"type": "overloaded_error", "message": BROKEN}})
+    return shared.named_event(
+        {"type": "error", "error": {"type": "overloaded_error", "message": shared.BROKEN}}
+    )
 
 
 def events(message: Json, request: Json) -> Iterator[bytes]:
@@ -224,17 +204,21 @@ def events(message: Json, request: Json) -> Iterator[bytes]:
     del request
     usage = message["usage"]
     begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
-    yield named_event({"type": "message_start", "message": {**begun, "usage": {**usage, "output_tokens": 1}}})
-    yield named_event({"type": "ping"})
+    yield shared.named_event(
+        {"type": "message_start", "message": {**begun, "usage": {**usage, "output_tokens": 1}}}
+    )
+    yield shared.named_event({"type": "ping"})
     for index, block in enumerate(message["content"]):
         empty, deltas = _block(block)
-        yield named_event({"type": "content_block_start", "index": index, "content_block": empty})
+        yield shared.named_event({"type": "content_block_start", "index": index, "content_block": empty})
         for delta in deltas:
-            yield named_event({"type": "content_block_delta", "index": index, "delta": delta})
-        yield named_event({"type": "content_block_stop", "index": index})
+            yield shared.named_event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield shared.named_event({"type": "content_block_stop", "index": index})
     ended = given(message, "stop_reason", "stop_sequence", "stop_details")
-    yield named_event({"type": "message_delta", "delta": {"stop_sequence": None, **ended}, "usage": usage})
-    yield named_event({"type": "message_stop"})
+    yield shared.named_event(
+        {"type": "message_delta", "delta": {"stop_sequence": None, **ended}, "usage": usage}
+    )
+    yield shared.named_event({"type": "message_stop"})
 
 
 def _block(block: Json) -> tuple[Json, list[Json]]:
@@ -317,7 +301,12 @@ def refusals(body: Json, owed: Owed) -> Iterator[str]:
         yield from _message(f"messages.{index}", message)
     yield from _order(messages)
     for index, tool in enumerate(body.get("tools") or ()):
-        yield from _check_tool(f"tools.{index}", tool)
+        where = f"tools.{index}.custom"
+        yield from _extra(f"{where}.", tool, _TOOL_FIELDS)
+        if not _NAME.fullmatch(tool.get("name", "")):
+            yield f"{where}.name: String should match pattern '^{_NAME.pattern}$'"
+        if (tool.get("input_schema") or {}).get("type") != "object":
+            yield f"{where}.input_schema.type: Input should be 'object'"
     if not body.get("tools") and any(_calls(message) or _results(message) for message in messages):
         yield "Requests which include `tool_use` or `tool_result` blocks must define tools"
     if (marked := _markers(body)) > MAX_CACHE_MARKERS:
@@ -444,14 +433,6 @@ def _results(message: Json) -> list[Json]:
     return [block for block in _blocks_of(message) if block["type"] == "tool_result"]
 
 
-def _check_tool(where: str, tool: Json) -> Iterator[str]:
-    yield from _extra(f"{where}.custom.", tool, _TOOL_FIELDS)
-    if not _NAME.fullmatch(tool.get("name", "")):
-        yield f"{where}.custom.name: String should match pattern '^{_NAME.pattern}$'"
-    if (tool.get("input_schema") or {}).get("type") != "object":
-        yield f"{where}.custom.input_schema.type: Input should be 'object'"
-
-
 def _markers(body: Json) -> int:
     system = body.get("system")
     marked = [body, *(body.get("tools") or ()), *(system if isinstance(system, list) else ())]
@@ -468,7 +449,9 @@ def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
     for index, message in enumerate(messages):
         blocks = _blocks_of(message)
         for number, block in enumerate(blocks):
-            if block["type"] == "thinking" and block not in sent and not _genuine(block):
+            if block["type"] != "thinking" or block in sent:
+                continue
+            if block["signature"] != shared.signature_of(block["thinking"]):
                 yield f"messages.{index}.content.{number}: Invalid `signature` in `thinking` block"
         wanted = next((owed[called] for called in _calls(message) if called in owed), ())
         if blocks[: len(wanted)] == [*wanted]:
@@ -484,7 +467,3 @@ def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
                 f"messages.{index}.content: `thinking` or `redacted_thinking` blocks in the latest assistant "
                 "message cannot be modified. These blocks must remain as they were in the original response."
             )
-
-
-def _genuine(block: Json) -> bool:
-    return bool(block["signature"] == signature_of(block["thinking"]))

@@ -5,25 +5,8 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from itertools import groupby
 
-from grue.testing.providers.chat_rules import (
-    BROKEN,
-    Json,
-    Owed,
-    assistant_message,
-    chat_call,
-    chat_tool,
-    details,
-    first_choice,
-    given,
-    is_sealed,
-    named_event,
-    number_of,
-    one_or_parts,
-    pieces,
-    reasoning_of,
-    sealed,
-    words,
-)
+from grue.testing.providers import chat_rules as shared
+from grue.testing.providers.chat_rules import Json, Owed, given, pieces, words
 
 SEALED_REASONING = "reasoning.encrypted_content"
 
@@ -39,7 +22,7 @@ def to_chat(body: Json) -> Json:
     system = [{"role": "system", "content": instructions}] if instructions is not None else []
     chat["messages"] = [*system, *_messages(items)]
     if "tools" in body:
-        chat["tools"] = [chat_tool(tool, "parameters") for tool in body["tools"]]
+        chat["tools"] = [shared.chat_tool(tool, "parameters") for tool in body["tools"]]
     if (choice := body.get("tool_choice")) is not None:
         named = isinstance(choice, dict) and choice.get("type") == "function"
         chat["tool_choice"] = {"type": "function", "function": given(choice, "name")} if named else choice
@@ -76,11 +59,11 @@ def _assistant(items: list[Json]) -> Json:
     texts = [_text(item["content"]) for item in items if "content" in item and "role" in item]
     thoughts = [part["text"] for item in items for part in item.get("summary") or ()]
     calls = [
-        chat_call(item["call_id"], item["name"], item["arguments"])
+        shared.chat_call(item["call_id"], item["name"], item["arguments"])
         for item in items
         if item.get("type") == "function_call"
     ]
-    return assistant_message(texts, thoughts, calls)
+    return shared.assistant_message(texts, thoughts, calls)
 
 
 def _others(items: list[Json]) -> Iterator[Json]:
@@ -93,17 +76,14 @@ def _others(items: list[Json]) -> Iterator[Json]:
         elif waiting:
             yield {"role": "user", "content": _parts(waiting)}
             waiting = []
-        yield _other(item)
+        if item.get("type") == "function_call_output":
+            yield {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
+        else:
+            role = "system" if item["role"] == "developer" else item["role"]
+            said = item["content"]
+            yield {"role": role, "content": said if isinstance(said, str) else _parts(said)}
     if waiting:
         yield {"role": "user", "content": _parts(waiting)}
-
-
-def _other(item: Json) -> Json:
-    if item.get("type") == "function_call_output":
-        return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
-    role = "system" if item["role"] == "developer" else item["role"]
-    content = item["content"]
-    return {"role": role, "content": content if isinstance(content, str) else _parts(content)}
 
 
 def _text(said: str | list[Json]) -> str:
@@ -113,7 +93,7 @@ def _text(said: str | list[Json]) -> str:
 
 
 def _parts(parts: list[Json]) -> str | list[Json]:
-    return one_or_parts([*map(_part, parts)])
+    return shared.one_or_parts([*map(_part, parts)])
 
 
 def _part(part: Json) -> Json:
@@ -128,11 +108,11 @@ def _part(part: Json) -> Json:
 
 def from_chat(completion: Json, request: Json) -> Json:
     """Return a chat completion as a Response, with encrypted reasoning if `request` asks for that."""
-    message, finish = first_choice(completion)
+    message, finish = shared.first_choice(completion)
     why = _INCOMPLETE.get(finish)
     status = "incomplete" if why else "completed"
     return {
-        "id": f"resp_{number_of(message)}",
+        "id": f"resp_{shared.number_of(message)}",
         "object": "response",
         "created_at": completion.get("created", 0),
         "status": status,
@@ -166,19 +146,19 @@ def _repeated(request: Json) -> Json:
 
 
 def _items(message: Json, status: str, include: Container[str]) -> Iterator[Json]:
-    if reasoning := reasoning_of(message):
+    if reasoning := shared.reasoning_of(message):
         item: Json = {
-            "id": f"rs_{number_of(message)}",
+            "id": f"rs_{shared.number_of(message)}",
             "type": "reasoning",
             "summary": [{"type": "summary_text", "text": reasoning}],
         }
-        yield item | ({"encrypted_content": sealed(reasoning)} if SEALED_REASONING in include else {})
+        yield item | ({"encrypted_content": shared.sealed(reasoning)} if SEALED_REASONING in include else {})
     text, refusal = message.get("content"), message.get("refusal")
     parts = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}] if text else []
     parts += [{"type": "refusal", "refusal": refusal}] if refusal else []
     if parts:
         yield {
-            "id": f"msg_{number_of(message)}",
+            "id": f"msg_{shared.number_of(message)}",
             "type": "message",
             "status": status,
             "role": "assistant",
@@ -186,7 +166,7 @@ def _items(message: Json, status: str, include: Container[str]) -> Iterator[Json
         }
     for number, call in enumerate(message.get("tool_calls") or ()):
         yield {
-            "id": f"fc_{number_of(call, number)}",
+            "id": f"fc_{shared.number_of(call, number)}",
             "type": "function_call",
             "status": "completed",
             "call_id": call["id"],
@@ -196,7 +176,7 @@ def _items(message: Json, status: str, include: Container[str]) -> Iterator[Json
 
 
 def _usage(usage: Json) -> Json:
-    sent, written = details(usage, "prompt"), details(usage, "completion")
+    sent, written = shared.details(usage, "prompt"), shared.details(usage, "completion")
     counted = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
     return {
         "input_tokens": counted[0],
@@ -226,8 +206,8 @@ def owed(response: Json) -> dict[str, list[Json]]:
 
 def broken_off() -> bytes:
     """Return the event that reports an error in the middle of a stream."""
-    said = {"type": "error", "code": "server_error", "message": BROKEN, "param": None}
-    return named_event({**said, "sequence_number": 99})
+    said = {"type": "error", "code": "server_error", "message": shared.BROKEN, "param": None}
+    return shared.named_event({**said, "sequence_number": 99})
 
 
 def events(response: Json, request: Json) -> Iterator[bytes]:
@@ -236,7 +216,7 @@ def events(response: Json, request: Json) -> Iterator[bytes]:
     numbers = itertools.count()
 
     def event(kind: str, **content: object) -> bytes:
-        return named_event({"type": kind, "sequence_number": next(numbers), **content})
+        return shared.named_event({"type": kind, "sequence_number": next(numbers), **content})
 
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield event("response.created", response=begun)
@@ -254,43 +234,35 @@ def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
     """Return an output item as a stream first has it, and the events (kind and content) that complete it."""
     match item["type"]:
         case "message":
-            steps = [
-                step for number, part in enumerate(item["content"]) for step in _part_events(number, part)
-            ]
-            return {**item, "status": "in_progress", "content": []}, steps
+            return {**item, "status": "in_progress", "content": []}, [*_parts_events(item["content"])]
         case "function_call":
             text = item["arguments"]
             steps = [("function_call_arguments.delta", {"delta": piece}) for piece in pieces(text)]
             done = ("function_call_arguments.done", {"arguments": text, "name": item["name"]})
             return {**item, "status": "in_progress", "arguments": ""}, [*steps, done]
         case "reasoning":
-            steps = [
-                step for number, part in enumerate(item["summary"]) for step in _summary_events(number, part)
-            ]
             begun = {key: value for key, value in item.items() if key != "encrypted_content"}
-            return {**begun, "summary": []}, steps
+            return {**begun, "summary": []}, [*_parts_events(item["summary"])]
         case _:
             return item, []
 
 
-def _part_events(number: int, part: Json) -> Iterator[tuple[str, Json]]:
-    field = "text" if part["type"] == "output_text" else "refusal"
-    kind, more = ("output_text", {"logprobs": []}) if field == "text" else ("refusal", Json())
-    where = {"content_index": number}
-    yield "content_part.added", {**where, "part": {**part, field: ""}}
-    for piece in pieces(part[field]):
-        yield f"{kind}.delta", {**where, "delta": piece, **more}
-    yield f"{kind}.done", {**where, field: part[field], **more}
-    yield "content_part.done", {**where, "part": part}
+# By the type of a part: its events, those of its text, its index, the field of its text, and more.
+_PART_EVENTS: dict[str, tuple[str, str, str, str, Json]] = {
+    "output_text": ("content_part", "output_text", "content_index", "text", {"logprobs": []}),
+    "refusal": ("content_part", "refusal", "content_index", "refusal", {}),
+    "summary_text": ("reasoning_summary_part", "reasoning_summary_text", "summary_index", "text", {}),
+}
 
 
-def _summary_events(number: int, part: Json) -> Iterator[tuple[str, Json]]:
-    where = {"summary_index": number}
-    yield "reasoning_summary_part.added", {**where, "part": {**part, "text": ""}}
-    for piece in pieces(part["text"]):
-        yield "reasoning_summary_text.delta", {**where, "delta": piece}
-    yield "reasoning_summary_text.done", {**where, "text": part["text"]}
-    yield "reasoning_summary_part.done", {**where, "part": part}
+def _parts_events(parts: list[Json]) -> Iterator[tuple[str, Json]]:
+    for number, part in enumerate(parts):
+        of_part, of_text, index, field, more = _PART_EVENTS[part["type"]]
+        yield f"{of_part}.added", {index: number, "part": {**part, field: ""}}
+        for piece in pieces(part[field]):
+            yield f"{of_text}.delta", {index: number, "delta": piece, **more}
+        yield f"{of_text}.done", {index: number, field: part[field], **more}
+        yield f"{of_part}.done", {index: number, "part": part}
 
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -346,21 +318,18 @@ def refusals(body: Json, owed: Owed) -> Iterator[str]:
             f"{_LEAST_OUTPUT}, but got {most} instead."
         )
     for index, tool in enumerate(body.get("tools") or ()):
-        yield from _check_tool(f"tools[{index}]", tool)
+        where = f"tools[{index}]"
+        if "name" not in tool:
+            yield f"Missing required parameter: '{where}.name'."
+        yield from _unknown(where, tool, _TOOL_FIELDS)
+        if tool.get("type") != "function":
+            yield f"Invalid value: '{tool.get('type')}'. Supported values are: 'function'. ({where}.type)"
+        yield from _name(where, tool["name"])
     items = [] if isinstance(body["input"], str) else body["input"]
     for index, item in enumerate(items):
         yield from _check_item(f"input[{index}]", item)
     yield from _pairs(items)
     yield from _reasoning(items, owed, kept=body.get("store") is not False)
-
-
-def _check_tool(where: str, tool: Json) -> Iterator[str]:
-    if "name" not in tool:
-        yield f"Missing required parameter: '{where}.name'."
-    yield from _unknown(where, tool, _TOOL_FIELDS)
-    if tool.get("type") != "function":
-        yield f"Invalid value: '{tool.get('type')}'. Supported values are: 'function'. ({where}.type)"
-    yield from _name(where, tool["name"])
 
 
 def _name(where: str, name: str) -> Iterator[str]:
@@ -464,7 +433,9 @@ def _sealed(item: Json, sent: Json, *, kept: bool) -> Iterator[str]:
             "Try again with `store` set to true, or remove this item from your input."
         )
     elif (
-        content is not None and content != sent.get("encrypted_content") and (sent or not is_sealed(content))
+        content is not None
+        and content != sent.get("encrypted_content")
+        and (sent or not shared.is_sealed(content))
     ):
         yield f"The encrypted content for item {item['id']} could not be verified."
     elif sent and item.get("summary") != sent["summary"]:

@@ -8,8 +8,7 @@ from offline_play import play
 
 from grue.hosts.zork.games.commands import sanitise_command
 from grue.hosts.zork.games.house import HouseGame
-from grue.testing.offline.repertoire import explore
-from grue.testing.offline.situation import Played, Situation
+from grue.testing.offline.repertoire import Played, Situation, explore
 
 
 def command(text, **fields):

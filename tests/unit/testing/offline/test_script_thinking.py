@@ -5,8 +5,8 @@ from case_tables import each_case
 
 from grue.hosts.servers import think
 from grue.testing.offline.chat_request import Function
-from grue.testing.offline.playbook import Thought
-from grue.testing.offline.thinking import thinking_tool
+from grue.testing.offline.repertoire import Thought
+from grue.testing.offline.script import thinking_tool
 
 # As the npm server documents it: sequential-thinking 0.6 and later, with bounds; earlier ones without.
 SEQUENTIAL = {

@@ -3,8 +3,7 @@
 import anyio
 import pytest
 
-from grue.fleet.broker import Amount, Price
-from grue.fleet.request_count import RequestCount, requests_counted
+from grue.fleet.broker import Amount, Price, RequestCount, requests_counted
 from grue.transports.llm.exchange import (
     Permit,
     RequestOutcome,

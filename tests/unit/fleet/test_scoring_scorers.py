@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 
 from grue.errors import FleetError
-from grue.fleet.request_count import RequestCount
-from grue.fleet.scorers import FinishedEpisode, Scorer, score
-from grue.fleet.scoring import read_scoring
+from grue.fleet.broker import RequestCount
+from grue.fleet.scoring import FinishedEpisode, Scorer, read_scoring, score
 
 
 @pytest.mark.parametrize(

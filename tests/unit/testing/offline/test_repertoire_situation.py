@@ -7,8 +7,8 @@ from offline_play import THINK, history
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.orchestrator import RECENT, Memories, Move, context_text
 from grue.testing.offline.chat_request import read_request
+from grue.testing.offline.repertoire import Situation, read_situation, read_standing
 from grue.testing.offline.script import FunctionCall, Reply
-from grue.testing.offline.situation import Situation, read_situation, read_standing
 
 WORDS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=12)
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grue.hosts.zork.games.house import walkthrough
-from grue.testing.offline.playbook import IDLE, Playbook, Step, position
-from grue.testing.offline.situation import Played, Situation
+from grue.testing.offline.repertoire import IDLE, Playbook, Played, Situation, Step, position
 
 SCRIPT = walkthrough(7)
 

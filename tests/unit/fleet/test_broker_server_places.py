@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.errors import FleetError
-from grue.fleet.server_places import ServerCap, ServerPlaces
+from grue.fleet.broker import ServerCap, ServerPlaces
 
 
 def test_a_worker_takes_the_places_of_a_whole_episode() -> None:
