@@ -62,7 +62,6 @@ _GONE = (
 )
 
 _OTHER_SYSTEM = "the fork has another system text"
-
 _MESSAGES = tuple(kind for kind in get_args(m.AnyMessage) if kind is not m.TextDelta)
 
 
@@ -260,8 +259,8 @@ def _refused(asks: m.ModelAsked) -> frozenset[str]:
 
 
 def _some(numbers: Collection[int]) -> str:
-    shown = ", ".join(str(number) for number in [*numbers][:20])
-    return shown if len(numbers) <= 20 else f"{shown} and {len(numbers) - 20} more"
+    listed = ", ".join(map(str, [*numbers][:20]))
+    return listed if len(numbers) <= 20 else f"{listed} and {len(numbers) - 20} more"
 
 
 class ForkedRun(HostTurn[T]):
@@ -441,9 +440,12 @@ def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
 
 
 def _wiring(wiring: Wiring, run: m.RunTurn, talk: Talk, fork: ForkSettings) -> Wiring:
+    def nothing(_: Note) -> ToolConnection:
+        raise AssertionError("a fork that fails at misses opens no server")
+
     servers = wiring.servers
     if fork.misses == "fail":
-        servers = usable_servers(dict.fromkeys(run.servers, _nothing))
+        servers = usable_servers(dict.fromkeys(run.servers, nothing))
     missing = [name for name in run.servers if name not in servers]
     if missing:
         raise MCPError(
@@ -454,11 +456,6 @@ def _wiring(wiring: Wiring, run: m.RunTurn, talk: Talk, fork: ForkSettings) -> W
     if not talk.history.entries:
         return wiring
     return wiring.lending(run.conversation, talk.history, talk.tools)
-
-
-def _nothing(note: Note) -> ToolConnection:
-    del note
-    raise AssertionError("a fork that fails at misses opens no server")
 
 
 def _past(

@@ -22,7 +22,7 @@ from grue.engine.answers import AnswerSpec, T
 from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
-from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with_default
+from grue.engine.current_episode import CurrentEpisode, Episode, Work, starts_of, with_default
 from grue.engine.outside_turns.tool_access import AsyncToolAccess
 from grue.engine.turn import (
     BatchItem,
@@ -524,8 +524,7 @@ class Runner(AsyncToolAccess, Closing):
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates
                 over the results.
-            concurrency: The most turns that run in parallel; at least 1. Each turn has its own server
-                processes, or with `keep="sessions"` each worker.
+            concurrency: The most turns that run in parallel; at least 1.
             resume_from: The trace of an earlier run of the same batch. A turn that was completed there is not
                 run again, unless its request (texts, images, servers, tools, answer schema) or its
                 conversation has changed, or a secret was removed from the recorded turn.
@@ -590,16 +589,16 @@ class Runner(AsyncToolAccess, Closing):
         self._episode.run_beside(self._prepare_endpoint)
 
     def _outside_turns(self, work: SessionWork[V]) -> V:
+        return self._episode.run_outside_turns(self._in_sessions(work))
+
+    async def _outside_turns_async(self, work: SessionWork[V]) -> V:
+        return await self._episode.run_outside_turns_async(self._in_sessions(work))
+
+    def _in_sessions(self, work: SessionWork[V]) -> Work[V]:
         with importing():  # imported here, because few runners need it
             from grue.engine.outside_turns.server_sessions import outside_turns
 
-        return self._episode.run_outside_turns(outside_turns(self._settings(), work))
-
-    async def _outside_turns_async(self, work: SessionWork[V]) -> V:
-        with importing():
-            from grue.engine.outside_turns.server_sessions import outside_turns
-
-        return await self._episode.run_outside_turns_async(outside_turns(self._settings(), work))
+        return outside_turns(self._settings(), work)
 
     async def _prepare_endpoint(self, _: TurnResources) -> None:
         if self._wiring.endpoint is not None:

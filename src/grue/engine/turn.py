@@ -232,24 +232,22 @@ def _right_form(request: TurnRequest[Any]) -> str:
     for name in _TEXTS:
         if not isinstance(given[name], str):
             return f"{name}= wants a text, {name}='...', not a {type(given[name]).__name__}"
-    if not _is_list(given["images"]) or not all(
-        isinstance(each, str | bytes | PathLike) for each in given["images"]
-    ):
+    images, tools, history = given["images"], given["tools"], given["history"]
+    if not _is_list(images) or not all(isinstance(each, str | bytes | PathLike) for each in images):
         return "images= wants a list, images=['picture.png']"
-    if not isinstance(given["tools"], bool | list | tuple) or (
-        not isinstance(given["tools"], bool) and not all(isinstance(each, str) for each in given["tools"])
-    ):
-        if _is_list(given["tools"]) and any(map(callable, given["tools"])):
+    are_names = isinstance(tools, list | tuple) and all(isinstance(each, str) for each in tools)
+    if not are_names and not isinstance(tools, bool):
+        if _is_list(tools) and any(map(callable, tools)):
             form = "Runner(servers={'mine': FunctionTools([...])})"
             return f"tools= wants the tools' names; the functions go into {form}"
-        return f"tools= wants True, False or the tools' names, tools=({shown(given['tools'])},)"
-    if not _is_list(given["history"]):
+        return f"tools= wants True, False or the tools' names, tools=({shown(tools)},)"
+    if not _is_list(history):
         return "history= wants a list, such as history=outcome.said"
-    if any(isinstance(item, m.SystemText) for item in given["history"]):
+    if any(isinstance(item, m.SystemText) for item in history):
         return "system= and the system text of history= differ: leave system= out, or take that text away"
-    if not all(isinstance(item, m.HistoryItem) for item in given["history"]):
+    if not all(isinstance(item, m.HistoryItem) for item in history):
         return "history= wants what grue.messages has: UserText('...'), AssistantReply(...), ToolMessage(...)"
-    for place, item in enumerate(given["history"]):
+    for place, item in enumerate(history):
         check_fields(f"TurnRequest: history[{place}]", item)
     for name, kind, least in (("turn", int, "0 or more"), ("turn_timeout_s", int | float, "above 0")):
         value = given[name]
