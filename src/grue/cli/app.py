@@ -172,14 +172,24 @@ def play(
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     _refuse_both("--quiet", "--json", both=quiet and as_json)
     _refuse_beside_resume(context, resume)
-    options = opt.options_of(
-        PlayOptions,
-        locals(),
+    options = PlayOptions(
+        game=game,
+        interpreter=interpreter,
+        offline=offline,
+        model=model,
+        base_url=base_url,
+        mcp_config=mcp_config,
         mcp=not no_mcp,
         turns=turns or 0,
+        seed=seed,
+        run_dir=run_dir,
         turn_timeout_s=turn_timeout,
-        started_in=None,
+        resume=resume,
+        start=start,
+        stream=stream,
         pace_s=pace,
+        langfuse=langfuse,
+        otel=otel,
         output="quiet" if quiet else "json" if as_json else "live",
     )
     return play_episode(options).succeeded
@@ -322,7 +332,18 @@ def add(
     from grue.cli.add import Adding, add_server
 
     take_interrupts()
-    return add_server(opt.options_of(Adding, locals(), values=tuple(values or ())))
+    adding = Adding(
+        source=source,
+        arguments=arguments,
+        name=name,
+        values=tuple(values or ()),
+        kind=kind,
+        sha256=sha256,
+        registry=registry,
+        mcp_config=mcp_config,
+        yes=yes,
+    )
+    return add_server(adding)
 
 
 @app.command()
@@ -394,13 +415,19 @@ def chat(
     take_interrupts()
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     _refuse_beside_resume(context, resume)
-    options = opt.options_of(
-        ChatOptions,
-        locals(),
+    options = ChatOptions(
+        offline=offline,
+        model=model,
+        base_url=base_url,
+        mcp_config=mcp_config,
         mcp=not no_mcp,
         instructions=INSTRUCTIONS if system is None else system,
+        ask=ask,
+        run_dir=run_dir,
         turn_timeout_s=turn_timeout,
-        started_in=None,
+        resume=resume,
+        quiet=quiet,
+        learn=learn,
     )
     return run_chat(options)
 
@@ -456,11 +483,17 @@ def run(
     _refuse_beside_resume(context, resume)
     if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):
         agent, task = None, agent
-    options = opt.options_of(
-        RunOptions,
-        locals(),
+    options = RunOptions(
         agent=None if agent is None else Path(agent),
         task=task or "",
+        offline=offline,
+        model=model,
+        base_url=base_url,
+        run_dir=run_dir,
+        resume=resume,
+        stream=stream,
+        langfuse=langfuse,
+        otel=otel,
         output="quiet" if quiet else "json" if as_json else "live",
     )
     status = STATUSES.get(run_task(options).reason, FAILED)
@@ -536,10 +569,21 @@ def fork(
 
     take_interrupts()
     load_hosts()
-    chosen, results = chosen_trace(trace), tool_result or ()
-    fork_turn(
-        opt.options_of(ForkOptions, locals(), trace=chosen, settings=settings or (), tool_results=results)
+    options = ForkOptions(
+        trace=chosen_trace(trace),
+        turn=turn,
+        at=at,
+        model=model,
+        base_url=base_url,
+        system=system,
+        settings=settings or (),
+        tool_results=tool_result or (),
+        tools=tools,
+        misses=misses,
+        mcp_config=mcp_config,
+        run_dir=run_dir,
     )
+    fork_turn(options)
 
 
 @app.command()

@@ -107,7 +107,9 @@ def run(
     from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
 
     take_interrupts()
-    options = opt.options_of(FleetRunOptions, locals())
+    options = FleetRunOptions(
+        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
+    )
     if not plan:
         return run_fleet(options)
     print_plan(options)
@@ -133,7 +135,10 @@ def retry(
     from grue.cli.fleet import FleetRunOptions, run_fleet
 
     take_interrupts()
-    return run_fleet(opt.options_of(FleetRunOptions, locals()), retry=True)
+    options = FleetRunOptions(
+        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
+    )
+    return run_fleet(options, retry=True)
 
 
 _WHERE = typer.Option(

@@ -1,6 +1,5 @@
 """Options and arguments that several commands have."""
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import typer
@@ -28,11 +27,6 @@ MCP_CONFIG_FILE = typer.Option(
 
 
 S = TypeVar("S", bound=Struct)
-
-
-def options_of(kind: type[S], given: Mapping[str, Any], **others: Any) -> S:
-    """Return the options of a command: for each field one of `others`, or else the parameter in `given`."""
-    return kind(**{name: others[name] if name in others else given[name] for name in kind.__struct_fields__})
 
 
 def finite(number: float | None) -> float | None:

@@ -6,7 +6,7 @@ from typing import Literal
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import JSON, JSON_LINES, OPEN_PAGE, TRACE_FILE, options_of, out, turn_number
+from grue.cli.options import JSON, JSON_LINES, OPEN_PAGE, TRACE_FILE, out, turn_number
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show, compare, replay or convert the trace of an episode.
@@ -103,7 +103,20 @@ def trace_show(
     from grue.cli.trace import ShowOptions, show
 
     take_interrupts()
-    return show(options_of(ShowOptions, locals(), file=chosen_trace(file)))
+    options = ShowOptions(
+        file=chosen_trace(file),
+        turn=turn,
+        message=message,
+        actor=actor,
+        kind=kind,
+        text=text,
+        failures=failures,
+        whole=whole,
+        follow=follow,
+        as_json=as_json,
+        width=width,
+    )
+    return show(options)
 
 
 @trace_app.command("stats")
