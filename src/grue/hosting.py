@@ -2,8 +2,8 @@
 
 To connect an agent to your own kind of tool server, implement `ToolConnection`, and pass a function that
 makes such connections (`Connect`) to `Runner(servers=...)`. If a call fails, return a result with `is_error`
-and `error_message`, which the model reads. Raise `ServerFailed` if the connection cannot be used or was
-lost, and `ToolTimedOutError` if a call took too long. Any other exception ends the turn as a crash.
+and `error_message`, which the model reads. Raise `ServerFailed` if the connection cannot be used or was lost,
+and `ToolTimedOutError` if a call took too long. Any other exception ends the turn as a crash.
 
 To ask a model in your own way, write an LLM actor, and pass a factory for it (`LlmFactory`) to
 `Runner(llm=...)`.

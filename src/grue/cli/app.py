@@ -146,9 +146,7 @@ def play(
         f"{FailurePolicy().fallbacks_before_stop} such turns in a row end the episode."
     ),
     resume: Path | None = opt.resume(
-        "episode",
-        "--turns, --turn-timeout and the options below",
-        ", and the last value of --turns",
+        "episode", "--turns, --turn-timeout and the options below", ", and the last value of --turns"
     ),
     start: Literal[StartWhen, StartAhead] | None = _START,
     stream: bool = opt.STREAM,

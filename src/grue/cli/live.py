@@ -2,8 +2,8 @@
 
 The turn's thread only queues messages, and a thread of the view prints ten times a second. So a stopped
 terminal (Ctrl-S) or a slow reader of a pipe delays only the end of the episode, and a closed one ends only
-the view. The cursor rests at the beginning of the status rows and is never hidden: erasing to the end of
-the screen removes the rows, however they were wrapped, and after a kill nothing has to be restored.
+the view. The cursor rests at the beginning of the status rows and is never hidden: erasing to the end of the
+screen removes the rows, however they were wrapped, and after a kill nothing has to be restored.
 
 The first row shows a reply that is arriving, a call's arguments, or a server's progress:
 ```

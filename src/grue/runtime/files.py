@@ -121,12 +121,7 @@ def write_whole(
 
 @contextmanager
 def replacing(
-    path: Path,
-    *,
-    mode: int = 0o600,
-    fsync: bool = False,
-    draft: str | None = None,
-    dir_fd: int | None = None,
+    path: Path, *, mode: int = 0o600, fsync: bool = False, draft: str | None = None, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
     """Open a draft for writing; it takes the place of `path` when the block ends without an error.
 

@@ -75,8 +75,8 @@ class SeenListing(Struct, frozen=True):
 class ToolConnection(Protocol):
     """One connection to a tool server. The same task enters, uses and leaves it.
 
-    Entering the connection starts the server. Leaving it ends the server within a bounded time, also when
-    the task is cancelled. A connection to a session of the pool does neither: the pool starts and ends it.
+    Entering the connection starts the server. Leaving it ends the server within a bounded time, also when the
+    task is cancelled. A connection to a session of the pool does neither: the pool starts and ends it.
     """
 
     async def __aenter__(self) -> Self:

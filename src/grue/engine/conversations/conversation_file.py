@@ -327,11 +327,7 @@ def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, i
 
 def _damaged(path: Path, line: int, why: str) -> ConversationError:
     before = " The lines before it are whole: a copy that ends there can be loaded." if line > 1 else ""
-    return ConversationError(
-        f"{path}, line {line} is damaged ({why}).{before}",
-        path=str(path),
-        line=line,
-    )
+    return ConversationError(f"{path}, line {line} is damaged ({why}).{before}", path=str(path), line=line)
 
 
 def lines_of(history: History) -> tuple[bytes, ...]:

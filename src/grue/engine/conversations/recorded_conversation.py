@@ -16,11 +16,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.conversations.conversation_file import TurnMark, TurnRecorded
-from grue.engine.conversations.kept_conversation import (
-    EarlierResults,
-    KeptConversation,
-    is_parked_still,
-)
+from grue.engine.conversations.kept_conversation import EarlierResults, KeptConversation, is_parked_still
 from grue.errors import ConversationError, NothingToResume, TraceError
 from grue.policies import ApprovalDecision
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step

@@ -75,11 +75,7 @@ class OwnedSession:
     """
 
     def __init__(
-        self,
-        command: m.OpenSession,
-        connect: Connect,
-        recorder: Recorder,
-        connection: ConnectionState,
+        self, command: m.OpenSession, connect: Connect, recorder: Recorder, connection: ConnectionState
     ) -> None:
         self.connection = connection
         self.fault: BaseException | None = None

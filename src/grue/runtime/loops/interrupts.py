@@ -30,8 +30,8 @@ any of them, but a handler of the       what it raises is treated like a press, 
 another thread is in one of them        nothing: Python runs handlers in the main thread only
 ```
 
-"Raise now" means: raise `KeyboardInterrupt` at whatever line is running. The other presses lead to
-a `KeyboardInterrupt` at the wait or after the clean-up. The exceptions are the first row, a fleet's first two
+"Raise now" means: raise `KeyboardInterrupt` at whatever line is running. The other presses lead to a
+`KeyboardInterrupt` at the wait or after the clean-up. The exceptions are the first row, a fleet's first two
 presses, and the interpreter's exit. The first two presses do not interrupt a host's callback that blocks. No
 press interrupts a callback in another thread than the main one, but the main thread stops waiting for it.
 

@@ -33,10 +33,7 @@ class HttpWire:
     modules = ("grue.transports.mcp.sdk_http",)  # imported by `stream`; it imports the SDK
 
     def __init__(
-        self,
-        server: HttpServer,
-        limits: ProcessLimits,
-        on_secret: Callable[[str, str], None] | None = None,
+        self, server: HttpServer, limits: ProcessLimits, on_secret: Callable[[str, str], None] | None = None
     ) -> None:
         self._secrets: list[Mapping[str, str]] = [{**os.environ}, server.named_values()]
         self.redactor = Redactor(*self._secrets)

@@ -112,11 +112,7 @@ class LoginRefused(MCPError):  # noqa: N818 - named for what it reports, like th
 
 
 def log_in(
-    server: HttpServer,
-    show: Callable[[str], object],
-    *,
-    scope: str | None = None,
-    timeout_s: float = LOGIN_S,
+    server: HttpServer, show: Callable[[str], object], *, scope: str | None = None, timeout_s: float = LOGIN_S
 ) -> TokenRecord:
     """Log in to a server and store the tokens. Wait for the person in the browser for `timeout_s` at most.
 
