@@ -46,10 +46,18 @@ from grue.transports.llm.exchange import (
 
 
 class ServerCap(Struct, frozen=True, kw_only=True):
-    """The cap on server processes of a machine."""
+    """The cap on server processes of a machine.
 
-    at_once: int | None = None  # the most at one time; `None`: no cap
-    an_episode: int = 1  # the most that an episode needs at one time
+    Attributes:
+        at_once: The most server processes at one time; `None`: no cap.
+        an_episode: The most server processes that an episode needs at one time.
+
+    Raises:
+        FleetError: `an_episode` is larger than `at_once`, or below 1.
+    """
+
+    at_once: int | None = None
+    an_episode: int = 1
 
     def __post_init__(self) -> None:
         check_settings(self, any_number=self.__struct_fields__)
@@ -110,14 +118,26 @@ _MOST_PAUSE_S = RetryPolicy().max_asked_delay_s
 
 
 class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on the cost of all requests of a fleet together. `None`: no limit."""
+    """Limits on the cost of all requests of a fleet together. `None`: no limit.
 
-    # A request starts only if the most that it can cost fits into the rest. One whose price or `max_tokens`
-    # is unknown starts only if `requests` is set too, and is counted afterwards.
+    Attributes:
+        money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
+            it can cost fits into the rest of the limit, so such requests never exceed the limit. A request
+            whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted
+            afterwards, as far as it is known then.
+        tokens: The most tokens of all prompts and replies.
+        prices: Prices by model's name or pattern (`gpt-*`).
+
+    Raises:
+        FleetError: A limit is negative or infinite, or `money_usd` is set without `prices` and without
+            `requests`.
+        MCPConfigError: A value has a wrong type.
+    """
+
     money_usd: float | None = None
-    tokens: int | None = None  # the most tokens of all prompts and replies
+    tokens: int | None = None
     requests: int | None = None
-    prices: dict[str, Price] = {}  # by model's name or pattern (`gpt-*`)
+    prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:
         check_settings(self, any_number=("money_usd", "tokens", "requests"))
@@ -133,12 +153,21 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them."""
+    """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them.
+
+    Attributes:
+        tokens_per_minute: Tokens of prompts and replies per minute, on average. At the start and after a
+            pause, up to a minute's tokens may be used at once.
+        concurrency: The most requests under way at one time.
+
+    Raises:
+        FleetError: A value is 0, negative or infinite.
+        MCPConfigError: A value has a wrong type.
+    """
 
     requests_per_minute: float | None = None
-    # on average; at the start and after a pause, a minute's tokens may be used at once
     tokens_per_minute: float | None = None
-    concurrency: int | None = None  # the most requests under way at one time
+    concurrency: int | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, any_number=self.__struct_fields__)

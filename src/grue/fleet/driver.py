@@ -54,23 +54,39 @@ Reason: TypeAlias = Literal["finished", "paused", "budget", "stopped", "interrup
 
 
 class Tally(Struct):
-    """The counts of a fleet's episodes."""
+    """The counts of a fleet.
+
+    Attributes:
+        done: Number of episodes with a commit, which is a final result on disk.
+        before: Number of episodes that had a commit before this run.
+        failed: Number of episodes with a commit that have failed.
+        given_up: Number of episodes that failed three times because of the machine, the network or a server,
+            whose files cannot be read or written, or whose requests cannot go into a batch.
+        unpaid: Number of episodes that ended early because the budget refused a request.
+        running: Number of episodes that a worker plays now.
+        waiting: Number of episodes that wait for the replies of a batch.
+        others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
+            run with the reason `finished`; otherwise 0.
+        scores: By the score's name: the number of episodes that have this score, and the sum of its values.
+        spent: The cost of the requests of the committed attempts; other attempts are not counted.
+        kinds: Number of attempts of this run that were not scored, by `AttemptEnd.kind`.
+        troubles: The first few different reasons for which episodes were given up in this run, each with the
+            id of the first of these episodes.
+    """
 
     total: int = 0
-    done: int = 0  # with a commit, which is a final result on disk
-    before: int = 0  # had a commit before this run
-    failed: int = 0  # with a commit that says so
-    # failed three times by the machine, the network or a server, or files or a batch are unusable
+    done: int = 0
+    before: int = 0
+    failed: int = 0
     given_up: int = 0
-    unpaid: int = 0  # ended early because the budget refused a request
+    unpaid: int = 0
     running: int = 0
-    waiting: int = 0  # for the replies of a batch
-    others: int = 0  # in the folder, but not of the sweep; counted at the end of a `finished` run
-    # by name: how many episodes have the score, and the sum
+    waiting: int = 0
+    others: int = 0
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
-    kinds: dict[str, int] = field(default_factory=dict)  # attempts of this run that were not scored
-    troubles: list[str] = field(default_factory=list)  # different reasons for giving up
-    spent: Amount = Amount()  # the cost of the committed attempts
+    kinds: dict[str, int] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+    spent: Amount = Amount()
 
     def give_up(self, id_: str, why: str) -> None:
         """Count an episode that is not tried again; `why` says what went wrong."""
@@ -90,13 +106,18 @@ class Tally(Struct):
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """How a run of a fleet ended."""
+    """How a run of a fleet ended.
 
-    # `finished`: all cases were tried; `paused`: the last 20 attempts failed in the same way; `budget`: it is
-    # used up; `stopped`: by `grue fleet stop`; `interrupted`: by Ctrl-C
+    Attributes:
+        reason: `finished`: the driver went through all cases; `tally` says whether episodes were given up or
+            not paid for. `paused`: the last 20 attempts all failed in the same way. `budget`: the budget is
+            used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
+        why: A sentence that explains `paused` or `budget`; otherwise empty.
+    """
+
     reason: Reason
     tally: Tally
-    why: str = ""  # a sentence that explains `paused` or `budget`
+    why: str = ""
 
 
 class Plan(Struct, frozen=True, kw_only=True):

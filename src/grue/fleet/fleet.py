@@ -53,15 +53,22 @@ def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None
 
 
 class FleetOptions(Struct, frozen=True, kw_only=True):
-    """Further options of a fleet."""
+    """Further options of a fleet.
 
-    episode_timeout_s: float | None = None  # an episode that takes longer fails
-    keep: Keep = "all"  # what stays on disk: `all`, the files of `failed` episodes, or `results`
+    Attributes:
+        episode_timeout_s: Time limit of an episode. An episode that takes longer fails. `None`: no limit.
+        keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
+        batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
+            `None`: send each request at once. `Batching.folder` is ignored: the waiting requests are in the
+            fleet's folder.
+        ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a
+            cluster on this machine.
+    """
+
+    episode_timeout_s: float | None = None
+    keep: Keep = "all"
     servers: ServerCap = ServerCap()
-    # requests go through the providers' batch APIs, which answer within a day and cost half; `None`: each is
-    # sent at once; `Batching.folder` is ignored
     batching: Batching | None = None
-    # the cluster's address; `auto`: the one that runs on this machine; `None`: start one here
     ray: str | None = None
 
     def __post_init__(self) -> None:
@@ -84,11 +91,14 @@ class Fleet:
 
     Args:
         directory: The fleet's folder; made if it does not exist.
-        workers: How many episodes are played at one time; 0: one for each core of the machine or cluster.
+        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
+            cores.
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
-        budget: Limits on the cost of all requests to models together.
+        budget: Limits on the cost of all requests to models together; `None`: no limit.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
-        options: Time limit, files to keep, batches and so on.
+
+    Raises:
+        FleetError: A value is wrong.
     """
 
     def __init__(
@@ -183,7 +193,14 @@ class Fleet:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
     def results(self) -> list[Result]:
-        """Return the episodes on disk, sorted by id; `result.run(directory)` is the folder with a trace."""
+        """Return the episodes that are on disk, sorted by id. No episode is played.
+
+        Another program may play episodes of the fleet meanwhile. A result's method `run(directory)` returns
+        the folder with the trace; `directory` is the fleet's folder.
+
+        Raises:
+            FleetError: The folder holds no fleet.
+        """
         return list(results(self.folder.path))
 
     def compare(
@@ -193,12 +210,19 @@ class Fleet:
 
         `print` shows the mean scores, their difference with its 95 % interval, whether B is better, and the
         cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without numpy
-        and scipy, the sign test decides instead of an interval. Episodes of earlier sweeps, of other versions
-        of the work, and of files that have changed since are left out. `how` is as in `Options`.
+        and scipy, there is no interval, and the sign test decides whether B is better. If the latest `sweep`
+        has episodes with these settings, episodes of earlier sweeps are left out. If `map` was called last,
+        episodes of other versions of the work are left out, and so are old episodes whose case was played
+        again after one of its files had changed.
+
+        Args:
+            a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
+            b: Settings that the second set has.
+            **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
-            FleetError: The folder holds no fleet, no episode has the settings or the score, no case is in
-                both sets, or an episode has failed and `lower_is_better` is given without `failed_as`.
+            FleetError: The folder holds no fleet, no episode has the settings or the score, or no case is in
+                both sets. Or an episode has failed, and `lower_is_better` is given without `failed_as`.
             MissingDependencyError: `margin` is given for 15 or more cases, and numpy or scipy is missing.
         """
         cells = []

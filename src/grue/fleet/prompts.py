@@ -50,11 +50,16 @@ class PromptRow(Struct, frozen=True, kw_only=True):
 
 
 class PromptTable(Struct, frozen=True, kw_only=True):
-    """The result of `compare_prompts`; `print` shows it."""
+    """The result of `compare_prompts`; `print` shows it.
 
-    prompts: dict[str, PromptRow]  # by the prompt's name
+    Attributes:
+        prompts: The results of each prompt over all cases, by the prompt's name.
+        trace: Path of the runner's trace; `None`: the runner writes no trace.
+    """
+
+    prompts: dict[str, PromptRow]
     cases: tuple[PromptCase, ...]
-    trace: str | None = None  # path; `None`: the runner writes none
+    trace: str | None = None
 
     @property
     def best(self) -> str:

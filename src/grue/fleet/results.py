@@ -34,21 +34,36 @@ _Stamp: TypeAlias = tuple[int, int, int]
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An episode of a fleet."""
+    """An episode of a fleet.
+
+    Attributes:
+        outcome: Says whether the episode has a result, and if not, why.
+        version: Version of the work; empty: unknown.
+        settings: The settings that the work got.
+        planned: The settings that the sweep gave, before the work added its own.
+        repetition: Number of the episode among those with equal settings, from 0.
+        attempt: Number of the committed attempt; if none is committed, of the last one; 0: none was begun, or
+            the files cannot be read.
+        end: How the committed or else the last attempt ended; `None`: not ended, or its files are unreadable.
+        trouble: Why the episode's files cannot be read; empty if they can be read.
+        trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
+        grue: The version of grue that played the episode; empty if no attempt is committed.
+        marks: The scores that scorers and people have given the committed attempt later.
+    """
 
     id: str
     outcome: ResultOutcome
     work: str = ""
-    version: str = ""  # of the work; empty: unknown
-    settings: m.JsonObject = {}  # that the work got
-    planned: m.JsonObject = {}  # that the sweep gave, before the work added its own
-    repetition: int = 0  # number among the episodes with equal settings, from 0
-    attempt: int = 0  # number of the committed or else the last attempt; 0: none, or unreadable
-    end: AttemptEnd | None = None  # how that attempt ended; `None`: not ended, or unreadable
-    trouble: str = ""  # why the episode's files cannot be read
-    trace_bytes: int | None = None  # `None`: no trace, or no committed attempt
-    grue: str = ""  # version that played the episode; empty: no committed attempt
-    marks: tuple[Mark, ...] = ()  # what scorers and people have given later
+    version: str = ""
+    settings: m.JsonObject = {}
+    planned: m.JsonObject = {}
+    repetition: int = 0
+    attempt: int = 0
+    end: AttemptEnd | None = None
+    trouble: str = ""
+    trace_bytes: int | None = None
+    grue: str = ""
+    marks: tuple[Mark, ...] = ()
 
     @property
     def played(self) -> bool:

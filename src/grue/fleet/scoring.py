@@ -82,13 +82,20 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
 
 class FinishedEpisode(Struct, frozen=True, kw_only=True):
-    """The episode that a scorer's function gets."""
+    """The episode that a scorer's function gets.
+
+    Attributes:
+        settings: The settings of the episode's case.
+        scores: The scores that the work returned.
+        question: The user's text of the last turn. Like `answer`, it is cut to 2**20 characters.
+        answer: The answer to the question; empty: no answer. A structured answer is JSON. Untrusted.
+    """
 
     id: str
     settings: m.JsonObject
-    scores: dict[str, float]  # that the work returned
-    question: str  # the user's text of the last turn; like `answer`, cut to 2**20 characters
-    answer: str  # empty: no answer; a structured answer is JSON; untrusted
+    scores: dict[str, float]
+    question: str
+    answer: str
     trace: Path
 
 

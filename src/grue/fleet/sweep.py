@@ -32,24 +32,43 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a sweep's file."""
+    """The content of a sweep's file.
 
-    work: str  # `module:name` of a function that plays an episode, or the name of one of grue's own hosts
-    version: str | None = None  # of the work; a new one makes new episodes; `None`: as it declares
-    # settings, each with its values: a list, or `{first = 0, last = 39}`
+    Attributes:
+        work: The function that plays an episode, as `module:name`, or the name of one of grue's own hosts.
+        version: Version of the work; a new version makes new episodes. `None`: the version that the work
+            declares.
+        grid: The names of settings, each with the values that the setting takes: a list, or
+            `{first = 0, last = 39}`.
+        cases: Groups of settings that belong together, such as a question and its expected answer. Each group
+            is played with each combination of the values in `grid`.
+        settings: Settings that all cases have.
+        include: Further cases. Each has the common `settings` too, but is not combined with `grid`.
+        exclude: Groups of settings; a case that has all settings of at least one group is left out.
+        repetitions: How many episodes each case has.
+        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
+            cores.
+        servers: The most MCP server processes of a machine at one time; `None`: no cap.
+        servers_an_episode: The most MCP server processes that an episode needs at one time.
+        episode_timeout_s: Time limit of an episode; `None`: no limit.
+        keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
+    """
+
+    work: str
+    version: str | None = None
     grid: dict[str, list[Any] | Span] = {}
-    cases: list[m.JsonObject] = []  # settings that belong together, combined with each cell of `grid`
-    settings: m.JsonObject = {}  # of all cases
-    include: list[m.JsonObject] = []  # further cases, not combined with `grid`
-    exclude: list[m.JsonObject] = []  # a case that has all settings of one of these is left out
-    repetitions: int = 1  # how many episodes each case has
+    cases: list[m.JsonObject] = []
+    settings: m.JsonObject = {}
+    include: list[m.JsonObject] = []
+    exclude: list[m.JsonObject] = []
+    repetitions: int = 1
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()
-    workers: int = 0  # episodes played at one time; 0: one for each core of the machine or cluster
-    servers: int | None = None  # the most MCP server processes of a machine at one time
-    servers_an_episode: int = 1  # the most that an episode needs at one time
+    workers: int = 0
+    servers: int | None = None
+    servers_an_episode: int = 1
     episode_timeout_s: float | None = None
-    keep: Keep = "all"  # what stays on disk: `all`, the files of `failed` episodes, or `results`
+    keep: Keep = "all"
 
     @property
     def cap(self) -> ServerCap:
@@ -97,7 +116,12 @@ _MISSPELT_FROM = 0.6
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep from a TOML file, and check it; an `MCPError` usually names the line and the key."""
+    """Read a sweep from a TOML file, and check it.
+
+    Raises:
+        MCPConfigError: The file is missing or not UTF-8.
+        FleetError: The file is not TOML, or a key or a value is wrong; the text usually names line and key.
+    """
     path = as_path(path, "read_sweep()")
     text = read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file.")
     try:

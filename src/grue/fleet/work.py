@@ -34,12 +34,20 @@ OURS = {name: host.work for name, host in BUNDLED.items() if host.work}
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """The episode that the work plays."""
+    """The episode that the work plays.
 
-    id: str  # the same for the same case on any machine
-    folder: Path  # of this attempt; files that the work writes into it are kept
-    repetition: int = 0  # number among the episodes with equal settings, from 0
-    # the folder of the last interrupted attempt with a trace, to resume it from; read only
+    Attributes:
+        id: The episode's id, which is the same for the same case on any machine.
+        folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
+        repetition: Number of the episode among those with equal settings, from 0.
+        interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read it
+            to resume that attempt, but must not change it. `None`: there is no such attempt, or requests go
+            through batches: then the episode is played again from its beginning, with the replies so far.
+    """
+
+    id: str
+    folder: Path
+    repetition: int = 0
     interrupted: Path | None = None
 
     @property

@@ -49,10 +49,16 @@ class Tap(Protocol):
 
 
 class Mailbox(Generic[M]):
-    """A named queue of envelopes with one reader; `name` is the receiver in each envelope.
+    """A named queue of envelopes with one reader.
 
     Each envelope is recorded and queued without an `await` in between: trace and mailbox have the same order.
-    The mailbox holds `bound` messages before a sender has to wait; `ValueError` if `bound` is less than 1.
+
+    Args:
+        name: The owner's name, which is the receiver in every envelope of this mailbox.
+        bound: How many messages the mailbox holds before a sender has to wait; at least 1.
+
+    Raises:
+        ValueError: `bound` is less than 1.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int = BOUND) -> None:
@@ -78,9 +84,12 @@ class Mailbox(Generic[M]):
     async def send(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in, waiting while the mailbox is full; raises `MailboxClosed`.
+        """Put a message in, waiting while the mailbox is full.
 
         Only `ask` passes `reply_to`. A cancelled call sends and records nothing.
+
+        Raises:
+            MailboxClosed: The mailbox was closed.
         """
         while True:
             try:
@@ -93,7 +102,12 @@ class Mailbox(Generic[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in without waiting; raises `MailboxFull` or `MailboxClosed`."""
+        """Put a message in without waiting.
+
+        Raises:
+            MailboxFull: The mailbox is full.
+            MailboxClosed: The mailbox was closed.
+        """
         if self._closed:
             raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
         if self._held >= self.bound:
@@ -105,9 +119,13 @@ class Mailbox(Generic[M]):
     async def ask(
         self, body: M, *, sender: str, timeout_s: float | None = None, cause: int | None = None
     ) -> Any:
-        """Send a message and return the body of the reply; raises `MailboxClosed` if none can come.
+        """Send a message and return the body of the reply.
 
-        `timeout_s` limits sending and waiting together (`None`: no limit); raises `AskTimedOut`.
+        `timeout_s` limits sending and waiting together; `None`: no limit. `cause`: as in `Envelope.cause`.
+
+        Raises:
+            AskTimedOut: No reply within `timeout_s`.
+            MailboxClosed: The mailbox was closed, or its actor ended before it replied.
         """
         reply = self.expect_reply(sender)
         try:
@@ -130,7 +148,11 @@ class Mailbox(Generic[M]):
         return reply
 
     async def receive(self) -> Envelope[M]:
-        """Take the oldest message, or wait for one; raises `anyio.EndOfStream` if closed and empty."""
+        """Take the oldest message out. If the mailbox is empty, wait for a message.
+
+        Raises:
+            anyio.EndOfStream: The mailbox was closed and is empty.
+        """
         envelope = await self._exit.receive()
         self._taken()
         return envelope
@@ -210,7 +232,12 @@ class Note(Protocol):
 
 
 class Actor(Generic[M]):
-    """An actor that takes messages of type `M`. Only the actor reads its `mailbox`, whose name it has."""
+    """An actor that takes messages of type `M`.
+
+    Attributes:
+        mailbox: The mailbox that only this actor reads.
+        name: The mailbox's name, which is sender and receiver in the trace.
+    """
 
     def __init__(self, mailbox: Mailbox[M]) -> None:
         self.mailbox = mailbox
@@ -235,7 +262,11 @@ class Actor(Generic[M]):
 
 
 def reply(envelope: Envelope[Any], body: object) -> None:
-    """Answer the ask that came in `envelope`; raises `RuntimeError` if that awaits no answer."""
+    """Answer the ask that came in `envelope`; the envelope is the reply's cause.
+
+    Raises:
+        RuntimeError: The message was not an ask, or the ask was answered or abandoned already.
+    """
     if not isinstance(envelope.reply_to, ReplyChannel):
         raise RuntimeError(f"{type(envelope.body).__name__} from {envelope.sender} is not an ask")
     envelope.reply_to.give(body, cause=envelope.seq)

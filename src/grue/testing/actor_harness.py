@@ -82,13 +82,21 @@ class FakeChannel(Mailbox[M]):
         self._ends_at = kind
 
     def reply(self, body: Any) -> None:
-        """Answer the oldest ask that has no reply yet; without one, raises `AssertionError`."""
+        """Answer the oldest ask that has no reply yet.
+
+        Raises:
+            AssertionError: No ask waits for a reply.
+        """
         if not self._asked:
             raise AssertionError(f"Nobody waits for a reply of {self.name}.")
         reply(self._asked.popleft(), body)
 
     def take(self) -> M:
-        """Take the oldest message out, which makes room for another; without one, raises `AssertionError`."""
+        """Take the oldest message out, which makes room for another one.
+
+        Raises:
+            AssertionError: The mailbox is empty or abandoned.
+        """
         try:
             envelope = self._exit.receive_nowait()
         except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
@@ -130,7 +138,12 @@ class Asked:
 
     @property
     def answer(self) -> Any:
-        """The body of the reply; raises `AssertionError` without one, and the error of a failed ask."""
+        """The body of the reply.
+
+        Raises:
+            AssertionError: There is no reply yet.
+            AskTimedOut, MailboxClosed: The ask has failed.
+        """
         if not self._reply.done():
             raise AssertionError(f"{self._question!r} has no reply yet.")
         return self._reply.result()
@@ -148,10 +161,21 @@ class Asked:
 class ActorHarness:
     """Runs one actor. Use it as an async context manager inside a test with `@virtual_time`.
 
-    At the end of the block, the harness stops the actor as a supervisor does: the actor may handle the
-    messages in its mailbox, for `stop_grace_s` of virtual time. If the block raises an exception, the harness
-    cancels the actor instead. `watch` has every message so far, and `note` records one without a receiver. If
-    the actor crashes, the next method that lets it run, or the end of the block, raises `ActorCrashed`.
+    At the end of the `async with` block, the harness closes the actor's mailbox and waits until the actor has
+    handled the messages in it, as a supervisor does. If the block raises an exception, the harness cancels
+    the actor instead.
+
+    Args:
+        stop_grace_s: How many seconds of virtual time a stopped actor may take to end before it is cancelled.
+
+    Attributes:
+        watch: Has every message so far, and assertions about them.
+        note: A function that records a message without a receiver, for actors that take such a function.
+
+    Raises:
+        RuntimeError: The event loop has no virtual clock.
+        ActorCrashed: The actor has crashed. The next method that lets the actor run raises it, or else the
+            end of the block. It is raised once.
     """
 
     def __init__(self, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -203,14 +227,23 @@ class ActorHarness:
         return channel
 
     def start(self, actor: Actor[Any]) -> None:
-        """Run the actor in a new task; raises `RuntimeError` if an actor was started before."""
+        """Run the actor in a new task.
+
+        Raises:
+            RuntimeError: An actor was started before.
+        """
         if self._actor is not None:
             raise RuntimeError(f"This harness drives {self._actor.name}: use another one for {actor.name}.")
         self._actor = actor
         self._tasks.start_soon(self._run, actor, name="the harness of " + actor.name)
 
     async def tell(self, body: object, *, sender: str = SENDER, cause: int | None = None) -> list[Any]:
-        """Send a message to the actor, and do as `idle`; raises `MailboxClosed` if the actor has ended."""
+        """Send a message to the actor, and then do as `idle`.
+
+        Raises:
+            MailboxClosed: The actor has ended.
+            RuntimeError: No actor was started.
+        """
         await self._mailbox().send(body, sender=sender, cause=cause)
         return await self.idle()
 
@@ -317,7 +350,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         await waiter
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to start a process, with a `RuntimeError`."""
+        """Refuse to start a process.
+
+        Raises:
+            RuntimeError: Always.
+        """
         del args, kwargs
         raise RuntimeError(_REAL_TIME)
 
@@ -345,7 +382,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`; without any, move the clock to the next timer or raise `Deadlock`."""
+        """Wake the callers of `idle`. If there are none, advance the clock to the next timer.
+
+        Args:
+            timeout_s: Seconds until the next timer; `None`: there is none.
+
+        Raises:
+            Deadlock: There are no callers of `idle`, and no timer.
+        """
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
             if not waiter.done():
@@ -394,12 +438,22 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run_in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine function in a new loop with a virtual clock; raises `Deadlock` if nothing can go on."""
+    """Run a coroutine function in a new event loop with a virtual clock, and return its result.
+
+    Raises:
+        Deadlock: All tasks wait, and either there is no timer or a thread has worked for 30 s of real time.
+    """
     return anyio.run(main, backend="asyncio", backend_options={"loop_factory": VirtualTimeLoop})
 
 
 def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
-    """Turn a coroutine function into a plain one, which runs it in virtual time and may raise `Deadlock`."""
+    """Turn a coroutine function into a plain function, which runs it in virtual time.
+
+    A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual.
+
+    Raises:
+        Deadlock: While the test runs, for the reasons in `run_in_virtual_time`.
+    """
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -409,7 +463,11 @@ def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
 
 
 def virtual_loop() -> VirtualTimeLoop:
-    """Return the running loop; raises `RuntimeError` if it has no virtual clock."""
+    """Return the running loop.
+
+    Raises:
+        RuntimeError: No loop runs, or the loop has no virtual clock.
+    """
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualTimeLoop):
         raise RuntimeError("This needs virtual time: decorate the test with @virtual_time.")
@@ -449,9 +507,13 @@ _MOST_CHARS = 100
 
 
 class TraceWatch:
-    """The messages of one or more turns, and assertions about them; `clock` returns the time in seconds.
+    """The messages of one or more turns, and assertions about them.
 
-    With `Runner(recorder=watch.recorder)`, the runner's messages are kept here, and no file is written.
+    Args:
+        clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
+
+    Attributes:
+        recorder: A recorder for a `Runner`. The runner's messages are then kept here; no file is written.
 
     Source: L18
     """
@@ -463,7 +525,11 @@ class TraceWatch:
 
     @classmethod
     def of(cls, path: str | PathLike[str]) -> Self:
-        """Return a `TraceWatch` with the messages of a trace file; raises `TraceError`."""
+        """Return a `TraceWatch` with the messages of a trace file.
+
+        Raises:
+            TraceError: The file is missing, damaged, not a trace, or of a later format.
+        """
         watch = cls()
         watch.envelopes.extend(read_episode(path).envelopes)
         return watch
@@ -473,7 +539,16 @@ class TraceWatch:
         return [each.body for each in self.envelopes if not kinds or isinstance(each.body, kinds)]
 
     def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
-        """Assert that such a message was recorded (`times`; `None`: at least once); return the first one."""
+        """Assert that a message of this kind was recorded, and return the first one.
+
+        `kind` is a class of `grue.messages` or `grue.tracing.facts`, or your own. `times` is how many such
+        messages there must be; `None`: at least one. `fields` are values that the message's fields must have.
+        With `times=0`, the result is `None`.
+
+        Raises:
+            AssertionError: The message was recorded too rarely or too often.
+            TypeError: `kind` is a Struct without such a field.
+        """
         # Raises `TypeError` for a field that the class `kind` does not have.
         found = self._found(kind, fields)
         if (times is None and not found) or (times is not None and len(found) != times):
@@ -482,13 +557,25 @@ class TraceWatch:
         return found[0] if found else None
 
     def never(self, kind: type, **fields: Any) -> None:
-        """Assert that no message of this kind, with these fields, was recorded; raises as `happened`."""
+        """Assert that no message of this kind, with these fields, was recorded.
+
+        Raises:
+            AssertionError: Such a message was recorded.
+            TypeError: `kind` is a Struct without such a field.
+        """
         found = self._found(kind, fields)
         if found:
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not never", kind)
 
     def in_order(self, *wanted: object) -> None:
-        """Assert that these kinds or messages were recorded in this order; there may be others between."""
+        """Assert that these messages were recorded in this order; there may be others between them.
+
+        Args:
+            wanted: Kinds of messages, or whole messages.
+
+        Raises:
+            AssertionError: A message is missing, or came too early.
+        """
         position = 0
         for index, each in enumerate(wanted):
             while position < len(self.envelopes) and not _is(self.envelopes[position].body, each):
@@ -499,7 +586,11 @@ class TraceWatch:
             position += 1
 
     def caused_by(self, kind: type, cause: type) -> None:
-        """Assert that each message of class `kind`, of which there is one, has a cause of class `cause`."""
+        """Assert that each message of class `kind` has a direct or indirect cause of class `cause`.
+
+        Raises:
+            AssertionError: A message of `kind` has no such cause, or there is no message of `kind`.
+        """
         # Causes of causes count too.
         by_number = {each.seq: each for each in self.envelopes}
         found = [each for each in self.envelopes if isinstance(each.body, kind)]

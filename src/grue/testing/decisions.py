@@ -13,17 +13,29 @@ from grue.tracing.divergence import Comparison
 
 
 class Called(Struct, frozen=True):
-    """A tool call that a turn is expected to make; `result` and `error` are checked only if they are set."""
+    """A tool call that a turn is expected to make.
 
-    name: str  # `SERVER.TOOL`
-    arguments: object  # as the model wrote them; as text if they are not a JSON object
-    result: object = UNSET  # the content that the tool returns
-    error: str | UnsetType = UNSET  # that the model gets instead of a result
-    settlement: SettlementKind = "returned"  # how the call ends
+    Attributes:
+        name: Canonical name of the tool, `SERVER.TOOL`.
+        arguments: The arguments that the model wrote, as a dictionary; as text if they are not a JSON object.
+        result: The content that the tool returns; not checked if it is left out.
+        error: The error message that the model gets instead of a result; not checked if it is left out.
+        settlement: How the call ends, such as `returned` or `timed_out`.
+    """
+
+    name: str
+    arguments: object
+    result: object = UNSET
+    error: str | UnsetType = UNSET
+    settlement: SettlementKind = "returned"
 
 
 def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
-    """Assert that a turn made the `expected` tool calls, in this order, and no others."""
+    """Check that a turn made the `expected` tool calls, in this order, and no others.
+
+    Raises:
+        AssertionError: The turn made other calls; the text names the first call that differs, and how.
+    """
     for number, call in enumerate(outcome.tool_calls, start=1):
         if number > len(expected):
             raise AssertionError(f"call {number} is one too many: {_shown(call)}")
@@ -39,7 +51,15 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
 
 
 def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool = False) -> None:
-    """Assert that a turn gave this answer, as a Python value or as JSON; or with `fallback`, its fallback."""
+    """Check that a turn gave this answer.
+
+    `answer` is the answer as a Python value, or as the JSON value that the trace has for it.
+    With `fallback`, the host's fallback is expected, because the model gave no acceptable answer.
+
+    Raises:
+        AssertionError: The turn gave another answer, or its use of the fallback is not as `fallback` says.
+        TypeError: `outcome` is not the outcome of a turn.
+    """
     if not hasattr(outcome, "kind"):
         raise TypeError(f"assert_answer wants the TurnOutcome of a turn, not {type(outcome).__name__}")
     if fallback and outcome.kind != "fallback":

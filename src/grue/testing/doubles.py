@@ -44,10 +44,14 @@ _THOUGHT: dict[str, Any] = {
 class MockMCPManager:
     """A manager without a server, which returns the results that a test sets.
 
-    It lists `SERVER_NAME.think`, the tools that `add_tool` has added, and every tool for which a result was
-    set. Any other tool returns `{"default": "result"}`. Calls, listed in `calls`, are answered whether a
-    session is open or not. Set `is_disabled` to simulate a manager that has disabled MCP, `connect_error` to
-    be raised.
+    It lists the tool `SERVER_NAME.think`, the tools that `add_tool` has added, and every tool for which a
+    result was set. A tool without a set result returns `{"default": "result"}`, even if it is not listed.
+    Calls are answered whether a session is open or not.
+
+    Attributes:
+        is_disabled: Set it to simulate a manager that has disabled MCP.
+        calls: Name and arguments of each call.
+        connect_error: Raised by `connect_session` while it is set.
     """
 
     def __init__(self, server_name: str = "thoughtbox") -> None:
@@ -109,7 +113,11 @@ class MockMCPManager:
     async def call_tool(
         self, tool_name: str, arguments: dict[str, Any], timeout_seconds: float | None = None
     ) -> m.ToolCallResult:
-        """Record a call; return the tool's result, or raise the `TimeoutError` that `set_timeout` has set."""
+        """Record a call and return the tool's result.
+
+        Raises:
+            TimeoutError: `set_timeout` was called for the tool.
+        """
         self.calls.append((tool_name, dict(arguments)))
         await asyncio.sleep(0)
         result = self.tool_results.get(tool_name, {"default": "result"})
@@ -160,7 +168,11 @@ class MockLLMClient:
         self._responses.append(error)
 
     def chat_completions_create(self, **kwargs: Any) -> LLMResponse:
-        """Record the request; return or raise what the test has added next, `MCPError` if none is left."""
+        """Record the request, and return the next response or raise the next error.
+
+        Raises:
+            MCPError: No response is left.
+        """
         self.requests.append(kwargs)
         if len(self.requests) > len(self._responses):
             raise MCPError(f"MockLLMClient has no response for request {len(self.requests)}: add one.")

@@ -32,8 +32,10 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
 class FakeToolServer:
     """A fake tool server. Pass it to a `Runner` in `servers`.
 
-    `calls` has the bare name and the arguments of every call, `sessions` counts the attempts to connect, both
-    with failed ones.
+    Attributes:
+        name: The server's name: its tools are called `NAME.TOOL`.
+        calls: Bare name and arguments of every call, in order, failed ones included.
+        sessions: How many connections were attempted, failed ones included.
     """
 
     status = ConnectionStatus()
@@ -96,7 +98,11 @@ class FakeToolServer:
         self._failures = times
 
     async def open(self, timeout_s: float) -> Listing:
-        """Begin a session and return the tools, or raise the `ServerFailed` that `fails_to_start` has set."""
+        """Begin a session and return the tools.
+
+        Raises:
+            ServerFailed: `fails_to_start` makes this attempt fail.
+        """
         del timeout_s
         await anyio.lowlevel.checkpoint()
         self.sessions += 1
@@ -118,7 +124,13 @@ class FakeToolServer:
         return self.listed if changed else None
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Record a call; return the tool's next result, or raise the error that a test has set."""
+        """Record a call and return the tool's next result, or raise its error.
+
+        Raises:
+            ToolTimedOutError: `times_out` was called for the tool.
+            ToolRefusedError: The tool is not listed, or `refuses` was called for it.
+            ServerFailed: `dies` was called for the tool.
+        """
         await anyio.lowlevel.checkpoint()
         self.calls.append((tool, arguments))
         outcomes = self._outcomes.get(tool)

@@ -39,10 +39,17 @@ class _Present(NamedTuple):
 
 @contextmanager
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
-    """Assert that the `with` block leaves no process, descriptor or thread for `within_s` after its end.
+    """Assert that the `with` block leaves no process, descriptor or thread behind.
 
-    What existed before does not count, nor do grue's guard process, the helpers of `multiprocessing`, and
-    descriptors of Landlock rules, which are kept. If the block raises an exception, nothing is checked.
+    What existed before the block does not count, nor do these: grue's guard process; the fork server and the
+    resource tracker of `multiprocessing`, which end with the program; descriptors of Landlock rules that grue
+    keeps for the next sandbox. If the block raises an exception, nothing is checked.
+
+    Args:
+        within_s: How many seconds to wait, after the end of the block, for leftovers to disappear.
+
+    Raises:
+        AssertionError: Something is left; the text lists it.
 
     Source: P9
     """

@@ -20,22 +20,32 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class LlmReply(Struct, frozen=True, kw_only=True):
-    """A reply of the scripted server."""
+    """A reply of the scripted server.
+
+    Attributes:
+        body: A chat completion or an error in OpenAI's shape, sent in the format of the request; any other
+            body is sent unchanged.
+        then: What to do after sending: `keep` the connection, `hang` (send nothing more until the server
+            closes), `drop` (close the connection), or `reset` it.
+        after: Fraction of the body to send before `then`, from 0 to 1; in a stream, the fraction of its
+            events. `None`: if `then` is `keep`, the whole reply is sent; otherwise `body` alone is sent,
+            without status line and headers.
+        pace: How slowly to send the body; `None`: without pauses.
+        amid: What to send in the middle of a stream: bytes, or `error` for an error event that ends the
+            stream. `after` is then the fraction of the events before it, by default half.
+        gzip: How often the body, or each event of a stream, is compressed before it is sent.
+        events: The events of a stream, sent instead of the body. The server sets them.
+    """
 
     status: int = 200
     headers: dict[str, str] = {}
-    # a completion or an error in OpenAI's shape, sent in the request's format; others unchanged
     body: bytes = b""
-    then: Literal["keep", "hang", "drop", "reset"] = "keep"  # after sending; `hang`: send nothing more
-    # the fraction of the body, or of a stream's events, to send before `then`; `None`: all for `keep`,
-    # otherwise `body` alone, without status line and headers
+    then: Literal["keep", "hang", "drop", "reset"] = "keep"
     after: float | None = None
-    pace: Pace | None = None  # `None`: without pauses
-    # sent in the middle of a stream (after the fraction `after`, or half); `error`: an error event that ends
-    # the stream
+    pace: Pace | None = None
     amid: bytes | Literal["error"] = b""
-    gzip: int = 0  # how often the body, or each event of a stream, is compressed
-    events: tuple[bytes, ...] = ()  # of a stream; set by the server
+    gzip: int = 0
+    events: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the body's type here. Otherwise the tested client would only see a broken connection."""
@@ -44,7 +54,13 @@ class LlmReply(Struct, frozen=True, kw_only=True):
 
 
 def text_reply(content: str | None, *, finish_reason: str = "stop", **message: object) -> LlmReply:
-    """Return a completion with text; `message` has further fields, such as `reasoning_content`."""
+    """Return a completion with text.
+
+    `message` has further fields of the assistant's message, such as `reasoning_content`.
+
+    Raises:
+        TypeError: The content is neither a `str` nor `None`.
+    """
     if not isinstance(content, str | None):
         raise TypeError(
             f"text_reply wants a text, not {type(content).__name__}; for a structured answer: json.dumps(...)"
@@ -58,11 +74,19 @@ def tool_calls_reply(
     ids: Sequence[str] = (),
     **message: object,
 ) -> LlmReply:
-    """Return a completion with tool calls, pairs of a name and arguments; raises `TypeError`.
+    """Return a completion with tool calls.
 
-    Arguments are a mapping, or the JSON text to send. `content` is text beside the calls; `ids` are new by
-    default. `message` has further fields, such as `reasoning_content`: later requests that repeat the calls
-    without it are refused (in chat completions only with `ProviderRules.echo_reasoning`).
+    Args:
+        calls: The calls, each as a pair: name, and arguments as a mapping or as the JSON text to send.
+        content: Text beside the calls.
+        ids: The ids of the calls; default: new ones.
+        message: Further fields of the assistant's message, such as `reasoning_content`. If they have
+            reasoning, the server refuses later requests that repeat the calls without the reasoning (in chat
+            completions only with `ProviderRules.echo_reasoning`).
+
+    Raises:
+        TypeError: A call is not a pair of name and arguments, there are not as many ids as calls, or
+            `content` is not a text.
     """
     for call in calls:
         match call:

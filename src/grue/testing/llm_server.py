@@ -69,7 +69,12 @@ _FRAME_TOKENS = 4
 
 
 class ContextWindow(Struct, frozen=True):
-    """How long a request may be, with the reply that it asks for: so many tokens of so many bytes of JSON."""
+    """How long a request may be.
+
+    Attributes:
+        tokens: The most tokens of a request, including those of the reply that it asks for.
+        bytes_per_token: How many bytes of JSON count as one token.
+    """
 
     tokens: int
     bytes_per_token: float = 4.0
@@ -111,7 +116,14 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
-    """Send a reply, unless `closing` is set meanwhile; return whether the caller may keep the connection."""
+    """Send a reply, and return whether to keep the connection.
+
+    If the result is false, the caller closes the connection; after `reset`, the connection is closed already.
+    The event `closing` ends a pause or a hang.
+
+    Raises:
+        OSError: The client has closed the connection.
+    """
     for piece in _pieces(_compressed(reply)):
         connection.sendall(piece)
         if reply.pace is not None and closing.wait(reply.pace.every_s):
@@ -174,15 +186,23 @@ _ONE_MODEL = ({"id": "scripted"},)
 
 
 class LlmRequest(Struct, frozen=True, kw_only=True):
-    """A request that the server has received."""
+    """A request that the server has received.
 
-    path: str  # the URL's path and query
-    headers: dict[str, str]  # names in lower case
+    Attributes:
+        path: The URL's path and query, such as `/v1/chat/completions`.
+        headers: The headers, with their names in lower case.
+        body: The parsed body and fields from the path; empty if the body is not a JSON object.
+        refused: Why the server refused the request; `None`: it did not, or only for its length or its path.
+        chat: The body translated to chat completions; empty if the body is malformed or a header is missing.
+    """
+
+    path: str
+    headers: dict[str, str]
     raw: bytes
-    body: dict[str, Any]  # with fields from the path; empty if not a JSON object
-    refused: str | None = None  # why the rules refuse the request
+    body: dict[str, Any]
+    refused: str | None = None
     dialect: DialectName = "chat"
-    chat: dict[str, Any] = {}  # `body` as chat completions; empty if malformed
+    chat: dict[str, Any] = {}
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -244,8 +264,8 @@ def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
 class ScriptedLlmServer:
     """An LLM endpoint that sends scripted replies; a context manager.
 
-    It answers POST to `.../chat/completions`, `.../responses` and `.../messages`, and GET to `.../models`,
-    and takes batches of such requests (`grue.testing.providers.batches`).
+    It answers POST to `.../chat/completions`, `.../responses` and `.../messages`, and GET to `.../models`.
+    It takes batches of such requests too (`grue.testing.providers.batches`).
 
     Args:
         script: Replies in order, or a function from request to reply, which several threads may call at once.
@@ -253,13 +273,19 @@ class ScriptedLlmServer:
         rules: The rules by which it refuses requests; default: `ProviderRules()`.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
-        window: The most tokens of a request, which are then counted into `usage`; `None`: not counted.
-        port: 0: a free one.
-        retry_after: Header `Retry-After` of errors without one; with `"0"`, a client retries at once.
+        window: The most tokens that a request may have. The server then counts the tokens of each request and
+            puts the number into `usage`. `None`: any number, not counted.
+        port: The server's port; 0: a free one.
+        retry_after: The header `Retry-After` of errors that have none, in replies to POST. With `"0"`, a
+            client retries at once.
 
-    `requests` has every POST so far, also refused ones and those answered for a batch, `listings` every GET,
-    both without those about batches. `batches.faults` makes batches fail. `accepted` counts connections,
-    `overflows` the requests that were too long for the window, which do not use up a reply.
+    Attributes:
+        requests: Every POST so far that was not about batches, refused ones included, and every request that
+            was answered for a batch.
+        listings: Every GET request so far that was not about batches.
+        batches: The batches of this endpoint; `batches.faults` makes them fail.
+        accepted: Number of connections so far.
+        overflows: Number of requests that were too long for the window. They do not use up a reply.
     """
 
     def __init__(

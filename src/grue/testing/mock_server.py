@@ -62,7 +62,11 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
         return getattr(self._read, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; raises `anyio.EndOfStream`."""
+        """Return the next message.
+
+        Raises:
+            anyio.EndOfStream: The client has closed its side.
+        """
         while True:
             item: SessionMessage | Exception = await self._read.receive()
             request = item.message if isinstance(item, SessionMessage) else None
@@ -150,14 +154,18 @@ class _OfClient:
 
 
 class MockServer(MCPServer[Any]):
-    """A correct MCP server, for tests. Raises `ValueError` for an argument that is not as described.
+    """A correct MCP server, for tests.
 
     Args:
-        name: The server's name.
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
         without: Features to switch off. Their methods are answered with "method not found".
-        era: The protocol revisions that the server speaks: `initialize`: the older ones, which begin with the
-            request `initialize`; `stateless`: 2026-07-28, which has no such request; or `both`.
+        era: The protocol revisions that the server speaks. `initialize`: the older ones, in which a client
+            begins with the request `initialize`. `stateless`: 2026-07-28, which has no such request. `both`:
+            all of them.
+
+    Raises:
+        MissingDependencyError: On import, if `mcp` is missing.
+        ValueError: An argument is not as described.
 
     Source: L1, L3
     """
@@ -230,7 +238,13 @@ class MockServer(MCPServer[Any]):
 
     @contextmanager
     def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
-        """Serve Streamable HTTP (`http`) or HTTP+SSE on loopback in a thread, in the block; yield the URL."""
+        """Serve over HTTP on loopback, in a thread, and yield the URL. Leaving the block stops the server.
+
+        `port` 0 chooses a free port. The transport `http` is Streamable HTTP; `sse` is the older HTTP+SSE.
+
+        Raises:
+            OSError: The port is not available.
+        """
         listener = socket.create_server(("127.0.0.1", port))
         http = uvicorn.Server(
             uvicorn.Config(

@@ -10,12 +10,22 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
-    """Replay a trace file or a run folder, perhaps with changes, and return the number of its turns.
+    """Replay a trace, and return the number of its turns. No model, server or tool runs.
 
-    No model, server or tool runs.
+    ```python
+    from grue.testing import replay
+
+    def test_the_agent_decides_as_it_did() -> None:
+        replay("tests/data/a_good_run")
+    ```
+
+    Args:
+        path: A trace file or a run folder.
+        changes: Changes to the recorded run, such as other limits; `None`: nothing is changed.
 
     Raises:
-        AssertionError: The agent or a session no longer acts as recorded; the message shows the difference.
+        AssertionError: The agent or a session no longer acts as recorded; the message shows the first
+            difference and the messages that led to it.
         TraceError: The file is missing, damaged, not a trace, or of a later format.
     """
     changes = changes or Changes()
@@ -28,10 +38,14 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
     """Check that prompts of a trace begin with earlier ones, and return how many prompts were checked.
 
-    Within a conversation, each prompt has to begin with the whole of the last one that offered tools, or of
-    the last one that did not. Across conversations with the same model, tools and system text have to be the
-    same. Differences in the parts `allow` are accepted; allow `tools` if a request for a final answer offers
-    none.
+    Within a conversation, each later prompt has to begin with the whole of an earlier prompt: the last one
+    that offered tools, or the last one that did not. Across conversations with the same model, the tools and
+    the system text have to be the same. `grue trace cache` shows where prompts break these rules.
+
+    Args:
+        path: A trace file or a run folder.
+        allow: Parts of a prompt in which a difference is accepted: `model`, `tools`, `system`, `messages`.
+            Allow `tools` if a request for a final answer offers no tools.
 
     Raises:
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.

@@ -278,7 +278,11 @@ class ToolContext:
             raise ToolCancelled(f"The call of {self.server}.{self.tool} was cancelled.")
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep, but wake up at once if the call is cancelled; return whether it was. Blocks the thread."""
+        """Sleep, but wake up at once if the call is cancelled. For plain functions; it blocks the thread.
+
+        Returns:
+            Whether the call was cancelled.
+        """
         return self._cancelled.wait(timeout_s)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:

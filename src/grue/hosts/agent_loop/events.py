@@ -14,8 +14,10 @@ from grue.protocol.tools.calls import record_settlement
 class Words(Struct, frozen=True, kw_only=True):
     """A piece of the model's reply.
 
-    With `restart`, the request is sent again and the reply begins anew: discard the pieces since the last
-    tool call, or all pieces if there was no call. `text` is empty then.
+    Attributes:
+        reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
+        restart: `True`: the request is sent again, and the reply begins anew. Discard the pieces since the
+            last tool call, or all pieces if there was no call. `text` is empty in this case.
     """
 
     text: str
@@ -24,7 +26,13 @@ class Words(Struct, frozen=True, kw_only=True):
 
 
 class ToolStarted(Struct, frozen=True, kw_only=True):
-    """A tool call is being made. `call_id` is unique within one input; the arguments are untrusted."""
+    """A tool call is being made.
+
+    Attributes:
+        call_id: Unique within one input (one call of `AgentLoop.run`).
+        name: The tool's full name, such as `mcp.files.read`.
+        arguments: The arguments; untrusted.
+    """
 
     call_id: str
     name: str
@@ -32,11 +40,17 @@ class ToolStarted(Struct, frozen=True, kw_only=True):
 
 
 class ToolEnded(Struct, frozen=True, kw_only=True):
-    """A tool call was answered. If it was not made, it had no `ToolStarted` and has no duration."""
+    """A tool call was answered. A call that was not made, such as a denied one, had no `ToolStarted`.
+
+    Attributes:
+        call_id: Unique within one input; the same as in the call's `ToolStarted`, if the call was made.
+        result: The result that the model gets, but not yet cut to its size limit; untrusted.
+        duration_s: Seconds that the call took; `None` if the call was not made.
+    """
 
     call_id: str
     name: str
-    result: m.ToolCallResult  # not yet cut to the size limit of the model's results; untrusted
+    result: m.ToolCallResult
     duration_s: float | None = None
 
 

@@ -28,7 +28,15 @@ _ANY_OBJECT: m.JsonObject = {"type": "object"}
 
 
 class McpCall(Struct, frozen=True):
-    """One call of the injected function, for assertions in tests; `error` is the exception that it raised."""
+    """One call of the injected function, for assertions in tests.
+
+    Attributes:
+        name: The tool, `SERVER.TOOL`.
+        arguments: The arguments, parsed.
+        result: What the function returned; `None` if it raised.
+        error: The exception that the function raised; the model reads only the exception's text. `None` if
+            the function returned.
+    """
 
     name: str
     arguments: m.JsonObject

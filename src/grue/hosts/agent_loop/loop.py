@@ -218,22 +218,48 @@ os.register_at_fork(after_in_child=_shared.forget)
 def configure_mcp_client(server: Server) -> None:
     """Set the server that `list_mcp_tools` and `invoke_mcp_tool` use; disconnect the server used before.
 
-    `server` is a URL (streamable HTTP), a command with its arguments, or a tool server. If this function is
-    never called, the environment variable `GRUE_MCP_SERVER` has the URL or the command.
+    Args:
+        server: A URL (streamable HTTP), a command with its arguments, or any tool server that a `ToolClient`
+            takes, such as `HttpServer(name="mcp", url=..., transport="sse")`. If this function is never
+            called, the URL or command in the environment variable `GRUE_MCP_SERVER` is used.
+
+    Raises:
+        MCPConfigError: `server` is an empty text or list, or has an unclosed quotation mark.
     """
     _shared.configure(server)
 
 
 def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
-    """Return the server's tools, named `mcp.TOOL`; blocking. Start the client if it is not running."""
+    """Return the server's tools; blocking. Start the client if it is not running.
+
+    The tools' full names are `mcp.TOOL`.
+
+    Raises:
+        MCPConfigError: No server is configured.
+        MCPServerStartupError: The server could not be started.
+        MissingDependencyError: The package `mcp` is absent or too old.
+
+    Source: L12
+    """
     return _shared.get().tools()
 
 
 def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) -> m.ToolCallResult:
-    """Call a tool, named with or without `mcp.`, and return its result; blocking, thread-safe.
+    """Call a tool of the server and return its result; blocking, thread-safe.
 
-    As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long, or
-    if the server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
+    As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long,
+    or if the server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
+
+    Args:
+        name: The tool's name, with or without `mcp.`.
+        arguments: A JSON object; `None`: no arguments.
+
+    Raises:
+        MCPConfigError: No server is configured.
+        MCPServerStartupError: The server could not be started.
+        MissingDependencyError: The package `mcp` is absent or too old.
+
+    Source: L12
     """
     return _shared.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
@@ -302,22 +328,32 @@ class AgentLoop:
 
     Args:
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
-            `SERVER.TOOL`; plain or a coroutine function. `servers` is then ignored. If the function raises,
-            the model reads the exception as the call's error.
-        mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered.
+            `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
+            none of them is started, and the MCP tools do not need `mcp`. If the function raises, the model
+            reads the exception as the call's error, and the conversation goes on. `None`: `servers` serve the
+            MCP tools.
+        mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
+            model can know of MCP tools only from `system`.
         servers: MCP servers by name, without the prefix.
-        tools: Functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by name.
+        tools: Further tools: functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by
+            name.
         on_event: Called with each event of an input (a `LoopEvent`, or an object passed to `report`), in the
             thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.
             `None`: replies are not streamed.
-        **options: As for a `Runner`. A tool policy names tools as the model sees them (`mcp.files.read`), a
-            tool lock names servers as `servers` does (`files`).
+        **options: `limits`, `trace`, `tool_policy`, `approve` and others (`RunnerOptions`), as for a
+            `Runner`. A tool policy names tools as the model sees them (`mcp.files.read`), a tool lock names
+            servers as `servers` does (`files`).
 
     Attributes:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
-        conversation: The conversation so far. Assign another one, such as `Conversation.load(path,
-            loop.runner)`, to continue it.
-        last_outcome: The complete outcome of the last input that gave an answer.
+        conversation: The conversation so far. To continue another conversation, assign it here, for example
+            `Conversation.load(path, loop.runner)`.
+        last_outcome: The complete outcome of the last input that gave an answer; `None` before the first
+            answer.
+
+    Raises:
+        MCPConfigError: A name is invalid or belongs to other tools, or an argument cannot be used.
+        MissingDependencyError: There is an MCP server to talk to, and the package `mcp` is absent or too old.
 
     Source: L6-L8, L13-L15
     """
@@ -373,10 +409,18 @@ class AgentLoop:
         llm: "LlmSettings | LlmEndpoint | None" = None,
         **options: Unpack[LoopOptions],
     ) -> Self:
-        """Make a loop from a TOML file, as `Runner.from_toml` does; the arguments take precedence.
+        """Make a loop from a TOML file, which is read as `Runner.from_toml` reads it.
 
         A rule of the tool policy may name a tool with or without the prefix `mcp.`. If `invoke_mcp_tool` is
-        given, the file of MCP servers is not read.
+        given, the configuration file of the MCP servers is not read.
+
+        Args:
+            path: The TOML file.
+            llm: The model; `None`: the configured one.
+            **options: Arguments of the loop and of a `Runner`. They take precedence over the file.
+
+        Raises:
+            MCPConfigError: A file is missing, or a value in it is invalid.
         """
         from grue.config.wiring import from_configuration  # imported here, because it loads pydantic
 
@@ -408,13 +452,24 @@ class AgentLoop:
         return tuple(self._injected.calls) if self._injected is not None else ()
 
     def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
-        """Send a text and images to the model, make its tool calls, and return its answer; blocking.
+        """Send a text to the model, make the tool calls that it asks for, and return its answer; blocking.
 
         If a call fails, names an unknown tool or has arguments that are not JSON, the model gets an error
         text and goes on. Ctrl-C cancels the input within seconds; the conversation keeps what was said so
-        far. `turn` is the number of this turn in the trace; `None`: the next number. Raises
-        `ConversationBusy` while another input is running, also in its callbacks, and the errors of
-        `Runner.run_turn`.
+        far.
+
+        Args:
+            text: The input.
+            images: Images to send with the text: paths of files, or bytes.
+            turn: The number of this turn in the trace; `None`: the next number.
+
+        Raises:
+            MCPServerStartupError: An MCP server did not start at the first input.
+            LLMError: The model gave no completion, after all retries.
+            MCPError: Any other error of `Runner.run_turn`.
+            ConversationBusy: Another input is running. A callback of that input, such as `on_event`, cannot
+                call `run` either.
+            KeyboardInterrupt: Ctrl-C was pressed.
         """
         with self._one_input(text, images, turn) as request:
             if self._on_event is None:

@@ -31,15 +31,26 @@ _Above0 = Annotated[float, Meta(gt=0)]
 
 
 class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a run; `None`: no limit."""
+    """The limits of a run. `None`: no limit.
 
-    max_turns: _Count = 30  # replies, including unusable ones
-    max_steps: _Count = 100  # actions, including denied ones, and unusable replies
-    time_limit_seconds: _Above0 | None = None  # not including the time for closing the servers
-    requests: _Count | None = None  # without retries
-    tokens: _Count | None = None  # sent and received
+    Attributes:
+        max_turns: How many replies the model may give, including unusable ones.
+        max_steps: How many steps the run may have: actions, including denied ones, and unusable replies.
+        time_limit_seconds: Time limit of the run, not including the time for closing the servers.
+        requests: How many completions may be requested from the model. Retries are not counted.
+        tokens: How many tokens may be used, sent and received together.
+        cost_usd: Highest cost in US dollars, as the endpoint reports it, or else by the prices set in `llm`.
+        result_chars: How many characters of a step's result the model is shown. The whole result is in a file
+            if the run has a folder.
+    """
+
+    max_turns: _Count = 30
+    max_steps: _Count = 100
+    time_limit_seconds: _Above0 | None = None
+    requests: _Count | None = None
+    tokens: _Count | None = None
     cost_usd: _Above0 | None = None
-    result_chars: Annotated[int, Meta(ge=200)] = 20_000  # of a step's result that the model is shown
+    result_chars: Annotated[int, Meta(ge=200)] = 20_000
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -158,7 +169,15 @@ def _skill_servers(document: YamlDocument, table: _AgentTable, servers: Collecti
 
 
 def load_config(path: str | PathLike[str]) -> AgentConfig:
-    """Read `agent.yaml`; relative paths start from its folder. The API key comes from the environment."""
+    """Read `agent.yaml`. Relative paths in the file are relative to its folder.
+
+    The API key comes from the environment: `GRUE_API_KEY`, or the variable of the endpoint's provider, such
+    as `OPENROUTER_API_KEY` or `OPENAI_API_KEY`.
+
+    Raises:
+        MCPConfigError: The file or a value in it cannot be used. The error names the line and the key.
+        MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
+    """
     document = read_yaml(path)
     table, path = document.convert(_AgentTable), Path(path)
     folder = path.parent

@@ -34,10 +34,14 @@ class McpToolInfo(Struct, frozen=True):
 
 
 class McpCallResult(Struct, frozen=True):
-    """The result of a call. `server_name` is empty if no server has such a tool.
+    """The result of a call.
 
-    `content` has the server's blocks, or else one text block with `raw_text`, which is the text of the
-    blocks, the structured result as JSON, or the error.
+    Attributes:
+        server_name: The server; empty if no server has such a tool.
+        tool_name: The tool's bare name at that server; if no server has such a tool, the name as called.
+        content: The server's content blocks; if there are none, one text block with `raw_text`.
+        is_error: Whether the tool reported an error, or was not called, for example because it has changed.
+        raw_text: The text of the content blocks. Without text: the structured result as JSON, or the error.
     """
 
     server_name: str
@@ -122,10 +126,19 @@ class McpManager:
         return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
-        """Connect the servers, given as tool servers or as in `agent.yaml`, and return their tools.
+        """Connect the servers concurrently, and return their tools.
 
-        Raises `ImportError` without the package `mcp`, `MCPServerStartupError` as `on_connect_failure` says,
-        `MCPError` if the manager is connected already, and `MCPConfigError`.
+        Args:
+            servers: By name: a tool server such as a `StdioServer`, or a mapping with `command`, `args`,
+                `env` and `timeout_seconds`, or `url`, as under `servers` in `agent.yaml`.
+
+        Raises:
+            ImportError: The package `mcp` is absent; the text has the command that installs it.
+            MCPServerStartupError: A server that is not optional could not be connected, and
+                `on_connect_failure` is `raise`.
+            MCPConfigError: A server's configuration cannot be used.
+            MCPError: The manager is connected already.
+            KeyboardInterrupt: Ctrl-C was pressed. The sessions that were opened are closed.
         """
         with self._lock:
             if self._connected is not None:
@@ -148,15 +161,23 @@ class McpManager:
     ) -> McpCallResult:
         """Call a tool and return its result. A call that fails is not repeated.
 
-        If the server has changed or removed the tool since it was listed, or its definition differs from the
-        `definition` that the caller knows, the tool is not called, the result is an error result that says
-        so, and `tools` is updated. `tool_name` is a bare name, or `server.tool`; an unknown name gives an
-        error result. `timeout` is in seconds, from when the call is sent; `None`: `tool_call_timeout_s`.
+        If the server has changed or removed the tool since it was listed, the tool is not called, the result
+        is an error result that says so, and `tools` is updated.
+
+        Args:
+            tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
+            arguments: A JSON object; `None`: no arguments.
+            timeout: In seconds, from when the call is sent; `None`: `tool_call_timeout_s`.
+            turn: Number of the turn that the call is recorded in; 0 if the call belongs to no turn.
+            definition: The definition that the caller knows. If the server's definition differs, the tool
+                is not called. `None`: the definition that was listed last.
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
             ToolServerDied: The server died during this call. Or it died earlier, and is not connected again.
             MCPServerStartupError: The server had died, and connecting it again failed.
+            MCPError: The manager is not connected.
+            KeyboardInterrupt: Ctrl-C was pressed. The call is cancelled; the session stays open.
         """
         connected = self._opened()
         tool = connected.routes.called.get(tool_name)
@@ -185,7 +206,12 @@ class McpManager:
         return _result(tool, result)
 
     def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
-        """Send a server a request other than a tool call, such as `resources/read`; return the raw result."""
+        """Send a server a request other than a tool call, such as `resources/read`; return the raw result.
+
+        Raises:
+            MCPRequestError: The server refused the request, did not answer in time, or has died.
+            MCPError: The manager is not connected, or there is no such server.
+        """
         return self._opened().client.request(server, method, params)
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:

@@ -44,8 +44,12 @@ from grue.protocol.tools.policy import UNMATCHED, may_match_tools_of, unmatched_
 class RunResult(Struct, frozen=True, kw_only=True):
     """The result of a run; written to `result.json` if the run has a folder.
 
-    `responses` and `notes` are the texts of the model's actions `respond` and `note`, `answer` that of
-    `finish`. If the run is parked, a person has to answer `questions`.
+    Attributes:
+        reason: Why the run ended; `detail` says it in a sentence for people.
+        answer: The answer of the model's `finish` action; empty if there was none.
+        responses: The texts of the model's `respond` actions, without those that were not carried out.
+        notes: The same for the model's `note` actions.
+        questions: If the run is parked: the questions that a person has to answer.
     """
 
     run_id: str
@@ -110,15 +114,30 @@ class Orchestrator:
             self._recorder.add(facts.FactEvents(on_event, facts.FACTS))
 
     def run(self, task: str) -> RunResult:
-        """Run a task until the run ends, and return the result. After Ctrl-C, the run can be resumed."""
+        """Run a task until the run ends, and return the result.
+
+        Raises:
+            MCPConfigError: The configuration cannot be used.
+            TraceError: The run folder cannot be written.
+            KeyboardInterrupt: Ctrl-C was pressed. The run can be resumed from its folder.
+        """
         return self._carry_out(task, None, ())
 
     def resume(self, decisions: Iterable[ApprovalDecision] = ()) -> RunResult:
-        """Go on with the run in `folder`, unless the model has finished it, and return its result.
+        """Go on with the run in `folder`, and return its result.
 
-        `decisions` answer the questions of a parked run. An action that was under way when the process was
-        killed is repeated only if it is read-only or idempotent. Otherwise the model is told that the action
-        may have had an effect. Raises `TraceError` if there is no run that can be resumed.
+        The run may have been interrupted, killed or parked, or have ended for any other reason but the
+        model's action `finish`.
+
+        An action that was under way when the process was killed is repeated only if it is read-only or
+        idempotent. Otherwise the model is told that the action may have had an effect.
+
+        Args:
+            decisions: Answers to the questions of a parked run.
+
+        Raises:
+            TraceError: There is no run in the folder that can be resumed.
+            MCPError: This object has no `folder`; or an error of `run`.
         """
         if self._folder is None:
             raise MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")

@@ -96,7 +96,11 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
 
 
 class ActionType(Struct, frozen=True):
-    """A type of action, with the arguments of `ActionTypes.add`; without `run`, the host carries it out."""
+    """A type of action; the fields are the arguments of `ActionTypes.add`.
+
+    Attributes:
+        run: `None`: the host carries out the action itself.
+    """
 
     name: str
     params: type[Struct]

@@ -122,11 +122,17 @@ def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> 
 
 
 class ServedSkills:
-    """The skills of some servers whose digests are approved in `mcp_skills.lock` of `folder`.
+    """The approved skills of some servers.
+
+    Args:
+        folder: The folder with `mcp_skills.lock`, which has the approved digests.
 
     Attributes:
         waiting: The listed skills that are not approved, or have changed since they were approved.
         problems: A sentence for each skill that is not used, and each server whose skills cannot be listed.
+
+    Raises:
+        MCPConfigError: `mcp_skills.lock` cannot be used.
     """
 
     def __init__(self, asks: AsksServers, servers: Collection[str], folder: Path) -> None:
@@ -152,7 +158,11 @@ class ServedSkills:
                 self.problems.append(f"The skill {skill.name} {state}: grue skills --approve")
 
     def approve(self) -> None:
-        """Write the listed digests of the `waiting` skills into `mcp_skills.lock`."""
+        """Write the listed digests of the `waiting` skills into `mcp_skills.lock`.
+
+        Raises:
+            MCPConfigError: `mcp_skills.lock` cannot be used or written.
+        """
         approved = read_skill_lock(self._lock)
         for skill in self.waiting:
             approved.setdefault(skill.server, {})[skill.uri] = skill.digest
@@ -171,7 +181,12 @@ class ServedSkills:
         }
 
     def text(self, name: str, file: str = "") -> str:
-        """Read a skill's `file`, or its `SKILL.md` with the names of its files. Errors are for the model."""
+        """Read a skill's `file`; without `file`, read `SKILL.md`, and add the files' names.
+
+        Raises:
+            ValueError: There is no such file, it cannot be used (for example, its digest differs), or the
+                request to the server failed. The error's text is for the model.
+        """
         skill = self.by_name[name]
         try:
             text = read_file(self._asks, skill, file or SKILL_FILE)

@@ -190,9 +190,13 @@ class Grant(Struct, frozen=True):
 
 
 class Skills:
-    """The skills of a folder, if there is one, and those that `add` adds.
+    """The skills of a folder, and those that `add` adds.
 
-    `problems` says which were left out.
+    Args:
+        folder: Its subfolders with a `SKILL.md` are the skills; `None`: there is no folder.
+
+    Attributes:
+        problems: A sentence for each skill that was left out, with file and line.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -205,9 +209,12 @@ class Skills:
         self._texts |= dict.fromkeys(skills, text)
 
     def text(self, name: str, file: str = "") -> str:
-        """Return the text of a skill's `file`, or of the skill with its files' names.
+        """Return the text of a skill's `file`, a path in its folder.
 
-        Errors are for the model.
+        Without `file`: the skill's own text, followed by the names of its files.
+
+        Raises:
+            ValueError: There is no such skill or file. The error's text is for the model.
         """
         skill = self.by_name.get(name)
         if skill is None:

@@ -239,9 +239,15 @@ class ZorkAgent:
     ) -> dict[str, str | None]:
         """Run a turn and return its decision; blocks until the turn has ended.
 
-        The dictionary has `action` (a playable command), `reasoning`, `new_objective` and `raw_response`.
-        Raises `MCPError` if tools are configured but the model cannot call any, and the errors of
-        `Runner.run_turn`.
+        Args:
+            game_state_text: The situation in the game.
+            relevant_memories: Added to the situation, after a blank line.
+
+        Returns:
+            `action` (a playable command), `reasoning`, `new_objective`, `raw_response`.
+
+        Raises:
+            MCPError: Tools are configured but the model cannot call any, or an error of `Runner.run_turn`.
 
         Source: R10.1, R12.5
         """
@@ -264,7 +270,11 @@ class ZorkAgent:
             self._langfuse.close()
 
     def recall(self, end: m.TurnCompleted | m.TurnFailed) -> dict[str, str | None]:
-        """Return the decision, or raise the error, of a turn that an earlier run of the program finished."""
+        """Return the decision of a turn that an earlier run of the program finished. No request is sent.
+
+        Raises:
+            MCPError: The turn ended with this error.
+        """
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):
             raise error_for(end)
@@ -282,8 +292,14 @@ class ZorkAgent:
     ) -> None:
         """Set the state of an episode that is continued after `turns` turns.
 
-        With `listings`, the tools that each server listed last, a turn may offer them before its server is
-        started.
+        Args:
+            turns: Number of turns that were played.
+            spent: Requests, tokens and cost of these turns.
+            connections: The state of the connection to each server.
+            listings: The tools that each server listed last. A turn may offer them before its server is
+                started.
+
+        Source: D12, P27
         """
         self.turn = turns
         self._runner.spent = spent

@@ -288,14 +288,20 @@ class TraceWriter(Closing):
         self._recorders.append(recorder)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
-        """Flush all lines that are queued so far; `False`: that took too long. Raises `TraceError`."""
+        """Flush all lines that are queued so far. Return whether that was done within the time limit.
+
+        Raises:
+            TraceError: Writing failed, or the writer is closed.
+        """
         return self._lines.flush(within_s)
 
     def close(self) -> None:
         """Write all that was recorded, without a time limit, and close the file. A second call does nothing.
 
-        Long messages that are still being searched for secrets are written too. Raises `TraceError` if
-        writing failed, and no earlier call has raised that.
+        Long messages that are still being searched for secrets are written too.
+
+        Raises:
+            TraceError: Writing failed, and no earlier call has raised that.
         """
         recorders, self._recorders = self._recorders, []
         try:

@@ -228,7 +228,11 @@ class Recorder:
                     self._texts.pop((sender, turn), None)
 
     def settle(self) -> None:
-        """Wait, blocking, until the observers have seen all that was recorded; raises `TraceError`."""
+        """Wait, blocking, until the observers have seen everything recorded so far.
+
+        Raises:
+            TraceError: An observer could not write.
+        """
         self._backlog.wait()
 
     async def shown(self) -> None:
@@ -236,7 +240,11 @@ class Recorder:
         await self._backlog.wait_async()
 
     def resume(self, *, after_seq: int, after_t: float) -> None:
-        """Continue a trace after this number and time; raises `RuntimeError` if something was recorded."""
+        """Continue an existing trace: numbers go on after `after_seq`, times after `after_t` seconds.
+
+        Raises:
+            RuntimeError: Something was already recorded.
+        """
         with self._lock:
             if self._seq:
                 raise RuntimeError(f"a recorder that has recorded {self._seq} envelopes cannot resume")

@@ -366,10 +366,13 @@ class LlmEndpoint:
     ) -> Awaitable[http.Answered | Fault]:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
-        `streamed` gets a streamed reply; `None`: no stream is expected. `on_sent` is called when the request
-        is written, and again when the exchange has ended. `request`: the request's number in the turn. Raises
-        `RequestPostponed` if the request waits for a batch; with a batch, `streamed` and `on_sent` are not
-        used.
+        `body` is in the profile's format. `streamed` gets a streamed reply; `None`: no stream is expected.
+        `on_sent` is called when the request is written, and again when the exchange has ended. `request`: the
+        request's number in the turn. If the reply comes from a batch, `streamed` and `on_sent` are not used.
+
+        Raises:
+            RuntimeError: The endpoint was not entered.
+            RequestPostponed: The request waits for a batch.
         """
         room = current_room()
         if room is not None:
@@ -545,10 +548,13 @@ class LlmEndpoint:
         return self._support()
 
     def change_model(self, model: str) -> None:
-        """Ask another model from now on, at the same URL, and forget what was learned; not in a turn.
+        """Ask another model from now on, at the same URL. No turn may be running.
 
-        A conversation that is under way has to be loaded again: its messages are encoded for the former
-        model. Raises `MCPConfigError` if the key or a header cannot be sent in the other model's wire format.
+        What was learned about the former model is forgotten. A conversation that is under way has to be
+        loaded again, because its messages are encoded for the former model.
+
+        Raises:
+            MCPConfigError: The key or a header cannot be sent in the other model's wire format.
         """
         settings = replace(self.settings, model=model)
         profile = settings.profile or profiles.profile_for(settings.base_url, model, settings.wire)
