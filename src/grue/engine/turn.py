@@ -623,7 +623,8 @@ class HostTurn(Generic[T]):
         search = request.tool_search or settings.tool_search
         limits = startup_limits(replace(settings.limits, budget=budget), settings.wiring.servers)
         required, policy = first_connects(settings.wiring.servers), settings.policy
-        policy = replace(policy, first_connects={**required, **policy.first_connects})
+        if required:
+            policy = replace(policy, first_connects={**required, **policy.first_connects})
         if request.turn_timeout_s is not None:
             limits = replace(limits, turn_timeout_s=request.turn_timeout_s)
         repair_request = well_formed(request.repair_request)
