@@ -1600,8 +1600,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: Whether a turn of a conversation ended while it waited for a reply of the model. The
-            conversation does not contain that reply, even if it came later.
+        unread: Whether the model may have sent a reply that the turn has not used. The conversation does not
+            contain it. `False` for a turn that continues no conversation.
     """
 
     turn: int

@@ -341,7 +341,7 @@ class LentConversation(Struct):
         save: Writes new entries of the conversation to its file. Called before the agent can act on a new
             entry. Default: nothing is written.
         told: The last request whose items (texts and tool results) were added to the conversation.
-        reported: How many earlier replies had thoughts that this endpoint cannot read, at the last count.
+        reported: How many earlier replies had thoughts that the endpoint could not read, at the last count.
             `ThoughtsDropped` is recorded again only if a new count differs.
     """
 
@@ -587,7 +587,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _leave_without_tools(
         self, command: m.RequestCompletion, now_s: float, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """Go on to a fallback that takes tools, if there is one: the current model takes none."""
+        """As the current model takes no tools, go on to a fallback model that does, if there is one."""
         following, left = self._chain.first(now_s, tools=True), self._endpoint.asked()
         if following is not self._endpoint and following.takes_tools:
             self._endpoint = following

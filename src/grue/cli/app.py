@@ -81,8 +81,7 @@ _START = typer.Option(
     "begins.\n\n"
     "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
     "what the previous turn's tool calls change.\n\n"
-    "after_turn and beside_turn cannot apply to the first turn. It uses start under tool.grue.mcp in "
-    "pyproject.toml, else beside_if_locked.",
+    "after_turn and beside_turn cannot apply to the first turn. For that turn, the default below counts.",
     show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
 )
 
@@ -373,8 +372,8 @@ def chat(
         None,
         metavar="FILE",
         help=opt.FILE_OF_SERVERS,
-        show_default=f"{opt.CONFIGURED}. No such file: a server that comes with grue. enabled = false under "
-        "tool.grue.mcp: no server",
+        show_default=f"{opt.CONFIGURED}. If there is no such file, a server that comes with grue is used. "
+        "With enabled = false under tool.grue.mcp, the chat has no server",
     ),
     no_mcp: bool = typer.Option(False, "--no-mcp", help="Chat without tools."),
     system: str | None = typer.Option(
@@ -383,7 +382,9 @@ def chat(
         help="The system prompt.",
         show_default="a short one, which tells the model to be brief",
     ),
-    ask: bool = typer.Option(False, "--ask", help="Ask you before each tool call whether to make it."),
+    ask: bool = typer.Option(
+        False, "--ask", help="Ask you before each tool call whether to make it. In a pipe, no call is made."
+    ),
     run_dir: Path | None = opt.run_folder("the trace, the logs and the conversation are written."),
     turn_timeout: float | None = opt.turn_timeout(
         "A turn that takes longer ends with an error, and the chat goes on."
@@ -504,8 +505,8 @@ _AT = typer.Option(
     metavar="N",
     help="Number of the first message that is not taken from the trace; `grue trace show` prints "
     "the numbers. A fork can begin at a request to the model (RequestCompletion), at the tool calls of "
-    "a reply (CallTools), or at the check of an answer (CheckAnswer). If message N is none of these, the "
-    "fork begins at the nearest of them before N.",
+    "a reply (CallTools), or before your program checks an answer (CheckAnswer). If message N is "
+    "none of these, the fork begins at the nearest of them before N.",
     show_default="the first message of the turn; with --tool-result: the CallTools message of the "
     "first call whose result is replaced",
 )
@@ -520,8 +521,8 @@ _OTHER_TOOLS = typer.Option(
     None,
     metavar="FILE",
     help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
-    "--lock` writes beside mcp_tools.lock, or an edited copy of it. The word lock stands for the "
-    "mcp_tools.listing.json of the servers that `grue chat` would use in this folder.",
+    "--lock` writes beside mcp_tools.lock, or an edited copy of it. `--tools lock` takes the "
+    "mcp_tools.listing.json beside the mcp_config.json of this folder.",
     show_default="the recorded ones",
 )
 

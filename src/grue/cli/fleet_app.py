@@ -344,11 +344,12 @@ def compare(
     ),
     as_json: bool = opt.JSON,
 ) -> None:
-    """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
+    """Compare two sets of episodes: is B better than A, is it worse, or is it too close to tell?
 
-    A and B differ in a setting, such as model. Episodes that agree in the other
-    settings, such as question and seed, are one case. For each case, the score of
-    A is subtracted from that of B. Cases that only A or only B has are left out.
+    A and B differ in a setting, such as model. Episodes that agree in all else,
+    such as question and seed, are compared as one case. For each case, the score
+    of A is subtracted from that of B. Cases that only A or only B has are left
+    out.
 
     The command prints the mean of these differences with its 95 % confidence
     interval. The interval needs numpy and scipy, and at least 15 cases.

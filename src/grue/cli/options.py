@@ -60,8 +60,8 @@ def resume(what: str, also: str, but: str = "") -> Any:
     return typer.Option(
         None,
         metavar="RUN",
-        help=f"Go on with the {what} in this run folder, with the options that it was started with{but}. "
-        f"Besides --resume you can give only {also}.",
+        help=f"Go on with the {what} in this run folder. The options above --resume are those that it was "
+        f"started with{but}. The options below it are not kept. You can give only {also}.",
     )
 
 

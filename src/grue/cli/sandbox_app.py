@@ -66,7 +66,7 @@ def sandbox_try(
 ) -> None:
     """Run a command in a sandbox, at this terminal. The exit status is that of the command.
 
-    For example: grue sandbox try files -- cat /etc/shadow
+    For example: grue sandbox try files -- cat ~/.bashrc
     """
     from grue.cli.sandbox import try_command
 

@@ -72,7 +72,7 @@ def trace_show(
         None,
         metavar="NAME",
         help="Only messages of this kind, such as ToolReturned. A part of the name is enough, such as "
-        "toolret, if only one kind has it. `grue trace show` prints the kinds, in its second column.",
+        "toolret, if only one kind has it. `grue trace show` prints the kinds in its column `message`.",
     ),
     text: list[str] | None = typer.Option(
         None,
@@ -135,11 +135,11 @@ def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
     A provider's prompt cache can serve the beginning of a prompt, as far as it is
     the same as that of an earlier prompt. For each request, the command names the
     first difference from the most similar earlier prompt, and the message that
-    caused it. The columns of the printed table are:
+    caused it. The last three columns of the table are:
 
     repeats: how much of the prompt a cache could serve.
 
-    cached: how much of it the provider has served from its cache, as it says.
+    cached: how much of the prompt came from the cache, as the provider says.
 
     again: about how many tokens have to be paid again because of the difference.
     """

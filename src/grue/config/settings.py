@@ -166,7 +166,7 @@ class BudgetSettings(_Table):
 
 @dataclass(config=_STRICT)
 class NextModel(_Table):
-    """A model that is asked if those before it fail. Without a URL, it uses the first model's."""
+    """A model that is asked if those before it fail. Without a URL, it is at the first model's endpoint."""
 
     agent_model: _Text
     client_base_url: Annotated[str, WrapValidator(_base_url)] | None = None

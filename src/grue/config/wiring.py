@@ -36,7 +36,7 @@ from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 
 class Configured(Struct, frozen=True):
-    """The arguments of a `Runner` that a configuration determines."""
+    """A configuration, and the arguments of a `Runner` that follow from it."""
 
     config: GameConfiguration
     servers: dict[str, McpServer]

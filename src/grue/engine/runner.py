@@ -336,9 +336,9 @@ class Runner(AsyncToolAccess, Closing):
     def start_turn(self, request: TurnRequest[T] | str) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for programs whose own loop must not block, such as a game.
 
-        The turns that a runner starts in this way run one after the other. With `keep="nothing"` they run in
-        a background thread, which ends with the last of them; meanwhile `run_turn` waits for them too. Call
-        `warm_up` first: the imports of the first turn block all threads.
+        The turns run one after the other, and a later `run_turn` waits for those that were started here. With
+        `keep="nothing"` they run in a background thread, which ends after the last of them. Call `warm_up`
+        first: the imports of the first turn block all threads.
 
         Raises:
             MCPError: The runner is being closed, or belongs to the parent process.

@@ -605,7 +605,7 @@ def case_of(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
 
 
 def case_key(result: Result, no_case: AbstractSet[str]) -> str:
-    """Return a text that is equal for two episodes of one case: all settings except those in `no_case`."""
+    """Return the settings of `case_of` as JSON with sorted keys: one text for all episodes of a case."""
     case = case_of(result, no_case)
     return msgspec.json.encode(case, order="deterministic").decode()
 

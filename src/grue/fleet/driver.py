@@ -168,7 +168,7 @@ class Driver:
         self._refused = ""
 
     def run(self) -> Finished:
-        """Play the episodes without a result, until they are done or the run ends; raises `MCPError`s."""
+        """Play the episodes that have no result yet, until all are done or the run is stopped."""
         # A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them.
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from

@@ -387,7 +387,8 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # `Boxed` makes rules for the next start here. If that fails, the next start makes them or raises.
+        # `Boxed.run` passes a function that makes the rules for the next program in advance. If that fails,
+        # that program's start makes them, or raises.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

@@ -210,7 +210,7 @@ def _add_asking_tools(server: MockServer) -> None:
 
     @server.tool(structured_output=False)
     def test_elicitation(message: str, answer: Annotated[ElicitationResult[Answer], Resolve(ask)]) -> str:
-        """Ask the user for a name and an address."""
+        """Ask the user for a name and an email address."""
         del message  # unused here: the MCP SDK passes it to `ask`, which has a parameter `message`
         return f"User response: {_outcome(answer)}"
 

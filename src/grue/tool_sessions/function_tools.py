@@ -55,7 +55,7 @@ _OMITTED = object()  # stands for an argument that a call has left out, if pydan
 
 
 class Parameters:
-    """The parameters of one function; raises `MCPConfigError` if a model cannot give them as JSON by name."""
+    """The parameters of one function: each must have a name, and a type whose values JSON can express."""
 
     def __init__(self, tool: str, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
         self.context: str | None = None  # name of the parameter for the `ToolContext`

@@ -225,8 +225,8 @@ def _test_of(pattern: str) -> tuple[_Test, _Test]:
             "the pattern is not a regular expression, has look-around or back references, or is too large;"
             " to find a text as it is, put a backslash before each special character"
         )
-    # In a block, (?m) lets ^ and $ match at each line, but \A and \z match only at the block's ends. So a
-    # pattern with \A or \z has no quick test.
+    # In a block, (?m) lets ^ and $ match at each line, but \A, \z and \Z match only at the block's ends.
+    # So a pattern with one of them has no quick test.
     quick = None if re.search(r"\\[AzZ]", pattern) else _compiled(f"(?m){pattern}")
     return test, quick or (lambda _: True)
 

@@ -71,7 +71,7 @@ def request_lines(server: str, message: str) -> Iterator[Line]:
 
 
 def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
-    """Yield description and schema of the tool `wanted`; else a line for each whose name contains that."""
+    """Yield the tool `wanted` with its schema, or a line for each tool whose name contains `wanted`."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:

@@ -493,7 +493,7 @@ class WireFormat(Protocol):
         return to_json(encoded) if encoded else b""
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as a request lists it, from its name, description and `parameters`."""
+        """Return an entry of a request's list of tools, from a tool's `name`, `description`, `parameters`."""
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""

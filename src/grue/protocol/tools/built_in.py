@@ -5,8 +5,8 @@ effect outside the turn, so no policy judges them. With many tools (`ToolSearch.
 `find_tools` and `call_tool` in place of most of the servers' tools. A call of `call_tool` becomes a call of
 the named tool before anything else is decided; the conversation keeps the call as the model wrote it.
 
-To add a tool, put its definition here, the code that answers its calls into `tool_sessions/`, and a row for
-it into `engine/turn_actors.py`.
+To add a tool, put its definition here, offer it in `turn/states.py`, and put the code that answers its calls
+into `tool_sessions/`. `_built_in` in `engine/turn_actors.py` connects the two.
 """
 
 from __future__ import annotations

@@ -53,10 +53,10 @@ def _send(turn: Turn, phase: Phase, new: Items, notes: Commands) -> Transition:
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, Mode]:
-    # The LLM actor remembers the tools that it was given last. Give it the tools only if they have changed.
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     stated = turn.run.answer if turn.run.states_answer else None
+    # `None`: the LLM actor remembers its last tools. It is given tools only if they have changed.
     mode = m.OfferTools(turn.offered if turn.relisted else None, stated)
     return replace(turn, relisted=False), mode
 

@@ -139,7 +139,7 @@ def _room() -> int:
 
 
 def carries_host_mark(pid: int) -> bool:
-    """Return whether the process is a server that this host has started, or a descendant of such a server."""
+    """Return whether a process is marked as a server that this process has started, or as its descendant."""
     digits = host_mark.digits()
     return bool(digits) and _mark_of(pid) // 10**9 == int(digits)
 

@@ -95,7 +95,8 @@ def payload_path(trace: Path, sha256: str) -> Path:
 
 
 MIN_EXTRACT_BYTES = 1024  # of a base64 string that is cut out of a body
-# Of MCP results. Nothing is found inside a JSON string, because there the quotes have backslashes.
+# The members of MCP results that hold base64. Within the text of a JSON string, quotes have backslashes, so
+# these bytes cannot stand there.
 _BASE64_MEMBERS = (b'"data":"', b'"blob":"')
 
 

@@ -338,10 +338,8 @@ class Recorder:
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
         """Add a piece to its text, and pass to the observers all but an end that may begin a secret."""
-        texts, key = (
-            self._texts.setdefault((envelope.sender, envelope.turn), {}),
-            replace(envelope.body, text=""),
-        )
+        texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
+        key = replace(envelope.body, text="")
         if key not in texts:
             texts[key] = _Text(TextPieces(self._redaction), envelope)
         texts[key].last = envelope

@@ -24,7 +24,7 @@ _INTRODUCTION: Final = (
 
 
 def reply_in_chat(request: ChatRequest) -> Reply:
-    """Return the reply to a request, as the module's docstring says."""
+    """Return the reply to a request, as `_INTRODUCTION` describes it."""
     said = [index for index, each in enumerate(request.messages) if each.role == "user"]
     if not said:
         return Reply(content=_INTRODUCTION)

@@ -231,7 +231,7 @@ def events(response: Json, request: Json) -> Iterator[bytes]:
 
 
 def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
-    """Return an output item as a stream first has it, and the events (kind and content) that complete it."""
+    """Return an output item as a stream first shows it, and the events (kind, content) that fill it in."""
     match item["type"]:
         case "message":
             return {**item, "status": "in_progress", "content": []}, [*_parts_events(item["content"])]

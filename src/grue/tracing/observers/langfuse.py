@@ -288,7 +288,7 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function that makes context managers: each gives new observations the session id and name."""
+    """Return a maker of context managers that give observations the session's id and the trace's name."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes

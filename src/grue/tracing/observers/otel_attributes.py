@@ -264,10 +264,8 @@ class Conventions:
         return attributes
 
     def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:
-        facts, asks = (
-            reply.facts,
-            subject.asks if isinstance(subject, spans.Generation) else m.ModelAsked(model=""),
-        )
+        facts = reply.facts
+        asks = subject.asks if isinstance(subject, spans.Generation) else m.ModelAsked(model="")
         return {
             # A host with its own model actor does not say which model it asks: name the one that replied.
             "gen_ai.request.model": None if asks.model else reply.model or None,
