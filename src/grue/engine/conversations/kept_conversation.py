@@ -342,10 +342,11 @@ class KeptConversation:
     ) -> Iterator[TurnPast]:
         """Lend the conversation to the turn that runs in the block. Then mark the turn as parked or ended.
 
-        `resumed`: go on with the parked turn `number`. `trace`: where a later process can go on with the turn;
-        `None`: a resumed turn keeps its trace, and a new one cannot be resumed. `recorded`: the trace that gets
-        the results of the turn's tool calls. `plain`: as `RunTurn.plain_results`. Raises `ConversationParked`
-        if a turn is parked and a new one is to begin, and `ConversationError` if `number` is not parked.
+        `resumed`: go on with the parked turn `number`. `trace`: where a later process can go on with the
+        turn; `None`: a resumed turn keeps its trace, and a new one cannot be resumed. `recorded`: the trace
+        that gets the results of the turn's tool calls. `plain`: as `RunTurn.plain_results`. Raises
+        `ConversationParked` if a turn is parked and a new one is to begin, and `ConversationError` if
+        `number` is not parked.
         """
         with self.held():
             self._require_saved()
