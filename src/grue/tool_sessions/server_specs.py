@@ -74,7 +74,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the sorted names of variables that seem to hold a secret, or repeat an own key of `host`."""
+    """Return the names of the variables that seem to hold a secret, or have the value of a key of `host`."""
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
         sorted(

@@ -459,7 +459,7 @@ class EncodedConversation:
         return w.NamedResult(**{**msgspec.structs.asdict(item), "call_id": call_id}, name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """If grue puts a cache marker on the first system text, return its position, and lower `room`."""
+        """Return the place of the first system text if it gets a marker of grue's own, else `()`."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):

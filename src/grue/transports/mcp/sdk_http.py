@@ -506,7 +506,7 @@ class _Client(httpx2.AsyncClient):
         if message is None or head.id is None:
             return faults.NOT_A_MESSAGE
         if head.method == "initialize" and response.is_success:
-            # Keep the header with the session's id, which the SDK's transport reads from this response.
+            # The SDK's transport reads the session's id from what is returned here: copy that header.
             kept = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
             content = encode_message(message)
             return httpx2.Response(
