@@ -40,7 +40,7 @@ class Terminal:
         return shutil.get_terminal_size((80, 24))
 
     def write(self, text: str) -> None:
-        """Write `text`, with `?` for characters that the encoding lacks. `OSError`: the reader is gone."""
+        """Write `text`, with `?` for characters that the encoding lacks; `OSError` if the reader is gone."""
         if self._fd is None:
             self._stream.write(text)
             self._stream.flush()

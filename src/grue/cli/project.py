@@ -35,7 +35,7 @@ class KnownServers(Struct, frozen=True, kw_only=True):
     passed_over: str | None = None  # a file that is not used, because the settings turn MCP off
 
     def usable(self, name: str) -> McpServer:
-        """Return the server of this name. `MCPConfigError`: there is none, or its configuration is wrong."""
+        """Return the server of this name; raises `MCPConfigError` if it is absent or wrongly configured."""
         if name in self.unusable:
             raise MCPConfigError(self.unusable[name])
         if name not in self.servers:

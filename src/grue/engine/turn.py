@@ -393,7 +393,7 @@ class TurnHandle(Generic[R]):
 
 
 class EpisodeMemory:
-    """What each turn of an episode leaves for later turns. Thread-safe, because turns may run in parallel."""
+    """What a turn of an episode keeps for later turns. Thread-safe: turns may run in parallel."""
 
     def __init__(self) -> None:
         self.turn = self._highest = 0

@@ -114,7 +114,7 @@ class EarlyRequest:
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait until the early request is written or it is clear that there is none, for at most a second."""
+        """Wait until the early request is written, or the turn turns out to send none; a second at most."""
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
 

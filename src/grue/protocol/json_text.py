@@ -100,13 +100,13 @@ def _arguments(value: object, depth: int) -> object:
 
 
 def strict_text(value: object) -> str:
-    """Return a value as JSON text; `TypeError`, `ValueError` or `RecursionError`: JSON cannot express it."""
+    """Return a value as JSON text; `TypeError`, `ValueError` or `RecursionError` if that is impossible."""
     json.dumps(value, allow_nan=False, default=str, skipkeys=True)
     return msgspec.json.encode(value).decode()
 
 
 def strict_value(text: str) -> object:
-    """Return the value of `text`; `ValueError`: not strict JSON, too large, or nested too deeply."""
+    """Return the value of `text`; `ValueError` if it is not strict JSON, too large, or nested too deeply."""
     if len(text) > MAX_CHARS or is_crowded(text):
         raise ValueError("too large")
     try:

@@ -84,7 +84,7 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error
 
 
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
-    """Return the next state and the commands, in order. `IllegalEvent`: the event cannot happen here."""
+    """Return the next state and the commands, in order; `IllegalEvent` if the event cannot happen here."""
     match state, event:
         case s.Idle(), m.RunTurn():
             return sessions.begin(event)  # check the model, or open the sessions (rule 8)

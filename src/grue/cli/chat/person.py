@@ -216,7 +216,7 @@ class Person:
                     return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
 
     def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Ask the person for the input that a server requests. `Declined` says why there is none."""
+        """Ask the person for the input that a server requests. A `Declined` says why it was not given."""
         reader = self._reader()
         if not reader.asks:
             return Declined("there is no terminal to ask at")

@@ -204,7 +204,7 @@ class TurnReport(Protocol):
 
 
 class TurnPast(Struct, kw_only=True):
-    """What a conversation passes to a turn that continues it; the turn sets `actors` when it has made them.
+    """What a conversation gives a turn that continues it. The turn sets `actors` later.
 
     `history`: number and digest of the entries before the turn; `None`: the turn is in no conversation.
     """

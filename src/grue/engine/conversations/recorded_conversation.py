@@ -611,7 +611,10 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return the turn `turn`; `None`: the only one to resume. If there is none, raise `NothingToResume`."""
+    """Return turn number `turn`, or for `None` the only turn that can be resumed.
+
+    Raises `NothingToResume` if no such turn can be resumed.
+    """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:
         return next(iter(usable.values()))

@@ -97,7 +97,7 @@ class OpenAIBatches:
         return msgspec.json.encode({**body, "metadata": {KEY: key}})
 
     def state(self, batch: Json) -> BatchState:
-        """Return the state of a batch, from the provider's object; `ValueError`: it cannot be read."""
+        """Return the state of a batch, from the provider's object; `ValueError` if it cannot be read."""
         status = str(batch.get("status"))
         ended = status in ("completed", "expired", "cancelled")
         errors = (batch.get("errors") or {}).get("data") or ()
@@ -117,7 +117,7 @@ class OpenAIBatches:
         )
 
     def result(self, line: bytes) -> Result:
-        """Return the outcome of one request, from a line of the results; `ValueError`: it cannot be read."""
+        """Return the outcome of one request, from a line of the results; `ValueError` if it is unreadable."""
         read = msgspec.json.decode(line, type=_OpenAILine)
         error = read.error or {}
         if read.response is None:
@@ -155,7 +155,7 @@ class AnthropicBatches:
         return msgspec.json.encode({"custom_id": item})[:-1] + b',"params":' + body + b"}\n"
 
     def state(self, batch: Json) -> BatchState:
-        """Return the state of a batch, from the provider's object; `ValueError`: it cannot be read."""
+        """Return the state of a batch, from the provider's object; `ValueError` if it cannot be read."""
         id_, ended = _text(batch, "id"), batch.get("processing_status") == "ended"
         counts = {name: n for name, n in (batch.get("request_counts") or {}).items() if isinstance(n, int)}
         state: Literal["ended", "running"] = "ended" if ended else "running"
@@ -164,7 +164,7 @@ class AnthropicBatches:
         return BatchState(id=id_, state=state, created_at=created_at, total=total, results=results)
 
     def result(self, line: bytes) -> Result:
-        """Return the outcome of one request, from a line of the results; `ValueError`: it cannot be read."""
+        """Return the outcome of one request, from a line of the results; `ValueError` if it is unreadable."""
         read = msgspec.json.decode(line, type=_AnthropicLine)
         match read.result.type:
             case "succeeded" if read.result.message:
@@ -200,7 +200,7 @@ FORMS: Mapping[BatchFormName, BatchForm] = {"openai": OpenAIBatches(), "anthropi
 
 
 def batch_form_of(wire: str) -> BatchForm:
-    """Return the batch API of a wire format; `MCPConfigError`: its providers take no batches."""
+    """Return the batch API of a wire format; `MCPConfigError` if its providers take no batches."""
     form = FORMATS[wire].batches
     if form is None:
         raise MCPConfigError(f"No batches are known for the wire format {wire!r}. Ask without `batch`.")

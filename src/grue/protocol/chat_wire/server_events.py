@@ -91,7 +91,7 @@ class EventLines:
         return len(self._rest)
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
-        """Add the next bytes, and yield the events that they complete; `ValueError`: a line is too long."""
+        """Add the next bytes, and yield the events that they complete; `ValueError` if a line is too long."""
         self._rest += chunk
         while (line := self._line()) is not None:
             event = self._take(line)

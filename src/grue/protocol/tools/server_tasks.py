@@ -72,7 +72,7 @@ TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished |
 
 
 def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | None:
-    """Return the task in an answer to `tools/call`, if it has one; `ValueError`: the task cannot be used."""
+    """Return the task in an answer to `tools/call`, if it has one; `ValueError` if it cannot be used."""
     if form == "extension" and answer.get("resultType") == "task":
         return _handle(answer)
     task = answer.get("task") if form == "experimental" else None
@@ -80,7 +80,7 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
 
 
 def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
-    """Return the next step after an answer to `tasks/get`; `ValueError`: the answer cannot be used."""
+    """Return the next step after an answer to `tasks/get`; `ValueError` if it cannot be used."""
     poll_s = _poll_s(answer)
     match answer.get("status"):
         case "working":

@@ -469,7 +469,7 @@ class Upload(Struct, frozen=True):
 
 
 class Streamed(Struct, frozen=True):
-    """Where a streamed reply goes: its events to `assembler`, each piece of its text to `show`."""
+    """Takes a streamed reply: `assembler` gets its events, and `show` gets each piece of its text."""
 
     assembler: Assembler
     show: Callable[[Delta], None]

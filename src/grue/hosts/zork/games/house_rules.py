@@ -88,7 +88,7 @@ def upper_first(text: str) -> str:
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
-    """Return the one thing in reach that a phrase names; `RefusalError`: there is none, or several."""
+    """Return the thing in reach that a phrase names; raises `RefusalError` unless it is exactly one."""
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
         if state.it in reach:
