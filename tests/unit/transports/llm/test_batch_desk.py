@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grue.protocol.chat_wire.batch_forms import OpenAIBatches
+from grue.protocol.chat_wire.batch_forms import BatchState, OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.retry import RetryPolicy
 from grue.transports.llm import batch_desk
@@ -143,3 +143,19 @@ def test_a_mark_of_the_byte_order_before_the_results_costs_no_reply() -> None:
     desk._form = OpenAIBatches()
     line = json.dumps(result).encode()
     assert desk._read(b"\xef\xbb\xbf" + line) == desk._read(line) is not None
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("1764288000", 1764288000.0),
+        ("2025-11-28T00:00:00Z", 1764288000.0),
+        ("2025-11-28T01:00:00+01:00", 1764288000.0),
+        ("nan", 7.0),
+        ("yesterday", 7.0),
+        ("", 7.0),
+    ],
+)
+async def test_the_time_of_a_batch_is_read_in_seconds_and_as_a_date(written: str, seconds: float) -> None:
+    batch = BatchState(id="b1", state="running", created_at=written)
+    assert batch_desk._made_at(batch, otherwise=7.0) == seconds
