@@ -1,7 +1,8 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, or remove it.
 
-Descriptions and bundles of servers are untrusted. So the user sees the command that would run, and agrees,
-before anything is written, started or downloaded (except the description itself, from a registry or a URL).
+Descriptions and bundles of servers are untrusted. So the user sees the command that would run, and agrees
+(or has given --yes), before anything is written or started. Before a bundle is downloaded, the user is also
+asked.
 """
 
 import io

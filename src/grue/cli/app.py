@@ -81,7 +81,8 @@ _START = typer.Option(
     "begins.\n\n"
     "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
     "what the previous turn's tool calls change.\n\n"
-    "after_turn and beside_turn cannot apply to the first turn. For that turn, the default below counts.",
+    "after_turn and beside_turn cannot apply to the first turn. For that turn, the default below counts.\n\n"
+    "If the server's entry in mcp_config.json has a key `start`, that counts instead of --start.",
     show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
 )
 
@@ -254,7 +255,9 @@ _SOURCE = typer.Argument(
     "server.json: a description of a server in the MCP registry's format: a file, or a URL from which "
     "it is downloaded.\n\n"
     "NAMESPACE/NAME: a server in an MCP registry.\n\n"
-    "URL of a running server: give --use remote too.",
+    "URL: the address of a running server; give --use remote too.\n\n"
+    "To choose a version, write npm:PACKAGE@VERSION, pypi:PACKAGE==VERSION, oci:IMAGE:TAG or "
+    "NAMESPACE/NAME@VERSION.",
 )
 _ARGUMENTS = typer.Argument(
     None,
@@ -319,7 +322,8 @@ def add(
     mcp_tools.lock.
 
     If an environment variable that the server needs is not set, the command only
-    writes the entry. If the tools cannot be approved, it prints what to do.
+    writes the entry. If it does not approve the tools, it prints what to do. If
+    the server does not start, its entry remains, and the exit status is 1.
 
     API keys are not written into mcp_config.json, only the names of their
     environment variables, such as ${API_KEY}. If this machine can enforce
@@ -372,8 +376,8 @@ def chat(
         None,
         metavar="FILE",
         help=opt.FILE_OF_SERVERS,
-        show_default=f"{opt.CONFIGURED}. If there is no such file, a server that comes with grue is used. "
-        "With enabled = false under tool.grue.mcp, the chat has no server",
+        show_default=f"{opt.CONFIGURED}. With enabled = false under tool.grue.mcp, the chat has no server. "
+        "If the file does not exist and enabled is not set, the chat has one that comes with grue",
     ),
     no_mcp: bool = typer.Option(False, "--no-mcp", help="Chat without tools."),
     system: str | None = typer.Option(
@@ -390,14 +394,15 @@ def chat(
         "A turn that takes longer ends with an error, and the chat goes on."
     ),
     resume: Path | None = opt.resume(
-        "chat", "--turn-timeout and --quiet", ", but the model is the one last chosen by /model"
+        "chat", "--turn-timeout and --quiet", ", but a model chosen by /model is kept"
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="In a pipe, print only answers and errors."),
     learn: str | None = typer.Option(
         None,
         metavar="SERVER",
         help="Run this server without a sandbox, and watch what it reads, writes and connects to. At the "
-        'end, print the setting "sandbox" that would have allowed this, for mcp_config.json.',
+        'end, print the setting "sandbox" that would have allowed this, for mcp_config.json. Needs Linux '
+        "5.9 or later.",
     ),
 ) -> bool:
     """Chat with a model that can use MCP tools. In a pipe, each line of the input is answered.
@@ -452,8 +457,8 @@ def run(
     agent: str | None = _AGENT,
     task: str | None = _TASK,
     offline: bool = opt.offline(" The script can do only the task of the example."),
-    model: str | None = opt.model("model.name in AGENT.yaml"),
-    base_url: str | None = opt.base_url("model.base_url in AGENT.yaml"),
+    model: str | None = opt.model("model.name in AGENT.yaml, else anthropic/claude-haiku-5.5"),
+    base_url: str | None = opt.base_url("model.base_url in AGENT.yaml, else https://openrouter.ai/api/v1"),
     run_dir: Path | None = opt.run_folder(
         "the trace and the logs are written. If the result of a tool is shortened for the model, the "
         "full one is written there too."
@@ -550,7 +555,7 @@ def fork(
         None,
         metavar="FILE",
         help=f"With --misses call or ask: {opt.FILE_OF_SERVERS}",
-        show_default=opt.CONFIGURED,
+        show_default=opt.OR_BUNDLED,
     ),
     run_dir: Path | None = opt.run_folder("the trace of the fork is written."),
 ) -> None:
@@ -690,7 +695,7 @@ def call(
         min=0.1,
         callback=opt.finite,
         metavar="SECONDS",
-        help="Time limit of the call.",
+        help="Time limit of the call. A smaller one in the server's entry in mcp_config.json counts instead.",
         show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
     ),
     as_json: bool = opt.JSON,
@@ -735,11 +740,15 @@ def logout(server: str = _SERVER_BY_URL, mcp_config: Path | None = opt.MCP_CONFI
     log_out(server, mcp_config)
 
 
+def _asked_by_doctor(setting: str, otherwise: str) -> str:
+    return f"{setting} under tool.grue.llm in pyproject.toml, else as said above, else {otherwise}"
+
+
 @app.command()
 def doctor(
     mcp_config: Path | None = opt.MCP_CONFIG,
-    model: str | None = opt.MODEL,
-    base_url: str | None = opt.BASE_URL,
+    model: str | None = opt.model(_asked_by_doctor("agent_model", "anthropic/claude-haiku-5.5")),
+    base_url: str | None = opt.base_url(_asked_by_doctor("client_base_url", "https://openrouter.ai/api/v1")),
     no_network: bool = typer.Option(
         False, "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
     ),
@@ -749,6 +758,10 @@ def doctor(
     Each server is started, or contacted if it has a URL. The model and each of
     its fallback models get a few small requests. A reply has at most 400 tokens.
     The exit status is 1 if something is wrong.
+
+    If you give neither --model nor --base-url, and pyproject.toml has no table
+    tool.grue.llm, the model is the first that a .py file in the working directory
+    names in the form LlmSettings(base_url="...", model="...").
     """
     from grue.cli.doctor import examine
 

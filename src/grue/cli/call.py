@@ -24,8 +24,8 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
     """Return the arguments of a call: the JSON object `text`, changed and extended by `pairs` (`NAME=VALUE`).
 
-    VALUE is read as JSON, unless the schema allows only a string. If it is no JSON of an allowed type, it is
-    text, if the schema allows a string or gives no type.
+    VALUE is read as JSON, unless the schema allows only a string. A VALUE that is not JSON of an allowed type
+    is text if the schema allows a string or gives no type; otherwise it is an error.
     """
     arguments = {} if text is None else _object(text)
     properties = tool.input_schema.get("properties")

@@ -297,7 +297,7 @@ def _settings_in(path: Path, text: str) -> Iterator[_Named]:
 
 
 def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
-    # If the project names no endpoint (`chosen`), the later checks use the first that a program names.
+    # Unless the project names an endpoint (`chosen`), the later checks use the first that a program names.
     for named in dict.fromkeys(_programs()):
         url = shown_endpoint(named.base_url)
         what = f"{shown_path(named.path)} names {printable(named.model)} at {url}"
@@ -390,7 +390,7 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """Say how much time "start": "when_called" would save, unless the start takes less than 0.1 s."""
+    """Say how much time "start": "when_called" would save, if the server does not start like this already."""
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"

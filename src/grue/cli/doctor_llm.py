@@ -1,4 +1,4 @@
-"""The checks of `grue doctor` for the configured LLM endpoint: its list of models, and three small turns.
+"""The checks of `grue doctor` for the configured LLM endpoint: its list of models, and a few small turns.
 
 The turns ask for a short reply, offer a tool, and want an answer with a schema. If the model does not call
 the tool, the tokens of the prompt with and without the tool tell whether the endpoint passes tools on.

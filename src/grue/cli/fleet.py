@@ -29,7 +29,7 @@ from grue.transports.llm.endpoint import LlmEndpoint
 
 
 class FleetRunOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue fleet run`; see its help."""
+    """The options of `grue fleet run` and `grue fleet retry`; see their help."""
 
     sweep: Path
     directory: Path | None = None

@@ -184,7 +184,8 @@ def fork(
         metavar="fail|call",
         help="What to do about a tool call that has no recorded result:\n\n"
         "fail: let the fork fail.\n\n"
-        "call: call the tool, with the servers in mcp_config.json.",
+        "call: call the tool, with the servers in mcp_config.json, or in config_file under tool.grue.mcp in "
+        "pyproject.toml.",
     ),
     repetitions: int = typer.Option(5, min=1, metavar="N", help="How many times to fork each turn."),
     max_requests: int | None = typer.Option(
@@ -411,7 +412,9 @@ def score(
 ) -> bool:
     """Give all finished episodes of a fleet further scores, computed from their traces.
 
-    No episode runs again. The scores are stored in the folder.
+    No episode runs again. The scores are stored in the folder. Episodes whose
+    trace is missing are left out. The exit status is 1 if another one could not
+    be scored.
     """
     from grue.cli.fleet import score_episodes
 

@@ -151,7 +151,8 @@ def print_comparison(
 ) -> bool | None:
     """Compare two sets of episodes, A and B, each as `DIR:SETTING=VALUE,...`; the default DIR of B is A's.
 
-    Return whether B is worse than A by `options.margin` or more; `None`: there are too few cases to tell.
+    Return whether B is worse than A by `options.margin` or more (`None`: it cannot be told); without a
+    margin, return `False`.
     """
     a = Cell.of(first)
     b = Cell.of(second, a)

@@ -124,7 +124,7 @@ class Progress:
         self._steps = StepTracker()
 
     def note(self, envelope: Envelope[Any], now: float) -> None:
-        """Update the state with a message, recorded at `now`. One that a fork has copied changes nothing."""
+        """Update the state with a message, recorded at `now`. A message that a fork has copied is ignored."""
         if envelope.copied:
             return
         for change in self._steps.take(envelope):

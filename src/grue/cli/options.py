@@ -10,16 +10,13 @@ from grue.field_checks import is_usable
 FILE_OF_SERVERS = 'JSON file with the MCP servers, in the form {"mcpServers": ...}.'
 CONFIGURED = "config_file under tool.grue.mcp in pyproject.toml, else mcp_config.json"
 """The default of `--mcp-config`."""
-_LLM = "under tool.grue.llm in pyproject.toml, else"
-MCP_CONFIG = typer.Option(
-    None,
-    "--mcp-config",
-    metavar="FILE",
-    help=FILE_OF_SERVERS,
-    show_default=f"{CONFIGURED}. If this file does not exist, or enabled = false under tool.grue.mcp, a "
-    "server that comes with grue is used instead",
+OR_BUNDLED = (
+    f"{CONFIGURED}. With enabled = false under tool.grue.mcp, or if the file does not exist and enabled is "
+    "not set, a server that comes with grue is used instead"
 )
-"""For commands that use the bundled server if none is configured."""
+_LLM = "under tool.grue.llm in pyproject.toml, else"
+MCP_CONFIG = typer.Option(None, "--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=OR_BUNDLED)
+"""For commands that use the bundled server if the project has no file of servers, or turns MCP off."""
 MCP_CONFIG_FILE = typer.Option(
     None, "--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED
 )
@@ -56,7 +53,7 @@ def run_folder(written: str) -> Any:
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
-    """Return the option `--resume`. `also`: options that go with it. `but`: which values are not kept."""
+    """Return the option `--resume`. `also`: options beside it. `but`: which values are from later runs."""
     return typer.Option(
         None,
         metavar="RUN",
@@ -118,7 +115,7 @@ TRACE_FILE = typer.Argument(
     None,
     metavar="TRACE",
     help="A trace.jsonl, or the run folder that holds it.",
-    show_default="the latest in runs and the working directory",
+    show_default="the latest in runs and the working directory, other than a failed fork",
 )
 
 

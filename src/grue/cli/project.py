@@ -26,7 +26,7 @@ BUNDLED_SERVER = "bundled with grue"
 
 
 class KnownServers(Struct, frozen=True, kw_only=True):
-    """The configured tool servers."""
+    """The configured tool servers, or the bundled one."""
 
     source: str  # path of the file that configures them, or `BUNDLED_SERVER`
     servers: dict[str, McpServer]  # by name, in the file's order
@@ -59,7 +59,8 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
     """Return the servers in `mcp_config`; if it is `None`, in the project's file, or else the bundled server.
 
     The project's file is used if a setting turns MCP on, or if it exists and pyproject.toml does not have
-    `enabled = false`. An invalid server goes into `unusable`; an invalid file raises `MCPConfigError`.
+    `enabled = false`. A server with an unusable value, such as a `${VAR}` that is not set, goes into
+    `unusable`. An invalid file raises `MCPConfigError`.
     """
     servers: dict[str, McpServer] = {}
     unusable: dict[str, str] = {}

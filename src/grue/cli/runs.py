@@ -32,7 +32,10 @@ class _Result(Struct):
 
 
 def list_runs(folder: Path) -> None:
-    """Print the episodes in a folder and its subfolder `runs`, latest first; for `runs`, also those here."""
+    """Print the episodes in `folder` and its subfolder `runs`, latest first.
+
+    If `folder` is `runs`, also print those in the working directory.
+    """
     found = _episodes(folder, Path() if folder == RUNS else folder / RUNS)
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES
@@ -80,7 +83,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest trace in `runs` or here; a fork that has not succeeded only if there is no other."""
+    """Return the latest trace in `runs` or the working directory, if possible none of a failed fork."""
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
         raise MCPConfigError(

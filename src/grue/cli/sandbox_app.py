@@ -95,8 +95,9 @@ def sandbox_learn(
 
     The command prints {"sandbox": ...}. Copy what is between the outer braces
     into the server's entry in mcp_config.json. Check it before: if the server has
-    read six or more files of a folder, the sandbox permits reading all of it (but
-    never all of /tmp or of your home folder).
+    read six or more files of a folder, or one of a folder of packages, such as
+    node_modules, the sandbox permits reading all of the folder (but never all of
+    /tmp or of your home folder).
 
     The exit status is 1 if a call fails.
     """

@@ -15,13 +15,13 @@ from grue.runtime.secrets.redaction import Redaction
 
 
 def from_here(path: Path, here: Path | None = None) -> Path:
-    """Return a path below `here` as a relative one, any other as it is. `None`: the working directory."""
+    """Return a path below `here` (`None`: the working directory) as a relative one, any other as it is."""
     here = here or Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def grue_from(folder: Path) -> str:
-    """Return the command that starts grue from `folder`: `grue`, or its path if PATH has no `grue`."""
+    """Return the command that starts grue from `folder`: `grue`, or the running `grue` if PATH has none."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"

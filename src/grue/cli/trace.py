@@ -46,7 +46,7 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 
 
 def show(options: ShowOptions) -> bool:
-    """Print a trace as a table or as JSON Lines; return `False` if no message matches the filters."""
+    """Print a trace; return `False` if no message matches the filters, except if the trace is followed."""
     episode = open_episode(options.file)
     wanted = Filter.of(
         turns=options.turn or (),

@@ -173,10 +173,9 @@ def trace_diff(
     ),
     every: bool = typer.Option(False, "--all", help="Describe all differences in full, not only the first."),
 ) -> bool:
-    """Show the first difference between two traces. Ids and times are not compared.
+    """Show the first difference between two traces. Ids, times and message numbers are not compared.
 
-    The exit status is 0 if the traces are equal apart from ids and times, and 1
-    if they differ.
+    The exit status is 0 if there is no difference, and 1 if there is one.
     """
     from grue.cli.trace_views import diff
 

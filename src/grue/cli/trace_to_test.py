@@ -54,7 +54,7 @@ def to_test(
     answer: str | None = None,
     run_once: bool = True,
 ) -> bool:
-    """Write the test file, run the test unless told not to, and return whether it has passed."""
+    """Write the test file, and run the test if `run_once`. Return `False` if the test has failed."""
     run = read_run(file, turn)
     fault = _not_again(run)
     if fault:

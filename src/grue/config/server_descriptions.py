@@ -68,7 +68,7 @@ class Described(Struct, frozen=True, kw_only=True):
     name: str
     title: str
     entry: dict[str, Any]
-    kind: str  # `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address
+    kind: str  # `npm`, `pypi`, `oci`, `mcpb`, `remote` for an address, or `own` for the user's own program
     variables: tuple[str, ...] = ()  # that have to be set in the environment
     optional: tuple[str, ...] = ()  # variables that are not set and not needed
     paths: tuple[str, ...] = ()  # files and folders that the user gave to the server

@@ -215,7 +215,7 @@ class GameConfiguration(_Table):
 
     Attributes:
         mcp_enabled: Offer MCP tools to the agent; off by default. If the TOML file does not set it,
-            `Runner.from_toml` and the commands offer tools if `mcp_config_file` exists.
+            `Runner.from_toml` and most commands offer tools if `mcp_config_file` exists.
         mcp_config_file: File that names the MCP servers, relative to `project_dir`.
         mcp_max_tool_iterations: The most replies with tool calls in one turn, at least 1.
         mcp_tool_call_timeout_seconds: Time limit of one tool call, above 0; may be a fraction.
