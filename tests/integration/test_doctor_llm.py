@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import grue
 
-from grue.cli.doctor_llm import look_at_llm
+from grue.cli.doctor import look_at_llm
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.testing.llm_server import (
@@ -238,7 +238,7 @@ def test_doctor_compares_a_prompt_with_a_tool_and_without(
 def test_a_limit_that_the_user_has_written_is_kept_by_doctor(
     monkeypatch: pytest.MonkeyPatch, written: float | None, wrong: bool
 ) -> None:
-    monkeypatch.setattr("grue.cli.doctor_llm._PATIENCE_S", 1e-6)
+    monkeypatch.setattr("grue.cli.doctor._PATIENCE_S", 1e-6)
     with ScriptedLlmServer(lambda _request: text_reply("ok")) as llm:
         config = GameConfiguration(client_base_url=llm.base_url, agent_model="m")
         if written is not None:

@@ -63,13 +63,18 @@ def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
             batching=Batching(folder=str(options.place)) if options.batch else None,
         ),
     )
-    view = FleetProgress(sys.stdout, options.place, sweep.budget)
-    finished = fleet.sweep(sweep, retry=retry, watch=view.show)
-    view.end(finished.tally)
     again = f"grue fleet retry {shown_argument(options.sweep)}"
     again += f" --dir {shown_argument(options.place)}" if options.directory else ""
-    say(summary_of(finished, options.place, f"To try them again: {again}"))
+    view = FleetProgress(sys.stdout, options.place, sweep.budget)
+    is_done = _run(fleet, sweep, view, retry=retry, again=f"To try them again: {again}")
     say(f"To see the scores: grue fleet table {shown_argument(options.place)}")
+    return is_done
+
+
+def _run(fleet: Fleet, sweep: Sweep, view: FleetProgress, *, retry: bool, again: str) -> bool:
+    finished = fleet.sweep(sweep, retry=retry, watch=view.show)
+    view.end(finished.tally)
+    say(summary_of(finished, view.place, again))
     return finished.reason == "finished" and not finished.tally.given_up and not finished.tally.unpaid
 
 
@@ -202,14 +207,11 @@ def fork_fleet(
     place = directory or RUNS / f"{_name(fork.trace.absolute())}-forks"
     budget = FleetBudget(requests=max_requests)
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(repetitions, 'time')}")
-    view = FleetProgress(sys.stdout, place, budget)
     fleet = Fleet(place, workers=workers, budget=budget)
-    finished = fleet.sweep(forks_of(chosen, changed, repetitions), retry=True, watch=view.show)
-    view.end(finished.tally)
-    tally = finished.tally
-    say(summary_of(finished, place, "To try them again, run the same command again."))
+    sweep, view = forks_of(chosen, changed, repetitions), FleetProgress(sys.stdout, place, budget)
+    is_done = _run(fleet, sweep, view, retry=True, again="To try them again, run the same command again.")
     say(f"To compare: {GRUE} fleet compare {shown_argument(place)}:fork=recorded :fork=changed")
-    return finished.reason == "finished" and not tally.given_up and not tally.unpaid
+    return is_done
 
 
 def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:

@@ -57,7 +57,7 @@ class FleetProgress:
 
     def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
         self._terminal = Terminal(out)
-        self._place = place
+        self.place = place
         self._budget = budget
         self._costs = Costs()
         self._began = time.monotonic()
@@ -82,13 +82,13 @@ class FleetProgress:
 
     def _draw(self, seen: Seen) -> None:
         if not self._terminal.redraws:
-            line = json_line(seen, self._budget, self._place)
+            line = json_line(seen, self._budget, self.place)
             self._terminal.write(msgspec.json.encode(line).decode() + "\n")
             return
         rows = [counts_row(seen, self._budget)]
         if seen.slowest is not None:
             id_, age_s = seen.slowest
-            rows.append(f"  slowest {clock(age_s)}: {trace_command(self._place, id_)}")
+            rows.append(f"  slowest {clock(age_s)}: {trace_command(self.place, id_)}")
         width = self._terminal.size().columns - 1
         back = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         self._terminal.write(f"{back}\r\x1b[J" + "\n".join(shown(row)[:width] for row in rows))

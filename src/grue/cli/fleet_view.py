@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_command
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
 from grue.fleet.results import Passing, Result, latest_results, require_score, require_settings, results
+from grue.fleet.statistics import mean_of
 from grue.runtime.safe_text import printable, shortened
 from grue.tracing.facts import counted
 from grue.tracing.marks import read_marks
@@ -219,12 +221,8 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
 
 def _statistics(values: list[float]) -> dict[str, float]:
     count = len(values)
-    # The squares of large scores would overflow. Division by a power of two changes no digit of a score.
-    unit = math.ldexp(1.0, math.frexp(max(map(abs, values)))[1] - 1)
-    mean = math.fsum(value / unit for value in values) / count
-    spread = math.fsum((value / unit - mean) ** 2 for value in values)
-    error = math.sqrt(spread / (count - 1) / count) if count > 1 else 0.0
-    return {"mean": mean * unit, "standard_error": error * unit, "n": count}
+    error = statistics.stdev(values) / math.sqrt(count) if count > 1 else 0.0
+    return {"mean": mean_of(values), "standard_error": error, "n": count}
 
 
 def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> None:

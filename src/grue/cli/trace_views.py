@@ -22,8 +22,8 @@ from grue.tracing.turn_slices import split_turns
 from grue.tracing.viewer import write_comparison, write_html
 
 
-def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:
-    """Print a sequence diagram of one turn or all; return whether the trace had messages to draw."""
+def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> None:
+    """Print a sequence diagram of one turn or all."""
     drawn = False
     slices = (each for each in split_turns(open_episode(file)) if turn in (None, each.turn))
     envelopes = itertools.chain.from_iterable(each.envelopes for each in slices)
@@ -33,7 +33,6 @@ def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) ->
         drawn = True
     if turn is not None and not drawn:
         raise MCPConfigError(f"{file} has no turn {turn}.")
-    return drawn
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:

@@ -498,8 +498,8 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
     return found
 
 
-def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
-    """Convert an expanded configuration for the transports. With `offline`, npx downloads nothing."""
+def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
+    """Convert an expanded configuration for the transports."""
     options = _options(config)
     if config.url is not None:
         declared = config.type or config.transport
@@ -515,7 +515,7 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
     env = dict(config.env or {})
     if config.envFile is not None:
         env = read_env_file(Path(config.envFile), wanted_by=f"MCP server {name!r}") | env
-    server = StdioServer(
+    return StdioServer(
         name=name,
         command=config.command,
         args=tuple(config.args),
@@ -525,7 +525,6 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
         inherit_env=config.inherit_env or "all",
         sandbox=_box(config),
     )
-    return without_network(server) if offline else server
 
 
 def without_network(server: T) -> T:

@@ -89,7 +89,7 @@ class ChatCommands:
 
     def _cost(self, wanted: str) -> None:
         del wanted
-        self._screen.show(lines.cost_lines(self._talk.spent, self._talk.runner.budget_spent))
+        self._screen.show(lines.cost_lines(self._talk.runner.spent, self._talk.runner.budget_spent))
 
     def _undo(self, wanted: str) -> None:
         del wanted

@@ -152,7 +152,7 @@ class ChatProgram:
 
     def status(self) -> str:
         """Return the text of the row below the prompt."""
-        cost = self.talk.spent.usage.cost_usd
+        cost = self.talk.runner.spent.usage.cost_usd
         parts = [self.talk.model, counted(self.talk.turns, "turn")]
         if cost is not None:
             parts.append(f"${cost:.4f}")
@@ -173,5 +173,5 @@ class ChatProgram:
 
     def _is_final(self, error: MCPError) -> bool:
         # In a pipe, all further lines would fail with the same error too, such as a refused API key.
-        answered = bool(self.talk.spent.requests)
+        answered = bool(self.talk.runner.spent.requests)
         return not self.reader.asks and isinstance(error, LLMError) and ends_episode(error, answered=answered)

@@ -32,7 +32,6 @@ from grue.hosts.agent_loop.loop import RunnerOptions, configured_options, prefix
 from grue.policies import ContextPolicy, ToolPolicy, ToolRule
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
-from grue.protocol.turn.prices import Spent
 from grue.runtime.files import os_errors_as
 from grue.runtime.safe_text import well_formed, written_out
 from grue.runtime.trace.recorder import Envelope, Recorder
@@ -235,11 +234,6 @@ class Talk:
         return len(self._said)
 
     @property
-    def spent(self) -> Spent:
-        """The requests, tokens and cost of the whole chat, including its earlier runs."""
-        return self.runner.spent
-
-    @property
     def conversation(self) -> Conversation:
         """The conversation so far."""
         return self._loop.conversation
@@ -294,7 +288,7 @@ class Talk:
 
     def finish(self, reason: str) -> ChatResult:
         """Record the end of the chat, write `result.json`, and return its content."""
-        spent = self.spent
+        spent = self.runner.spent
         failed = "The start, a turn or a command failed."
         detail = {"ended": "The user left.", "failed": failed}.get(reason, "Interrupted.")
         self._record(EpisodeEnded(reason=reason, detail=detail, turns=self.turn), turn=0)

@@ -17,7 +17,7 @@ from msgspec import Struct, field, structs
 import grue
 from grue import FailurePolicy, HttpServer, MCPError, Recorder, StdioServer
 from grue import messages as m
-from grue.config.mcp_servers import to_tool_server
+from grue.config.mcp_servers import without_network
 from grue.engine.episode_past import ends_episode
 from grue.errors import GameError, LLMError, MCPConfigError, TurnTimedOut
 from grue.hosting import Envelope, EpisodeResumed, GameConfiguration, LangfuseObserver, LoggerObserver
@@ -391,7 +391,7 @@ class ZorkOrchestratorV2:
             self._note(facts.McpInitFailed(error=str(error)), turn=0)
             raise MCPConfigError(f"MCP initialization failed: {error}") from error
         if self.setup.scripted:
-            manager.tool_server = to_tool_server(manager.server_name, manager.server_config, offline=True)
+            manager.tool_server = without_network(manager.tool_server)
         if self.setup.past is None:
             self._note_manager(manager)
         return manager

@@ -25,7 +25,7 @@ def test_a_chat_is_in_its_run_folder(tmp_path: Path) -> None:
         assert [tool.name for tool in chat.tools()] == ["mcp.cave.look", "mcp.cave.dig"]
         assert chat.say(CALL) == 'The tool says: {"room":"a dark cave"} (scripted)'
         assert chat.say(RECALL).splitlines()[1:] == [f"- {CALL}"]
-        assert (chat.turns, chat.turn, chat.spent.requests) == (2, 2, 3)
+        assert (chat.turns, chat.turn, chat.runner.spent.requests) == (2, 2, 3)
         result = chat.finish("ended")
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (written["reason"], written["turns"], written["requests"]) == ("ended", 2, result.requests)
@@ -62,10 +62,10 @@ def test_a_resumed_chat_knows_what_was_said_and_takes_back_turns_of_the_earlier_
         chat.say("wrong")
         chat.undo()
         chat.say(CALL)
-        requests = chat.spent.requests
+        requests = chat.runner.spent.requests
     with talk(tmp_path / "run", resume=True) as chat:
         assert (chat.turns, chat.turn, chat.changed) == (2, 3, ())
-        assert chat.spent.requests == requests
+        assert chat.runner.spent.requests == requests
         assert chat.say(RECALL).splitlines()[1:] == ["- first", f"- {CALL}"]
         chat.undo()
         undone = chat.undo()
