@@ -455,6 +455,9 @@ def test_an_address_and_a_command_are_told_how_to_be_added(tmp_path: Path) -> No
         refused = grue("add", source, "--yes", cwd=tmp_path)
         assert refused.returncode == 2
         assert says in refused.stderr
+    for source in ("http://127.0.0.1:9/mcp", "mind.mcpb", "server.json", "io.example/mind"):
+        refused = grue("add", source, "--use", "remote", "--yes", "--", "./docs", cwd=tmp_path)
+        assert (refused.returncode, "Arguments are for npm:" in refused.stderr) == (2, True)
     refused = grue("add", "http://a b/", "--use", "remote", "--yes", cwd=tmp_path)
     assert (refused.returncode, "its URL has a space" in refused.stderr) == (2, True)
     assert not list(tmp_path.iterdir())

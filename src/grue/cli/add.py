@@ -85,6 +85,12 @@ def add_server(adding: Adding) -> bool:
     path = adding.mcp_config or config.mcp_config_path
     answers = _Answers(adding.values, ask=_at_a_terminal() and not adding.yes)
     source = Path(adding.source)
+    is_program = "://" not in adding.source and (source.suffix == ".py" or source.suffix in _SCRIPTS)
+    if adding.arguments and not is_program and adding.source.partition(":")[0] not in (*_PACKAGES, *_INSTEAD):
+        raise MCPConfigError(
+            "Arguments are for npm:, pypi:, oci: and programs of yours. A description says which it takes:"
+            " --set NAME=VALUE."
+        )
     if source.suffix == f".{descriptions.BUNDLE}":
         if "://" in adding.source:
             fault = "Download the bundle yourself, and name its file. --sha256 checks its digest."
@@ -285,11 +291,6 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
         # The agent may be started in another folder, and the sandbox opens absolute paths only.
         absolute = [_absolute(each) if "/" in each and _exists(each) else each for each in arguments or ()]
         return descriptions.package_description(kind, rest, absolute)
-    if adding.arguments:
-        raise MCPConfigError(
-            "Arguments are for npm:, pypi:, oci: and programs of yours. A description says which it takes:"
-            " --set NAME=VALUE."
-        )
     if path.is_file() or (path.suffix == ".json" and "://" not in source):
         return parse_json(read_config_text(path, if_missing=f"There is no file {path}."), path).value
     name, _, version = source.partition("@")
