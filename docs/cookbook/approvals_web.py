@@ -1,6 +1,7 @@
-"""A web app whose agent asks before it pays: the question waits in a file, for any worker process to answer.
+"""A web app whose agent asks a person before it pays.
 
-The turn ends when it has to ask, so no process waits for the person; the answer goes on with the same turn.
+The turn is parked when it has to ask: it waits in its trace file, and no process waits for the person. When
+the person approves the call, any worker process can go on with the same turn.
 """
 
 import os
@@ -25,14 +26,14 @@ def refund(order: int) -> str:
 
 
 def runner(trace: Path | None = None) -> Runner:
-    """Return the agent; what it remembers is in the trace, so each request may have another process."""
+    """Return a new runner. A parked turn is in its trace, so another process may go on with it."""
     llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
     shop = FunctionTools([refund])
     return Runner(llm=llm, servers={"shop": shop}, tool_policy=POLICY, trace=trace)
 
 
 def reply(case: uuid.UUID, turn: Callable[[], Any]) -> tuple[Response, int]:
-    """Return a turn's answer; 202: a call waits for a person; 409: none can be approved, or no longer."""
+    """Return a turn's answer (200), the calls that wait for a person (202), or that no call waits (409)."""
     try:
         return jsonify(case=case, answer=turn().response), 200
     except ApprovalPending as waits:
@@ -52,7 +53,7 @@ def mail(text: str) -> tuple[Response, int]:
 
 @app.post("/approvals/<uuid:case>")
 def approve(case: uuid.UUID) -> tuple[Response, int]:
-    """Approve what a case asks about, and go on with its turn."""
+    """Approve the calls that wait in a case, and go on with its turn."""
     trace = RUNS / f"{case}.jsonl"
     with runner() as agent:
 

@@ -1,6 +1,7 @@
-"""An episode has a budget, and a turn a smaller one: when it is spent, nothing more is asked.
+"""The episode has a budget, and each turn has a budget of its own.
 
-A turn that reaches its limit gives its final answer; one that has nothing left raises `BudgetSpent`.
+A turn that reaches a budget gives its final answer. When the episode's budget is spent, the next turn is
+not started: `run_turn` raises `BudgetSpent`.
 """
 
 import os

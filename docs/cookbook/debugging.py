@@ -1,6 +1,7 @@
-"""A wrong answer is found in its trace, and the same turn is run again with another prompt to see what helps.
+"""The trace of a wrong answer shows what the model read and said. A fork runs the turn with another prompt.
 
-The fork takes tool results from the record, so nothing is done twice. `grue trace html` shows both as a page.
+The fork takes tool results from the trace, and calls no tool. `grue trace html RUN` shows a trace as a
+page.
 """
 
 import os

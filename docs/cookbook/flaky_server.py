@@ -1,6 +1,7 @@
-"""A tool server that hangs and one that does not start cost a turn a second, and not its answer.
+"""The turn gets its answer although one tool server hangs and another does not start.
 
-The model reads what failed and answers without it; the outcome says which calls were not settled.
+A call to the server that hangs ends after one second. The model reads what has failed, and answers without
+it. The outcome says how each call ended.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""A Flask service answers with one turn a request, and nothing of it outlives the request.
+"""A Flask service that runs one turn for each HTTP request. No server process outlives the request.
 
-A turn is one blocking call, which is what a Flask view is made for; what fails is a 502 with a sentence.
+A turn is one blocking call, so it fits into an ordinary view. If the turn fails, the client gets a 502 with
+the reason.
 """
 
 import os

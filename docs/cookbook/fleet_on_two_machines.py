@@ -1,7 +1,8 @@
-"""A fleet plays its cases on as many machines as see its folder, and goes on after any of them was stopped.
+"""A fleet plays its cases on the machines of a Ray cluster. All of them have to see the fleet's folder.
 
-Start Ray on both (`ray start --head`, and `ray start --address HEAD:6379`), name the head in RAY, and start
-this program again whenever you like: what is done is not done again. Without RAY it runs on this machine.
+Start Ray on both machines (`ray start --head`, and `ray start --address HEAD:6379`), and set the
+environment variable RAY to the head's address. Without RAY the fleet runs on this machine only. If the
+program was stopped, start it again: finished cases are not played again.
 """
 
 import os
@@ -12,7 +13,7 @@ from grue.fleet import Episode, Fleet, FleetOptions
 
 
 def sort_mail(case: dict[str, Any], episode: Episode) -> float:
-    """Return 1 if the model sorts a mail rightly."""
+    """Return 1 if the model recognises whether a mail is a complaint, otherwise 0."""
     llm = LlmSettings(base_url=case["url"], model=case["model"])
     with Runner(llm=llm, trace=episode.trace) as runner:
         turn = TurnRequest(system="Is this mail a complaint?", user=case["mail"], answer=bool)

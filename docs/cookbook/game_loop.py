@@ -1,6 +1,7 @@
-"""A game asks an agent for each move and never waits for longer than a frame.
+"""A game asks an agent for each move, and goes on drawing frames while the model thinks.
 
-The move is one of four words, whatever the model says, and a tool tells it where the treasure is.
+The answer is one of four words. A tool tells the model where the treasure is. If a turn fails, the player
+stands still.
 """
 
 import os
@@ -21,6 +22,7 @@ def look() -> str:
 
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
 with Runner(llm=llm, servers={"eyes": FunctionTools([look])}, keep="loop") as runner:
+    runner.warm_up()  # or the first turn would stop the frames while it imports modules
     for turn in range(1, 4):
         thinking = runner.start_turn(
             TurnRequest(system="Find the treasure.", user="Your move?", answer=AnswerSpec.of(Move))

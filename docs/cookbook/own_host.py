@@ -1,6 +1,7 @@
-"""A program of its own records what it decides beside what the model said, so that one trace tells both.
+"""A program that records its own decisions, as facts, in the same trace as the model's messages.
 
-A fact is written before it is acted on; `grue trace show runs/house` prints it between the model's messages.
+When `record` returns, the fact is in the trace file. `grue trace show runs/house` prints it between the
+messages.
 """
 
 import os

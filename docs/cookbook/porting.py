@@ -1,6 +1,6 @@
-"""An agent with a tool and a typed answer; comments name what stood there in four other frameworks.
+"""An agent with a tool and a typed answer. Comments say what each part is called in four other frameworks.
 
-The function and the type stay as they were; the agent's class, the async code and the result's wrapper go.
+When you move an agent to grue, its tool's function and its answer's type can stay as they are.
 """
 
 import os

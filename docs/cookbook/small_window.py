@@ -1,6 +1,7 @@
-"""A local model with a window of 8,000 tokens holds a conversation that is longer than that.
+"""A conversation that grows longer than the model's window of 8,000 tokens.
 
-Old tool results give way first, then a summary takes the place of what was said; both are in the trace.
+grue first replaces old tool results by short stubs. If that is not enough, a summary replaces older turns.
+The trace has each change.
 """
 
 import os

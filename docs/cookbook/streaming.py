@@ -1,6 +1,7 @@
-"""The words of the answer are printed as they come.
+"""The text of the answer is printed as it arrives.
 
-If a reply has to be taken back, for instance because its connection broke, a delta says so.
+If grue has to ask again, for instance because the connection broke, a delta has `restart`. The program then
+begins a new line, and prints the reply from its beginning.
 """
 
 import os

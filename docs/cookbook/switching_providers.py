@@ -1,6 +1,6 @@
-"""Another model answers when the first one cannot be asked, also in the middle of a conversation.
+"""A second model answers if the first one cannot be asked, also in the middle of a conversation.
 
-The first endpoint here is one that nobody serves; the trace says who answered instead, and why.
+Nobody serves the first endpoint here. The trace says which model could not be asked, and why.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""Two prompts answer the same cases in one call. The table says which is better, and if that may be chance.
+"""One call asks the same questions with two prompts. A table says which prompt is better.
 
-Few cases prove little: for hundreds of cases and intervals use a fleet (`Fleet.map`, `Fleet.compare`).
+It also says whether the difference may be chance. Few cases prove little: for hundreds of cases, and for
+confidence intervals, use a fleet (`Fleet.map`, `Fleet.compare`).
 """
 
 import os
