@@ -167,7 +167,7 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
             further calls are denied. `None`: no limit.
         parallel: Whether a call of a read-only tool may run while calls to other servers run. Calls to the
             same server always run one at a time.
-        reason: Told to the model if a call is denied, and shown to the person who is asked.
+        reason: With `deny`, told to the model; with `ask`, shown to the person who is asked.
     """
 
     tools: tuple[str, ...] = ("*",)
