@@ -184,7 +184,8 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    # `file`: a listing, or a tool lock beside one. `lock`, if no file has this name: the project's lock.
+    # `file` is a listing, or a tool lock with a listing beside it. The word `lock`, unless there is a file of
+    # this name, means the project's tool lock.
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_lock_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

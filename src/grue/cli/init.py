@@ -113,7 +113,7 @@ def _found_model() -> tuple[str, str]:
 
 
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
-    """Write a project's files. Servers are copied from `sources`, or from other programs' files."""
+    """Write a project's files. Copy servers from `sources`, or else from files that the user chooses."""
     replaced: dict[str, str] = {}
     chosen = [read_host(path, replaced=replaced) for path in sources] if sources else _offered(folder)
     servers = {"mind": CopiedEntry("mind", _own_server(), ()), **_gathered(chosen)}

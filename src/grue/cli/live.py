@@ -118,7 +118,7 @@ class Progress:
         self.score: int | None = None
         self.max_score: int | None = None
         self.usage = m.Usage()  # of all replies so far, including dropped ones
-        self.dropped = 0  # replies dropped since a server did not start or listed other tools than offered
+        self.dropped = 0  # replies dropped because a server did not start or listed other tools than offered
         self.deadline: float | None = None  # when the turn's time limit ends the turn, if it has one
         self._call_timeout_s: float | None = None
         self._steps = StepTracker()

@@ -1,4 +1,4 @@
-"""The terminal, pipe or file to which the live view prints."""
+"""`Terminal`: the output of the live view, the chat, and the progress of a fleet."""
 
 import os
 import select

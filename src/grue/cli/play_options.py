@@ -1,4 +1,4 @@
-"""The options of `grue play`, and which of them an episode records so that it can be resumed."""
+"""The options of `grue play`, and code for options that `grue play`, `chat` and `run` share."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager

@@ -271,7 +271,7 @@ def changes_from(
 
 
 def value_of(text: str) -> object:
-    """Parse the value of a setting as JSON; return a text that is not JSON as it is, without outer spaces."""
+    """Parse the value of a setting as JSON; return a text that is not JSON without its outer spaces."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

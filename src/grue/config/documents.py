@@ -144,7 +144,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a whole file, so that a reader finds either the old text or the new one, also behind a link."""
+    """Write a whole file, so that a reader finds either the old text or the new one. Follows links."""
     path = Path(os.path.realpath(path))  # unlike `Path.resolve`, it does not raise for a loop of links
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), replacing(path, mode=0o666) as file:
         if path.exists():

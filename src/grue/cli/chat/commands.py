@@ -27,8 +27,8 @@ COMMANDS = {
 }
 _KEYS = (
     "Enter sends. Alt-Enter or a backslash before Enter begins a new line. Tab completes commands and"
-    " tools. Up and Ctrl-R find what was typed. Ctrl-C stops a turn, Ctrl-D leaves. A space before a slash"
-    " sends a text that begins with one."
+    " tools. Up and Ctrl-R find what was typed. Ctrl-C stops a turn, Ctrl-D leaves. To send a text that"
+    " begins with a slash, type a space before it."
 )
 
 

@@ -175,7 +175,7 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks the person at the terminal. `reader()` reads an answer; `redaction` knows what is not shown."""
+    """Asks the person at the terminal. `reader()` reads an answer. `redaction` finds secrets in arguments."""
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
         self._reader = reader

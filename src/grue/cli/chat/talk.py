@@ -1,4 +1,4 @@
-"""`Talk`: a conversation with an agent, in a run folder, and its options. It does not use the terminal.
+"""`Talk`, a conversation with an agent in a run folder, and `ChatOptions`. No code here uses the terminal.
 
 Besides the trace, the run folder has `conversation.jsonl`. Before each turn, the trace records the size of
 that file. `/undo` copies the file up to this size, and the conversation continues in the copy. So `/undo`
@@ -63,7 +63,7 @@ RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")
 
 
 def as_started(options: ChatOptions, past: facts.ChatPast) -> ChatOptions:
-    """Return the options of a resumed chat: the recorded ones, its last model, and what is given anew."""
+    """Return the options of a resumed chat: the recorded ones, with its last model and a new time limit."""
     started = resumed_options(options, past.started.settings, (*RECORDED, "started_in"), "grue chat")
     return replace(
         started,
