@@ -353,8 +353,8 @@ def compare(
     out.
 
     The command prints the mean of these differences with its 95 % confidence
-    interval. The interval needs numpy and scipy, and at least 15 cases.
-    Without an interval, a sign test decides whether B is better.
+    interval. The interval needs numpy and scipy, and at least 15 cases. Without
+    it, a sign test decides whether B is better.
 
     If each case was run N times (repetitions in SWEEP.toml), its scores are
     averaged. Two more figures are compared: pass@N, the chance that at least one
