@@ -9,8 +9,8 @@ with AgentLoop(llm, servers={"files": StdioServer(command="mcp-files")}) as loop
     print(loop.run("Read the first one."))
 ```
 
-In a test, `AgentLoop(llm, invoke_mcp_tool=invoke)` calls `invoke(name, arguments)` for every MCP tool. Then
-no server is started, and `mcp` need not be installed.
+In a test, `AgentLoop(llm, invoke_mcp_tool=invoke)` calls `invoke(name, arguments)` for each call of an MCP
+tool. Then no server in `servers` is started, and `mcp` need not be installed for MCP tools.
 """
 
 from grue.hosts.agent_loop.events import LoopEvent, ToolEnded, ToolStarted, Words

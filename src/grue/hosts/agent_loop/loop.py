@@ -1,11 +1,11 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`. The model sees the tool `read` of the MCP server `files` as
-`mcp.files.read`, a function `add` as `tools.add`, and a `ShellTool` as `shell.run`.
+Each input is a turn of a `Runner`. The tool `read` of the MCP server `files` is called `mcp.files.read`, a
+function `add` is `tools.add`, and a `ShellTool` is `shell.run`.
 
-`list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object.
-Their client is made at the first call and closed when the interpreter exits. For several servers, use a
-`ToolClient`.
+`list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program. The client is made at the
+first call and closed by `reset_mcp_client`, by `configure_mcp_client`, or when the interpreter exits. For
+several servers, use a `ToolClient`.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 import anyio
@@ -51,6 +50,7 @@ from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.policies import StartWhen
 from grue.protocol.tools.lock import ToolLock
+from grue.runtime.loops.closing import Closing
 
 if TYPE_CHECKING:
     from grue.config.settings import GameConfiguration
@@ -224,18 +224,18 @@ def configure_mcp_client(server: Server) -> None:
             called, the URL or command in the environment variable `GRUE_MCP_SERVER` is used.
 
     Raises:
-        MCPConfigError: `server` is an empty text or list, or has an unclosed quotation mark.
+        MCPConfigError: `server` is empty, is a URL that cannot be used, or has an unclosed quotation mark.
     """
     _shared.configure(server)
 
 
 def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
-    """Return the server's tools; blocking. Start the client if it is not running.
+    """Return the server's tools; blocking. Connect to the server if no session is open.
 
     The tools' full names are `mcp.TOOL`.
 
     Raises:
-        MCPConfigError: No server is configured.
+        MCPConfigError: No server is configured, or `GRUE_MCP_SERVER` cannot be used.
         MCPServerStartupError: The server could not be started.
         MissingDependencyError: The package `mcp` is absent or too old.
 
@@ -247,15 +247,15 @@ def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
 def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) -> m.ToolCallResult:
     """Call a tool of the server and return its result; blocking, thread-safe.
 
-    As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long,
-    or if the server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
+    The result is an error result if the tool is unknown, reports an error or takes too long, or if the server
+    dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
 
     Args:
         name: The tool's name, with or without `mcp.`.
         arguments: A JSON object; `None`: no arguments.
 
     Raises:
-        MCPConfigError: No server is configured.
+        MCPConfigError: No server is configured, or `GRUE_MCP_SERVER` cannot be used.
         MCPServerStartupError: The server could not be started.
         MissingDependencyError: The package `mcp` is absent or too old.
 
@@ -276,7 +276,7 @@ _CANCELLED_WITHIN_S = 3.0
 
 
 class RunnerOptions(TypedDict, total=False):
-    """Further arguments of an `AgentLoop`, with the meaning that they have for a `Runner`."""
+    """Further arguments of an `AgentLoop`. They mean what they mean for a `Runner`, except `tool_lock`."""
 
     limits: TurnLimits
     policy: FailurePolicy
@@ -320,7 +320,7 @@ class LoopOptions(RunnerOptions, total=False):
     on_event: Callable[[Any], object] | None
 
 
-class AgentLoop:
+class AgentLoop(Closing):
     """A conversation with a model that has tools. Use it as a context manager, or call `close`.
 
     MCP tools have the names `mcp.SERVER.TOOL`. The sessions with the servers stay open between inputs. Any
@@ -432,14 +432,6 @@ class AgentLoop:
             **options,
         }
         return cls(configured.llm if llm is None else llm, **settings)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the sessions with the servers and close the conversation's file. A second call does nothing."""

@@ -25,11 +25,11 @@ OTHER_AGENTS = {
     "Skill": "agent.use_skill",
     "Write": "agent.write_file",
 }
-"""Names of other agents' tools in a skill's `allowed-tools`, each with the action that does the same."""
+"""Names of other agents' tools in a skill's `allowed-tools`, each with the action that it allows here."""
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
-    """The second argument of each action's function: the folder for files, and the skills."""
+    """The second argument of an action's function: the folder for files, and the skills."""
 
     workspace: ConfinedFolder
     skills: Skills

@@ -19,16 +19,15 @@ from grue.hosts.skill_agent.skills import Grant, granted
 from grue.protocol.tools.policy import definition_digest
 from grue.protocol.tools.results import NOT_AS_DECIDED
 
-_NO_DEFINITIONS: Mapping[str, str] = {}
+# The actions that `restrict_tools` never denies.
 _ALWAYS = frozenset({"agent.finish", "agent.note", "agent.respond", "agent.use_skill"})
-
 
 AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[ApprovalDecision] | None]
 """Answers questions: `True` or `False` for all of them, or decisions. `None`: nobody can answer now."""
 
 
 class JudgedAction(Struct, frozen=True):
-    """An action with its verdict: `denied` is the reason. `tool` is `None` if no server has such a tool."""
+    """An action with its verdict. `denied`: the reason; empty: allowed. `tool`: `None` if there is no such tool."""
 
     action: PlannedAction
     tool: m.ToolDefinition | None
@@ -40,28 +39,25 @@ class Judge(Struct, kw_only=True):
 
     run: Run
     approve: AskPerson | None
-    decisions: tuple[ApprovalDecision, ...] = ()  # for which the run was parked
-    earlier: tuple[ApprovalDecision, ...] = ()  # from a resumption that answered only some of the questions
+    decisions: tuple[ApprovalDecision, ...] = ()  # passed to `resume`, for the questions of the parked run
+    earlier: tuple[ApprovalDecision, ...] = ()  # recorded when the run was parked with questions left
     expires_at: float | None = None  # Unix time from which `decisions` do not count and the rest is denied
     warned: set[str] = field(default_factory=set)  # skills whose unknown tools are recorded
 
     def definitions(self, actions: Iterable[PlannedAction]) -> dict[str, str]:
-        """Return the digests of the present definitions of the MCP tools that the actions call, by name."""
+        """Return, by tool name, digests of the present definitions of the MCP tools that the actions call."""
         tools = [self._tool(action) for action in actions if action.type == MCP_CALL]
         return {tool.name: definition_digest(tool) for tool in tools if tool is not None}
 
     def judge(
-        self,
-        actions: Sequence[PlannedAction],
-        done: Sequence[PlannedAction] = (),
-        definitions: Mapping[str, str] = _NO_DEFINITIONS,
+        self, actions: Sequence[PlannedAction], done: Sequence[PlannedAction], definitions: Mapping[str, str]
     ) -> list[JudgedAction]:
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
-        If the run has to be parked, `self.run.asked` holds the questions afterwards. `done` were carried out
-        by an earlier process; they count towards the policy's `max_calls`. `definitions` are those of the
-        tools when the reply came: a call whose tool has changed since is denied, unless a person is asked
-        about the call.
+        If the run has to be parked, `self.run.asked` holds the questions afterwards. `done`: the reply's
+        actions that an earlier process carried out; they count towards the policy's `max_calls`.
+        `definitions`: the digests of the tools' definitions when the reply came. A call whose tool has
+        changed since is denied, unless a person is asked about the call.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]

@@ -59,7 +59,8 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
 
     thought: str
     actions: tuple[PlannedAction, ...]
-    # By MCP tool, the digest of its definition; empty, so that none fits, if tools changed since the reply.
+    # The digest of the definition of each MCP tool that is called; empty if tools have changed since the
+    # reply came, so that no definition matches.
     definitions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def summary(self) -> str:

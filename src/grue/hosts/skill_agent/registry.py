@@ -83,9 +83,8 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
 
     step: int
     action: str
-    status: (
-        StepStatus  # `interrupted`: the process was killed during the action, which may have had an effect
-    )
+    # `interrupted`: the process was killed during the action, which may have had an effect.
+    status: StepStatus
     turn: int = 0
     target: str = ""
     output: str = ""  # as the model is shown it; for `respond`, `note` and `finish`, the model's own text

@@ -81,8 +81,8 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     plans: int = 0  # replies, including unusable ones
     results: list[StepExecutionResult] = field(default_factory=list)
     begun: int = 0  # the step that was under way when the process ended
-    last_turn: int = 0  # which may not have ended
-    asked: ApprovalsAsked | None = None  # what the run waits for
+    last_turn: int = 0  # the number of the last turn that began; it may not have ended
+    asked: ApprovalsAsked | None = None  # the approvals for which the run was parked
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
         """Update this object from the next envelope of the trace."""

@@ -128,6 +128,7 @@ class ServedSkills:
         folder: The folder with `mcp_skills.lock`, which has the approved digests.
 
     Attributes:
+        by_name: The approved skills.
         waiting: The listed skills that are not approved, or have changed since they were approved.
         problems: A sentence for each skill that is not used, and each server whose skills cannot be listed.
 

@@ -1,9 +1,9 @@
 """Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
-The tools that a skill's `allowed-tools` name are approved in advance, so that a policy's `ask` does not apply
-to them; a policy's `deny` does. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing,
-because rules of a policy do not look at arguments. A bare name, such as `Read`, means only an action of the
-host, because a server could name its tool `Read`, too.
+After the model has read a skill, the tools in its `allowed-tools` are approved in advance: a policy's `ask`
+does not apply to them, a policy's `deny` does. An entry with a pattern for arguments, `Bash(git:*)`, approves
+nothing, because rules of a policy do not look at arguments. A bare name, such as `Read`, means only an action
+of the host, because a server could name its tool `Read`, too.
 """
 
 import json
@@ -178,11 +178,8 @@ def _malformed(path: Path, line: int, problem: str) -> MCPConfigError:
     return MCPConfigError(f"{path}, line {line}: {problem}.", path=str(path), line=line)
 
 
-_NO_OTHERS: Mapping[str, str] = {}
-
-
 class Grant(Struct, frozen=True):
-    """The tools that `allowed-tools` name; `named` has also those with a pattern for their arguments."""
+    """The tools that `allowed-tools` name. `approved` leaves out entries with a pattern, `named` does not."""
 
     approved: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
@@ -243,11 +240,10 @@ USE_SKILL = ActionType(
 """An action that reads a skill, for a context whose `skills` is a `Skills`."""
 
 
-def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_OTHERS) -> Grant:
-    """Return the tools that a skill's `allowed-tools` name, of `tools`, such as `agent.read_file`.
+def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str]) -> Grant:
+    """Return those of `tools` (full names such as `agent.read_file`) that a skill's `allowed-tools` name.
 
-    `others` maps names of other agents' well-known tools to the host's actions: `{"Read":
-    "agent.read_file"}`.
+    `others` maps names of other agents' tools to the host's actions: `{"Read": "agent.read_file"}`.
     """
     known = frozenset(tools)
     approved: set[str] = set()

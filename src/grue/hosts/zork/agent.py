@@ -109,9 +109,9 @@ _UNNAMED = "mcp"
 class Route(Struct, frozen=True):
     """How a turn reaches its tools and its model. If it changes, the next turn gets a new runner."""
 
-    manager: int  # the `id()`, as that of the client
+    manager: int  # the manager's `id()`
     manager_called: bool  # whether methods of an `MCPManager` are overridden
-    client: int
+    client: int  # the client's `id()`
     client_called: bool  # whether an `LLMClient` overrides how it completes
     client_asked: bool  # whether an `LLMClient` overrides `_supports_tool_calling`
 
@@ -407,7 +407,7 @@ class ZorkAgent:
         weakref.finalize(self, self._langfuse.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the Langfuse client has the turn's events, so that its `flush` sends them all."""
+        """Wait until the Langfuse client has the turn's events. If that took too long once, do not wait."""
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 

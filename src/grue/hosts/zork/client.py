@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self, Unpack
+from types import SimpleNamespace
+from typing import Any, Unpack
 
 import httpx
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import supports_tool_calling, tool_support_error
 from grue.protocol.chat_wire.wire_format import Choice, Reply
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
+from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.sync_edge import run_blocking
 
 
@@ -54,7 +55,7 @@ class CompletionError(LLMError):
         self.failure = failure
 
 
-class LLMClient:
+class LLMClient(Closing):
     """Ask an OpenAI-compatible endpoint for chat completions, blocking.
 
     Threads may share a client. Close the client, or use it as a context manager.
@@ -87,14 +88,6 @@ class LLMClient:
         self._transport: httpx.AsyncBaseTransport | None = transport
         self._sleep = sleep
         self.chat = SimpleNamespace(completions=_Completions(self))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close a blocking `transport` that the user passed. Other connections live for one request."""
@@ -152,7 +145,7 @@ class LLMClient:
         """Ask for a completion, with retries.
 
         `messages` and `tools` are dicts in OpenAI's format. Up to four `cache_control` markers are sent
-        unchanged, unless the endpoint refuses markers. The endpoint chooses sampling settings that are
+        unchanged if the endpoint takes markers. The endpoint chooses sampling settings that are
         `None`. `response_format` is a `json_schema` object with the schema of the answer; any other object is
         sent as it is. It is not sent if the model may call tools. `tool_choice` is `auto` (default), `none`,
         `required`, or the function to call. `name` is ignored, and `kwargs` are further fields of the

@@ -49,10 +49,11 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
-    A client whose `create` takes an argument `name` is called as an `LLMClient`: with all arguments, which
-    are `None` if not set, and tool names such as `files.read`. Another one is called as an SDK: only with the
-    arguments that are set, and tool names that every endpoint accepts. If the actor is cancelled, a blocking
-    client runs on in its thread and its result is dropped. grue does not retry a client's requests.
+    If a client's `create` takes an argument `name`, or any keyword argument, it is called as that of an
+    `LLMClient`: with all arguments, which are `None` if not set, and tool names such as `files.read`.
+    Otherwise it is called as that of an SDK: only with the arguments that are set, and tool names that every
+    endpoint accepts. If the actor is cancelled, a blocking client runs on in its thread and its result is
+    dropped. grue does not retry a client's requests.
     """
 
     def __init__(

@@ -120,13 +120,22 @@ class McpInitFailed(Fact, frozen=True, kw_only=True):
         return (LogLine("error", "mcp_init_error", message, {"error": self.error}),)
 
 
-class Observed(Fact, frozen=True, kw_only=True):
-    """The state of the game before a turn, or at the end of the episode; unknown values are `None`."""
+class _TurnFact(Fact, frozen=True, kw_only=True):
+    """Base of the facts about a turn. The log gets one line for each move, from the fact `Decided`."""
 
     between_turns: ClassVar[bool] = True
-    step: ClassVar[Literal["", "begins", "ends"]] = "ends"
 
     turn: int
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        return ()
+
+
+class Observed(_TurnFact, frozen=True, kw_only=True):
+    """The state of the game before a turn, or at the end of the episode; unknown values are `None`."""
+
+    step: ClassVar[Literal["", "begins", "ends"]] = "ends"
+
     text: str
     location: str | None = None
     score: int | None = None
@@ -141,18 +150,12 @@ class Observed(Fact, frozen=True, kw_only=True):
         score = "unknown" if self.score is None else self.score
         return f"{self.location or 'somewhere'}, score {score}: {_quoted(self.text)}"
 
-    def log_lines(self) -> tuple[LogLine, ...]:
-        """Return nothing: the log gets one line for each move, from the fact `Decided`."""
-        return ()
 
-
-class Decided(Fact, frozen=True, kw_only=True):
+class Decided(_TurnFact, frozen=True, kw_only=True):
     """The command of a turn, and how it was decided. Recorded before the command is played."""
 
-    between_turns: ClassVar[bool] = True
     step: ClassVar[Literal["", "begins", "ends"]] = "begins"
 
-    turn: int
     action: str
     reasoning: str
     new_objective: str | None
@@ -172,21 +175,14 @@ class Decided(Fact, frozen=True, kw_only=True):
         return (LogLine("info", "agent_action", f"Agent action: {self.action}", self.log_fields()),)
 
 
-class Remembered(Fact, frozen=True, kw_only=True):
+class Remembered(_TurnFact, frozen=True, kw_only=True):
     """What a move did at a place. The model is shown the text when the player is at that place again."""
 
-    between_turns: ClassVar[bool] = True
-
-    turn: int
     location: str
     text: str
 
     def summary(self) -> str:
         return f"{self.location}: {_quoted(self.text)}"
-
-    def log_lines(self) -> tuple[LogLine, ...]:
-        """Return nothing: the log gets one line for each move, from the fact `Decided`."""
-        return ()
 
 
 def _quoted(text: str) -> str:

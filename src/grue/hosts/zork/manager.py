@@ -120,7 +120,7 @@ class MCPManager:
 
     @property
     def session(self) -> OwnedSession | None:
-        """The open session, or else the last session; `None` before the first session."""
+        """The session of the last `connect_session`, open or not; `None` before the first."""
         return self._session or self._last_session
 
     @property

@@ -1,8 +1,8 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
-A resume with another game, with MCP switched on or off, or with another MCP server is refused. Other changed
-settings (`conditions_of`) are reported and recorded, because people also resume an episode after they have
-mended its configuration.
+An episode cannot be resumed with another game, with MCP switched on or off, or with an MCP server of another
+name. Other changed settings (`conditions_of`) are reported and recorded, because people also resume an
+episode after they have mended its configuration.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from grue.policies import Start
 from grue.protocol.chat_wire.profile import shown_endpoint
 
 RECENT = 6
-"""How many past commands the model is shown. `stuck_warning` checks the same number of commands."""
+"""How many past commands the model is shown. `stuck_warning` looks at no more commands than these."""
 
 _REPLY_CHARS = 160
 
@@ -153,7 +153,7 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
 
 
 def require_same_tools(started: facts.EpisodeStarted, server: str | None) -> None:
-    """Raise `MCPConfigError` if an episode was not begun with `server` (`None`: without a server)."""
+    """Raise `MCPConfigError` if an episode was not begun with a server of this name; `None`: with none."""
     now = (server,) if server else ()
     if now != started.servers:
         raise MCPConfigError(
@@ -207,7 +207,9 @@ class GameState(Struct, kw_only=True):
     episode_id: str
     turn: int = 0
     last_action: str | None = None
-    last_reason: str = ""  # why the last decision was a fallback, forced or degraded
+    last_reason: str = (
+        ""  # why the last decision was a fallback, forced or degraded; empty: it was none of them
+    )
     observation: Observation = Observation(text="")
     moves: list[Move] = field(default_factory=list)
     objectives: list[str] = field(default_factory=list)
@@ -287,10 +289,10 @@ class ZorkOrchestratorV2:
     `changes` are the settings that have changed since a resumed episode was last played.
 
     Raises:
-        MCPError: The MCP configuration cannot be used.
+        MCPError: The MCP configuration cannot be used, or `client` or `mcp_manager` lacks a method.
         GameError: The game cannot be opened, or is not the game of the episode to resume.
-        MCPConfigError: The episode to resume was begun with another MCP server, or MCP was switched on or off
-            since. Nothing is recorded.
+        MCPConfigError: The episode to resume was begun with an MCP server of another name, or MCP was
+            switched on or off since. Nothing is recorded.
     """
 
     def __init__(

@@ -259,33 +259,32 @@ _LOST: Final = (
 
 
 class Choice(Struct, frozen=True):
-    """The interpreter for a story, and a sentence for people if it is not the first or loses styled words."""
+    """The interpreter for a story, and a text for people if it is not the first or loses styled words."""
 
     interpreter: Interpreter
     reason: str = ""
-    loses_words: bool = False
 
 
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
-    """Choose `name`, or else the first installed interpreter that prints all text of such a story."""
+    """Choose `name`, or else an installed interpreter: one that prints all of a story's text, if possible."""
     first = find_interpreter(name)
     if version not in first.versions:
         raise GameError(
             f"The story is of version {version}, and {_plays(first)}. dfrotz plays every version."
         )
-    loses_words = first.name == "dfrotz" and not prints_styled_words(first.command[0])
-    if version < FIRST_VERSION_WITH_STYLES or not loses_words:
+    styled = version >= FIRST_VERSION_WITH_STYLES
+    if not styled or first.name != "dfrotz" or prints_styled_words(first.command[0]):
         return Choice(first)
     lost = f"{first.command[0]} {_LOST}"
     if name is not None:
-        return Choice(first, reason=f"{lost}.", loses_words=True)
+        return Choice(first, f"{lost}.")
     try:
         other = fernz()
     except MissingDependencyError:
-        return Choice(first, reason=f"{lost}. fernz does: {_PIP}", loses_words=True)
+        return Choice(first, f"{lost}. fernz does: {_PIP}")
     if version not in other.versions:
-        return Choice(first, reason=f"{lost}. {_plays(other)}.", loses_words=True)
-    return Choice(other, reason=f"{lost}. fernz does, and is slower.")
+        return Choice(first, f"{lost}. {_plays(other)}.")
+    return Choice(other, f"{lost}. fernz does, and is slower.")
 
 
 def _plays(interpreter: Interpreter) -> str:
