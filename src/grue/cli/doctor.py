@@ -521,7 +521,7 @@ def _interpreters() -> Iterator[Finding]:
         yield Finding("ok", f"{found.name} for story files{only}: {path}")
         return
     yield Finding("ok", f"{found.name} for story files of versions 1 to 3: {path}")
-    verdict: Verdict = "note" if styled.loses_words else "ok"
+    verdict: Verdict = "note" if styled.interpreter == found else "ok"
     yield Finding(verdict, f"{styled.interpreter.name} for story files from version 4 on:\n{styled.reason}")
 
 

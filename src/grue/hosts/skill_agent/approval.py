@@ -27,7 +27,7 @@ AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[
 
 
 class JudgedAction(Struct, frozen=True):
-    """An action with its verdict. `denied`: the reason; empty: allowed. `tool`: `None` if there is no such tool."""
+    """A judged action. `denied`: the reason; empty: allowed. `tool`: `None` if there is no such tool."""
 
     action: PlannedAction
     tool: m.ToolDefinition | None

@@ -1,6 +1,6 @@
 """Send files of requests to a provider as batches, watch the batches, and fetch the result of each request.
 
-A file of requests goes through these states, of which a record is stored before the file is sent:
+A file of requests goes through these states. `sending` is stored in the folder before the file is sent:
 
     unsent  ─▶ sending ─▶ sent ─▶ settled
                   │ the process was killed, or the provider neither accepted nor refused the file:
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import anyio
 import msgspec
@@ -33,7 +33,6 @@ from grue.transports.llm.exchange import Answered, Upload
 
 T = TypeVar("T")
 
-_PIECE = 2**20
 _MOST_LINE = 64 * 2**20
 _READS = 3  # readings of damaged or incomplete results, before a request without a result counts as failed
 _MOST_PAGES = 1000
@@ -76,7 +75,7 @@ class BatchDesk:
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait for a batch to end, and return as `look` does; empty at once if no batch is under way."""
+        """Wait for a batch to end, and return what `look` returns; empty: no batch is under way any more."""
         delay_s = self._batching.first_look_s
         while self._under_way():
             settled = await self.look()
@@ -106,9 +105,8 @@ class BatchDesk:
         """
         patience = self._patience()
         while True:
-            try:
-                found = await self._found(record) if unsure else None
-            except _NotEnded:
+            found = await self._found(record) if unsure else None
+            if found == "running":
                 return record
             if found is not None:
                 return self._folder.keep(replace(record, state="sent", batch_id=found.id))
@@ -132,10 +130,13 @@ class BatchDesk:
         upload = Upload(b'{"requests":[', self._folder.requests_of(record.number), b"]}", commas=True)
         return await self._endpoint.call("POST", self._form.path, upload=upload)
 
-    async def _found(self, record: Submission) -> batch_forms.BatchState | None:
-        """Return the batch that was made from a file of requests, or `None`; raises `_NotEnded`."""
+    async def _found(self, record: Submission) -> batch_forms.BatchState | Literal["running"] | None:
+        """Return the batch that was made from a file of requests, or `None`.
+
+        `running`: a batch that still runs may be the file's. Only its results can show that.
+        """
         known = {each.batch_id for each in self._folder.submissions.values()}
-        running = False
+        running: Literal["running"] | None = None
         async for batch in self._batches(record.begun_at - _SKEW_S):
             if isinstance(self._form, batch_forms.OpenAIBatches):
                 if batch.key == record.key or batch.file == record.file_id != "":
@@ -143,12 +144,10 @@ class BatchDesk:
             elif batch.id not in known and batch.total == record.items:
                 if batch.state == "running":
                     self._refuse_overdue(batch, record)
-                    running = True
+                    running = "running"
                 elif await self._is_ours(batch, record):
                     return batch
-        if running:
-            raise _NotEnded
-        return None
+        return running
 
     async def _batches(self, since: float) -> AsyncIterator[batch_forms.BatchState]:
         """Yield the batches made since a time, the newest first; raises `BatchRefused`."""
@@ -365,10 +364,6 @@ class _BrokenOff(Exception):  # noqa: N818 - never leaves this module
 def _is_final(status: int, fault: Fault) -> bool:
     # A 429 may mean that the credit is used up: then an hour of retries would not help.
     return status not in RETRYABLE or fault.reason == "credit"
-
-
-class _NotEnded(Exception):  # noqa: N818 - never leaves this module
-    """A batch that still runs may have been made from the file. Only the batch's results can show that."""
 
 
 def _results(draft: Path, rest: Iterator[batch_forms.Result]) -> Iterator[batch_forms.Result]:

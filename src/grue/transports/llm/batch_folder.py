@@ -76,7 +76,7 @@ class BatchFolder(Closing):
 
     A batch has at most `most_items` requests; `None`: as many as the provider takes. `keep_unsent=False`:
     remove the requests that no process has sent, so that those that are still wanted have to be stored again.
-    Raises `BatchFolderError`, also if another process uses the folder, or it holds requests to another model.
+    Raises `BatchFolderError`, also if another process uses the folder, or its requests are for another model.
     """
 
     def __init__(
@@ -137,7 +137,11 @@ class BatchFolder(Closing):
         return self.path / "requests" / f"{number:04d}.jsonl"
 
     def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
-        """Return the id of a stored request whose reply can be used (it is not in `read`), or a new id."""
+        """Return the id of a stored request that can serve as this one, or a new id.
+
+        `read`: the ids of the requests whose replies the turn has read. Such a reply is not used for a
+        request with another body.
+        """
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
         # Find the same request by its body, not by its number: a turn that was interrupted and is run again

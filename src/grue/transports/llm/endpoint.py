@@ -44,7 +44,10 @@ OWN_KEY = "GRUE_API_KEY"
 
 
 def key_names(base_url: str) -> tuple[str, ...]:
-    """Return the variables whose key may be sent to `base_url`, in order: ours, over https its provider's."""
+    """Return the variables to take the key for `base_url` from, the first one that is set.
+
+    The provider's own variable counts only over https.
+    """
     rows = profiles.known_profiles(base_url)
     if not rows or urlsplit(base_url).scheme != "https":
         return (OWN_KEY,)
@@ -381,7 +384,7 @@ class LlmEndpoint:
         return http.exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
 
     async def models(self) -> http.Answered | Fault:
-        """Request the list of models, within 5 s at most. The list is free of charge at every provider."""
+        """Request the list of models, within 5 s at most. The known providers do not charge for the list."""
         patience = replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
         return await http.exchange(self._open(), self._request("GET", "/models"), patience)
 
@@ -402,7 +405,7 @@ class LlmEndpoint:
         return await http.exchange(self._open(), request, retry)
 
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-        """Yield a file's body, in pieces. If it is too long, or unreadable, the last item is a `Fault`."""
+        """Yield a file's body in pieces. If that fails, or it is too long, the last item is a `Fault`."""
         retry = self.settings.retry
         limit_s = max(retry.timeout_s, _FILE_TIMEOUT_S)
         until = anyio.current_time() + limit_s
@@ -449,7 +452,7 @@ class LlmEndpoint:
     def asked(self) -> m.ModelAsked:
         """Describe the model, its endpoint and its settings, for the trace."""
         settings, profile, first = self.settings, self.profile, self.first_profile
-        if settings.profile is not None:  # a fork does not have it
+        if settings.profile is not None:  # a program that reads the trace does not have the user's profile
             first = profiles.profile_for(settings.base_url, settings.model, profile.wire)
         extra = settings.extra_body
         named = {name: extra.get(name) for name in _FURTHER_SAMPLING}
@@ -470,8 +473,6 @@ class LlmEndpoint:
         With `tools`, only endpoints that take tools count; if none does, return `self`. `now_s`: the loop's
         clock.
         """
-        if len(self.chain) == 1:
-            return self
         return self.after((), now_s, tools=tools) or self
 
     def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:
@@ -564,12 +565,12 @@ class LlmEndpoint:
         self.left_out, self.breaker = frozenset(), Breaker()
 
     def recall(self, first: wire_profile.WireProfile, learned: wire_profile.WireProfile) -> None:
-        """Use the profile that another process has learned from `first`, unless this one has learned."""
+        """Use `learned`, which another process has learned from `first`, if `first` is still used here."""
         if self.profile == self.first_profile == first:
             self.profile = learned
 
     def recall_form(self, asked: m.ModelAsked) -> None:
-        """Use the form of requests that another process has learned, unless this process has learned."""
+        """Use the form of requests that another process has learned, if it fits and none was learned here."""
         learned = wire_profile.with_fields(self.first_profile, asked.form)
         settings = self.settings
         if (
@@ -583,7 +584,7 @@ class LlmEndpoint:
     def adapt_to_error(self, fault: Fault, followed: wire_profile.WireProfile | None = None) -> bool:
         """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.
 
-        `followed` is the profile of the failed request; another conversation may have changed ours since.
+        `followed` is the profile of the failed request. Another conversation may have changed ours since.
         """
         if profiles.adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False

@@ -67,7 +67,7 @@ class ContentDecoder:
     proxies decompress a body, but do not remove the header. Raises `EncodingError`.
     """
 
-    def __init__(self, codings: str, max_bytes: int | None) -> None:
+    def __init__(self, codings: str, max_bytes: int) -> None:
         names = [name.strip().lower() for name in codings[:1000].split(",")]
         known = [name for name in names if name in _WINDOWS]
         if len(known) > MAX_STAGES:
@@ -96,7 +96,7 @@ class ContentDecoder:
 
 
 class _Stage:
-    def __init__(self, windows: tuple[int, ...], max_bytes: int | None) -> None:
+    def __init__(self, windows: tuple[int, ...], max_bytes: int) -> None:
         self._windows = windows
         self._max_bytes = max_bytes
         self._unzip = zlib.decompressobj(windows[0])
@@ -120,7 +120,7 @@ class _Stage:
             # After a step with full output, zlib may hold more output although all input is consumed.
             more = bool(data) or len(piece) == STEP_BYTES
             self._given += len(piece)
-            if self._max_bytes is not None and self._given > self._max_bytes:
+            if self._given > self._max_bytes:
                 raise BodyTooLongError(f"longer than {self._max_bytes} bytes")
             if piece:
                 yield piece
@@ -417,10 +417,12 @@ _COST_HEADER = "x-litellm-response-cost"
 class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
-    `body` is decompressed; a streamed reply is assembled into the body of an unstreamed one, of which about
-    `received` characters have arrived, the first event after `first_chunk_s`. `cost_usd`: what a header says
-    that the completion has cost. `location`: of a redirect, which is not followed: it would send the key
-    elsewhere.
+    Attributes:
+        body: Decompressed. A streamed reply is assembled into the body that an unstreamed one would have.
+        cost_usd: The cost of the completion, as a header of the reply says.
+        first_chunk_s: Seconds until the first event of a streamed reply.
+        received: About how many characters of a streamed reply have arrived.
+        location: The target of a redirect, which is not followed, because the key would be sent there.
     """
 
     status: int
@@ -555,7 +557,7 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion, with about 1 MiB of its body, or what came within 10 s."""
+    """Return a reply that is not a completion, with at most about 1 MiB of its body, or what came in 10 s."""
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
         try:
@@ -764,7 +766,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request to send, of `prompt_bytes`, at most as many tokens; `max_tokens` limits its reply."""
+    """A request to send. Its prompt has at most one token a byte. `max_tokens` limits its reply, if set."""
 
     model: str
     prompt_bytes: _Count

@@ -55,10 +55,10 @@ _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the 
 class McpClient:
     """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
-    Entering spawns the server's process, if it has one; it raises `ServerFailed`, or `MissingDependencyError`
-    without a usable `mcp` package. Leaving ends this process within `options.limits`, even if the task is
-    cancelled. Then no process of its process group is alive, and `status` says how the process ended. For a
-    server over HTTP, leaving ends the session at the server within one second.
+    Entering the client spawns the process of a stdio server. Entering raises `ServerFailed`, or
+    `MissingDependencyError` without a usable `mcp` package. Leaving ends the process within `options.limits`,
+    even if the task is cancelled. Then no process of its process group is alive, and `status` says how the
+    process ended. For a server over HTTP, leaving ends the session at the server within one second.
 
     Source: R3.5-R3.7, P9
     """
@@ -328,7 +328,7 @@ class McpClient:
             return None
 
     async def still_there(self, timeout_s: float) -> bool:
-        """Return whether an idle session can still be used; a server over HTTP may have forgotten it."""
+        """Return whether an idle session can still be used; a server over HTTP is asked."""
         from grue.transports.mcp import sdk
 
         link = self._link

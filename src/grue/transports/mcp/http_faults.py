@@ -98,7 +98,7 @@ def _credentials(challenge: str) -> str:
 
 
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
-    """Return the fault of an address that refuses SSE (`fault`), maybe after Streamable HTTP (`declined`)."""
+    """Return the fault of an address that refuses SSE (`fault`), and refused Streamable HTTP (`declined`)."""
     if declined is None or declined.cause == fault.cause:
         return fault
     cause = f"{declined.cause}; over the older SSE transport: {fault.cause}"
@@ -106,7 +106,7 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
 
 
 def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault:
-    """Return the fault for a redirect that is not followed; `same_place`: to the same host and port."""
+    """Return the fault for a redirect that is not followed; `same_place`: within the same origin and user."""
     meant = "what is sent is meant for the configured address only"
     why = "it would turn the request into a GET" if same_place else meant
     cause = f"the server redirects to {location} (HTTP {status}), which is not followed: {why}"

@@ -61,13 +61,9 @@ class HttpWire:
 
     def stream(self, notify: Notify) -> "MessageStream":
         """Connect in the background, and return the stream of messages; imports the SDK."""
-        from grue.transports.mcp.sdk_http import HttpStream
+        from grue.transports.mcp.sdk_http import Authorization, HttpStream
 
-        authorization = None
-        if self._server.auth is not None:
-            from grue.transports.mcp.authorization import Authorization
-
-            authorization = Authorization(self._server, self._hide)
+        authorization = None if self._server.auth is None else Authorization(self._server, self._hide)
         self._stream = HttpStream(self._server, self._limits, notify, authorization)
         self._tasks.start(self._stream.carry)
         return self._stream

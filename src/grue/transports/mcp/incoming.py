@@ -72,7 +72,10 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 
 
 def refusal_of(value: object) -> types.JSONRPCError | None:
-    """Return the error in place of an unusable answer, or one in a batch (array); `None`: no answer."""
+    """Return the error to deliver in place of an unusable answer, or of the first answer in a batch (array).
+
+    `None`: `value` is not an answer, or its id cannot be read.
+    """
     if isinstance(value, list):
         answers = (each for each in value if isinstance(each, dict) and "method" not in each)
         return next((found for each in answers if (found := _refusal(each.get("id"), _BATCH))), None)

@@ -1,6 +1,6 @@
-"""Find the program that npx or uvx starts, without running npx or uvx, and say why a start has failed.
+"""Find the program that npx or uvx starts, without running npx or uvx, and find out why a start has failed.
 
-The reasons are that npx was killed while it installed the package, and that Node is too old for the package.
+Known reasons: npx was killed while it installed the package, or must not install it, or Node is too old.
 
 Source: R14
 """

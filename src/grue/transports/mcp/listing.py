@@ -240,7 +240,7 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file; `None`: no key to hash its name is stored or made."""
+        """Return the path of a server's file; `None`: there is no key for its name, and none is made."""
         try:
             _require_own(os.lstat(self.folder), folder=True)
             key = _content(self.folder / _KEY_FILE)

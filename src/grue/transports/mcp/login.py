@@ -19,10 +19,10 @@ from mcp.shared.auth import AuthorizationCodeResult
 from grue.errors import MCPError
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.authorization import asks_for_token
 from grue.transports.mcp.http_faults import AuthorizationRefused
 from grue.transports.mcp.library_logs import drop, library_logs_to
 from grue.transports.mcp.oauth import Authorizer, Person, new_client
+from grue.transports.mcp.sdk_http import asks_for_token
 from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"
@@ -116,7 +116,8 @@ def log_in(
 ) -> TokenRecord:
     """Log in to a server and store the tokens. Wait for the person in the browser for `timeout_s` at most.
 
-    A thread calls `show` with the address to open. `scope`: further scopes. Raises `LoginRefused`.
+    A thread calls `show` with the address to open. `scope`: scopes to request besides those that the server
+    asks for; `None`: those in the server's configuration. Raises `LoginRefused`.
     """
     auth = server.auth
     if auth is None or auth.grant != "authorization_code":

@@ -399,10 +399,11 @@ MAX_STREAMS = 32  # of change notices at the same time in a session
 
 
 class Subscriptions(BackgroundTasks):
-    """The open streams of change notices of one session. Leaving it, in the task that entered it, ends them.
+    """The open streams of change notices of one session. The task that enters this object must leave it.
 
-    The server acknowledges `subscriptions/listen` at once, which the host gets as the result, but answers it
-    only when the stream ends, for which another task waits. An `updates_ended` notice reports such an end.
+    The server acknowledges `subscriptions/listen` at once. The host gets this acknowledgement as the result.
+    The server answers the request only when the stream ends, and another task waits for that. A notice
+    `updates_ended` reports that a stream has ended, unless the host has ended it.
     """
 
     def __init__(self, session: ClientSession, notify: Notify) -> None:

@@ -16,10 +16,10 @@ import logging
 import math
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import httpcore2  # noqa: F401 - imported here, because a turn would wait while httpx2 imports it later
@@ -41,9 +41,12 @@ from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp import http_faults as faults
 from grue.transports.mcp import incoming
-from grue.transports.mcp.authorization import Authorization, Send
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
+from grue.transports.mcp.token_store import token_store
+
+if TYPE_CHECKING:
+    from grue.transports.mcp.oauth import Authorizer
 
 
 def _fault_of(error: types.ErrorData) -> WireFault | None:
@@ -177,6 +180,61 @@ def _data_and_others(event: bytes) -> tuple[bytes, bytes]:
         elif line.startswith((b"event:", b"id:", b"retry:")):
             others.append(line + b"\n")
     return b"\n".join(data), b"".join(others)
+
+
+_SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
+_MOST_RENEWALS = 2  # a token that another process has stored may have expired too
+Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
+
+
+class Authorization:
+    """Adds a server's tokens to requests; `on_secret` gets name and value of each secret before its use."""
+
+    def __init__(self, server: HttpServer, on_secret: Callable[[str, str], None]) -> None:
+        self._server = server
+        self._on_secret = on_secret
+        self._origin = _origin(httpx2.URL(server.url))
+        self._store = token_store(server)
+        self._made: Authorizer | None = None
+
+    async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
+        """Send a request, with a token only to the server's origin; renew a token that is refused."""
+        if _origin(request.url) != self._origin:
+            return await send(request)
+        token = await self._authorizer().token() if self._made or self._store.may_have() else ""
+        if token:
+            request.headers["authorization"] = f"Bearer {token}"
+        response = await send(request)
+        renewals = 0
+        while asks_for_token(response):
+            await response.aclose()
+            authorizer = self._authorizer()
+            if renewals == _MOST_RENEWALS or (renewals and authorizer.has_issued(token)):
+                authorizer.give_up(response)
+            token = await authorizer.renew(token, response)
+            request.headers["authorization"] = f"Bearer {token}"
+            response = await send(request)
+            renewals += 1
+        return response
+
+    def _authorizer(self) -> "Authorizer":
+        if self._made is None:
+            # Imported only if a token may be stored, or after a refusal, because it imports the SDK's OAuth.
+            from grue.transports.mcp.oauth import Authorizer
+
+            self._made = Authorizer(self._server, self._store, self._on_secret)
+        return self._made
+
+
+def asks_for_token(response: httpx2.Response) -> bool:
+    """Return whether another token may help: the status is 401, or 403 because of too small a scope."""
+    if response.status_code == httpx2.codes.FORBIDDEN:
+        return _SCOPE_TOO_SMALL.search(response.headers.get("www-authenticate", "")) is not None
+    return response.status_code == httpx2.codes.UNAUTHORIZED
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return (url.scheme, url.host, url.port)
 
 
 _EVENTS = "text/event-stream"
@@ -455,13 +513,15 @@ class _Client(httpx2.AsyncClient):
     ) -> httpx2.Response | WireFault:
         """Return `response`, or another one that the SDK's transport can use, or the fault of the request."""
         following = response.next_request
-        same_place = following is not None and _same_place(request.url, following.url)
+        same_place = (
+            following is not None
+            and _origin(following.url) == _origin(request.url)
+            and following.url.userinfo in (b"", request.url.userinfo)
+        )
         # The SDK may follow a redirect to the same server with the same method. Any other redirect would turn
         # a POST into a GET, or send the user's headers, with their secrets, to another server.
         if following is not None and same_place and request.method == following.method:
-            same_user = following.url.userinfo in (b"", request.url.userinfo)
-            if same_user:
-                return response
+            return response
         awaited = _is_awaited(request, head)
         # Refuse a compressed body: a few bytes may expand to gigabytes before a limit counts them.
         if awaited and response.is_success and _is_compressed(response):
@@ -530,10 +590,6 @@ class _Head(msgspec.Struct, frozen=True):
 def _resumed(request: httpx2.Request) -> int | str | None:
     """Return the id of the request whose broken stream of events a GET resumes; `None`: it resumes none."""
     return _answering.get() if _LAST_EVENT_ID in request.headers else None
-
-
-def _same_place(one: httpx2.URL, other: httpx2.URL) -> bool:
-    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
 
 
 def _empty_success(request: httpx2.Request) -> httpx2.Response:

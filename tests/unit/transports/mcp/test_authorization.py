@@ -11,7 +11,7 @@ import httpx2
 
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.authorization import Authorization
+from grue.transports.mcp.sdk_http import Authorization
 from grue.transports.mcp.token_store import TokenRecord, TokenStore
 
 SERVER = HttpServer(name="far", url="https://far.example/mcp", auth=OAuth())
