@@ -37,7 +37,6 @@ from grue import (
     StdioServer,
     ToolClient,
     ToolPolicy,
-    ToolRule,
     ToolSearch,
     TurnLimits,
     TurnOutcome,
@@ -129,12 +128,9 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
     """Return a policy in which patterns and trusted servers without the prefix `mcp.` match both names."""
-
-    def both(rule: ToolRule) -> ToolRule:
-        return replace(rule, tools=_prefixed_patterns(rule.tools))
-
+    rules = tuple(replace(rule, tools=_prefixed_patterns(rule.tools)) for rule in policy.rules)
     trusted = (*policy.trusted, *(f"{PREFIX}{name}" for name in policy.trusted))
-    return replace(policy, rules=tuple(map(both, policy.rules)), trusted=trusted)
+    return replace(policy, rules=rules, trusted=trusted)
 
 
 def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:

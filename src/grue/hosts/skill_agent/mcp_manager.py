@@ -8,7 +8,6 @@ server.
 import threading
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from types import TracebackType
 from typing import Literal, Self, TypeAlias, get_args
 
 from msgspec import Struct
@@ -16,7 +15,7 @@ from msgspec import Struct
 from grue import MCPError, Recorder, ToolClient, TurnLimits
 from grue import messages as m
 from grue.errors import MCPConfigError, MCPToolCallError, ToolChanged, ToolNotFound
-from grue.hosting import Fact, ToolServer, error_for
+from grue.hosting import ToolServer, error_for
 from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.names import ToolRoutes, tool_routes
@@ -102,9 +101,7 @@ class McpManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close_all()
 
     @property
@@ -255,7 +252,8 @@ class McpManager:
                     self._refuse_or_skip(name, failure, tuple(opened))
             routes = tool_routes(tool for session in opened.values() for tool in session.tools)
             for tool, other in routes.shadowed:
-                self._note(McpToolShadowed(tool=tool.tool, server=tool.server, shadowed=other.server))
+                fact = McpToolShadowed(tool=tool.tool, server=tool.server, shadowed=other.server)
+                self._recorder.record(fact, sender="host")
             return _Connected(client, tuple(opened), routes)
         except BaseException:
             client.close()
@@ -267,9 +265,7 @@ class McpManager:
         if server not in self._optional and self.on_connect_failure == "raise":
             raise error
         kind = McpServerAbsent if server in self._optional else McpConnectionFailed
-        self._note(kind(server_name=server, error=str(error), goes_on_with=others))
-
-    def _note(self, fact: Fact) -> None:
+        fact = kind(server_name=server, error=str(error), goes_on_with=others)
         self._recorder.record(fact, sender="host")
 
 

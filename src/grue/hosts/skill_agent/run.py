@@ -67,11 +67,8 @@ def error_text(error: Exception) -> str:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - the exception's class may be a program's own
         said = ""
-    return (
-        said
-        if said and isinstance(error, ValueError | OSError | MCPError | ImportError)
-        else f"{type(error).__name__}: {said}"
-    )
+    is_clear = said and isinstance(error, ValueError | OSError | MCPError | ImportError)
+    return said if is_clear else f"{type(error).__name__}: {said}"
 
 
 class RunPast(hosting.Past[RunStarted], kw_only=True):

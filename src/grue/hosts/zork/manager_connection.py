@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import anyio
@@ -72,9 +71,7 @@ class ManagerConnection:
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if self._owner is None or self._opened is None:
             return
         self._leaving.set()
@@ -230,11 +227,9 @@ class OverriddenManagerConnection(ManagerConnection):
         self._lent = manager
         self._before = manager.session
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         try:
-            await super().__aexit__(exc_type, exc, tb)
+            await super().__aexit__(*exc_info)
         finally:
             self._lent.give_back()
 

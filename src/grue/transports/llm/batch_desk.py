@@ -9,9 +9,10 @@ A file of requests goes through these states. `sending` is stored in the folder 
 
 import codecs
 import contextlib
+import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -217,7 +218,9 @@ class BatchDesk:
             if reads >= _READS or (sound and (not missing or state.left)):
                 break
         rest = (batch_forms.lost(item, state.left, state.why) for item in sorted(missing))
-        settled = self._folder.settle(record, _results(draft, rest))
+        with draft.open("rb") as file:
+            read = (msgspec.json.decode(line, type=batch_forms.Result) for line in file)
+            settled = self._folder.settle(record, itertools.chain(read, rest))
         draft.unlink(missing_ok=True)
         return settled
 
@@ -364,13 +367,6 @@ class _BrokenOff(Exception):  # noqa: N818 - never leaves this module
 def _is_final(status: int, fault: Fault) -> bool:
     # A 429 may mean that the credit is used up: then an hour of retries would not help.
     return status not in RETRYABLE or fault.reason == "credit"
-
-
-def _results(draft: Path, rest: Iterator[batch_forms.Result]) -> Iterator[batch_forms.Result]:
-    with draft.open("rb") as file:
-        for line in file:
-            yield msgspec.json.decode(line, type=batch_forms.Result)
-    yield from rest
 
 
 def _made_at(batch: batch_forms.BatchState, otherwise: float) -> float:

@@ -125,10 +125,9 @@ class TokenStore:
 
     def load(self) -> TokenRecord | None:
         """Return the stored record; `None`: nothing is stored, or the file cannot be read."""
-        try:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             return msgspec.json.decode(self.file.read_bytes(), type=TokenRecord)
-        except (OSError, ValueError, RecursionError):
-            return None
+        return None
 
     def save(self, record: TokenRecord) -> None:
         """Replace the file in one step, so that nobody reads half of a record."""
@@ -211,10 +210,9 @@ class KeyringStore(TokenStore):
     def load(self) -> TokenRecord | None:
         """Return the stored record; `None`: nothing is stored, or it cannot be decoded."""
         text = self._asked(lambda ring: ring.get_password(SERVICE, self._entry))
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             return None if text is None else msgspec.json.decode(text, type=TokenRecord)
-        except (ValueError, RecursionError):
-            return None
+        return None
 
     def save(self, record: TokenRecord) -> None:
         """Store a record. If an earlier setting has put this login's tokens into a file, remove the file."""

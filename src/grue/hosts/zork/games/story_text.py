@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 WIDTH: Final = 255
 """Columns of the interpreter's screen. A story's header has one byte for this number, so 255 is the most."""
@@ -34,20 +35,17 @@ TOOK_NO_TIME: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECAS
 SAYS_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
-class ScoreLine(Struct, frozen=True):
-    """A score that the game has printed, with the highest score and the moves if it has printed them too."""
+class Told(Struct, frozen=True):
+    """The state of the game, as its texts tell it; `None`: they have not told the value."""
 
-    score: int
+    score: int | None = None
     max_score: int | None = None
     moves: int | None = None
+    room: str | None = None
 
-
-class StatusLine(Struct, frozen=True):
-    """A status line that the game has printed in its text."""
-
-    room: str
-    score: int
-    moves: int
+    def updated(self, told: "Told") -> "Told":
+        """Return this state with the values that `told` has."""
+        return replace(self, **{name: value for name, value in asdict(told).items() if value is not None})
 
 
 def tidy(printed: str, *, broken_lines: bool = True) -> str:
@@ -62,24 +60,22 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
-def take_status_line(text: str) -> tuple[str, StatusLine | None]:
+def take_status_line(text: str) -> tuple[str, Told | None]:
     """Return the text without its status line, and the status line, if there is one."""
     found = _STATUS_LINE.search(text)
     if found is None:
         return text, None
-    line = StatusLine(found["room"], int(found["score"]), int(found["moves"]))
+    line = Told(int(found["score"]), moves=int(found["moves"]), room=found["room"])
     return _STATUS_LINE.sub("", text).strip("\n"), line
 
 
-def told_score(text: str) -> ScoreLine | None:
+def told_score(text: str) -> Told | None:
     """Return the score that a text of the game names, such as its answer to SCORE; `None`: it names none."""
     found = _SCORE.search(text)
     if found is None:
         return None
     most, moves = _MAX_SCORE.search(text), _MOVES.search(text)
-    return ScoreLine(
-        int(found[1] or found[2]), int(most[1]) if most else None, int(moves[1]) if moves else None
-    )
+    return Told(int(found[1] or found[2]), int(most[1]) if most else None, int(moves[1]) if moves else None)
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:

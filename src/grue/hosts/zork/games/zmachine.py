@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.errors import GameError
 from grue.hosts.zork.games import story_text
@@ -126,13 +127,6 @@ _AGAIN: Final = ("g", "again")
 _OVER: Final = "The story has ended."
 
 
-class _Known(Struct):
-    location: str | None = None
-    score: int | None = None
-    max_score: int | None = None
-    moves: int | None = None
-
-
 class ZMachineGame:
     """A story file (.z1 to .z8) as a `Game`.
 
@@ -160,7 +154,7 @@ class ZMachineGame:
         self._forget()
 
     def _forget(self) -> None:
-        self._known = _Known()
+        self._known = story_text.Told()
         self._tells_score = True
         self._done = False
         self._repeated = ""
@@ -209,28 +203,21 @@ class ZMachineGame:
 
     def _learn(self, text: str) -> str:
         """Remember the room and score in a text, and return the text without the status line."""
-        known = self._known
         text, status = story_text.take_status_line(text)
         room = story_text.heading(text, self._story.names)
         if status is not None:
-            known.location, known.score, known.moves = status.room, status.score, status.moves
+            self._known = self._known.updated(status)
             self._tells_score = False
-        elif room is not None:
-            known.location = room
-        elif story_text.SAYS_DARK.search(text):
-            known.location = None
+        elif room is not None or story_text.SAYS_DARK.search(text):
+            self._known = replace(self._known, room=room)
         self._note_score(text)
         return text
 
     def _note_score(self, text: str) -> bool:
         told = story_text.told_score(text)
-        if told is None:
-            return False
-        known = self._known
-        known.score = told.score
-        known.max_score = told.max_score if told.max_score is not None else known.max_score
-        known.moves = told.moves if told.moves is not None else known.moves
-        return True
+        if told is not None:
+            self._known = self._known.updated(told)
+        return told is not None
 
     def _ask_score(self, interpreter: InterpreterProcess, text: str, prompt: str) -> None:
         answers = story_text.asks_something(text, prompt) or story_text.TOOK_NO_TIME.search(text)
@@ -244,7 +231,7 @@ class ZMachineGame:
         complete = self._done and not died and known.score is not None and known.score == known.max_score
         return Observation(
             text=text,
-            location=known.location,
+            location=known.room,
             score=known.score,
             max_score=known.max_score,
             moves=known.moves,
