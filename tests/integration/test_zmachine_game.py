@@ -8,12 +8,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from promises import within
 
 from grue.errors import GameError, MissingDependencyError
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.games.interpreters import Interpreter, dfrotz
+from grue.hosts.zork.games.interpreters import Choice, Interpreter, dfrotz
 from grue.hosts.zork.games.zmachine import ZMachineGame
 
 OPENING = [
@@ -190,8 +191,12 @@ def test_a_killed_interpreter_is_an_error_with_its_last_words(game: ZMachineGame
     assert game.reset(1).location == "West of House"
 
 
-def test_a_stopped_interpreter_costs_the_deadline_and_no_more(zork1: Path) -> None:
-    game = ZMachineGame(zork1, answer_within_s=0.3)
+def test_a_stopped_interpreter_costs_the_deadline_and_no_more(
+    zork1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = Choice(replace(dfrotz(), answer_within_s=0.3))
+    monkeypatch.setattr("grue.hosts.zork.games.zmachine.choose_interpreter", lambda *_: chosen)
+    game = ZMachineGame(zork1)
     game.reset()
     [child] = interpreters()
     os.kill(child.pid, signal.SIGSTOP)

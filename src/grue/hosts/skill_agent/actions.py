@@ -9,9 +9,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from grue import ToolAnnotations
 from grue.hosting import ConfinedFolder
-from grue.hosts.skill_agent.registry import FILE_ACTIONS, ActionType, ActionTypes
+from grue.hosts.skill_agent.registry import FILE_ACTIONS, READS, ActionType, ActionTypes
 from grue.hosts.skill_agent.skills import USE_SKILL, Skills
 
 MCP_CALL = "mcp_call"
@@ -35,35 +34,28 @@ class ActionContext(Struct, frozen=True, kw_only=True):
     skills: Skills
 
 
-class McpCall(Struct, forbid_unknown_fields=True):
-    """Parameters of `mcp_call`. A reply without `tool_name` is accepted, and its step fails."""
-
+# The following classes have no docstrings, because these would become descriptions in the model's schema.
+class McpCall(Struct, forbid_unknown_fields=True):  # noqa: D101
     # Unknown fields are forbidden, because a model may write an argument of the tool beside `arguments`. The
     # tool would then run without this argument.
-
+    # A reply without `tool_name` is accepted, and its step fails.
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-class Text(Struct):
-    """Parameters of the actions `respond` and `note`."""
-
+class Text(Struct):  # noqa: D101
     text: str
 
 
-class Finish(Struct):
-    """Parameters of the action `finish`."""
-
+class Finish(Struct):  # noqa: D101
     answer: str
     success: bool = True
 
 
-_READS = ToolAnnotations(read_only=True, open_world=False)
-
 _BUILT_IN = (
     ActionType(MCP_CALL, McpCall, None, "Call a tool of MCP_TOOLS; arguments fit its input_schema."),
-    ActionType("respond", Text, lambda params, _: str(params.text), "Tell the user something.", _READS),
-    ActionType("note", Text, lambda params, _: str(params.text), "Keep something in mind.", _READS),
+    ActionType("respond", Text, lambda params, _: str(params.text), "Tell the user something.", READS),
+    ActionType("note", Text, lambda params, _: str(params.text), "Keep something in mind.", READS),
     USE_SKILL,
     *FILE_ACTIONS,
     ActionType(
@@ -71,7 +63,7 @@ _BUILT_IN = (
         Finish,
         lambda params, _: str(params.answer),
         "End the run with an answer for the user. success is false if the task was not done.",
-        _READS,
+        READS,
     ),
 )
 

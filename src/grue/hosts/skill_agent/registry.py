@@ -274,12 +274,12 @@ def _write_file(params: WriteFile, context: Any) -> str:
     return f"{context.workspace.write(params.path, params.content)} bytes written to {params.path}"
 
 
-_READS = ToolAnnotations(read_only=True, open_world=False)
+READS = ToolAnnotations(read_only=True, open_world=False)
 _WRITES = ToolAnnotations(read_only=False, idempotent=True, open_world=False)
 
 FILE_ACTIONS = (
-    ActionType("list_files", FolderPath, _list_files, "List a folder of the workspace.", _READS),
-    ActionType("read_file", FilePath, _read_file, "Read a text file of the workspace.", _READS),
+    ActionType("list_files", FolderPath, _list_files, "List a folder of the workspace.", READS),
+    ActionType("read_file", FilePath, _read_file, "Read a text file of the workspace.", READS),
     ActionType(
         "write_file", WriteFile, _write_file, "Write or replace a text file of the workspace.", _WRITES
     ),

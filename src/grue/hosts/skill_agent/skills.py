@@ -14,7 +14,6 @@ from typing import Literal, TypeGuard
 
 from msgspec import Struct
 
-from grue import ToolAnnotations
 from grue.config.documents import (
     YamlDocument,
     converted,
@@ -25,7 +24,7 @@ from grue.config.documents import (
 )
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosting import ConfinedFolder
-from grue.hosts.skill_agent.registry import AGENT, ActionType
+from grue.hosts.skill_agent.registry import AGENT, READS, ActionType
 from grue.runtime.files import read_regular
 
 SKILL_FILE = "SKILL.md"
@@ -235,7 +234,7 @@ USE_SKILL = ActionType(
     UseSkill,
     lambda params, context: str(context.skills.text(params.name, params.file)),
     "Read a skill of SKILLS before you do what it is about; or a file of it, by its path.",
-    ToolAnnotations(read_only=True, open_world=False),
+    READS,
 )
 """An action that reads a skill, for a context whose `skills` is a `Skills`."""
 

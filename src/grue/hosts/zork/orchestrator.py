@@ -353,19 +353,19 @@ class ZorkOrchestratorV2:
 
     def result(self) -> EpisodeResult:
         """Return the result of the episode so far."""
-        state, seen = self.game_state, self.game_state.observation
-        reason: facts.EndReason = self._end.reason if self._end else "interrupted"
+        state = self.game_state
+        end = self._end or self._ended("interrupted", "still being played")
         return EpisodeResult(
             episode_id=state.episode_id,
             game=self.game.name,
             seed=self.setup.past.started.seed if self.setup.past else self.setup.seed,
             model=self.agent.model,
             scripted=self.setup.scripted,
-            reason=reason,
-            detail=self._end.detail if self._end else "still being played",
-            turns=len(state.moves) if reason == "interrupted" else state.turn,
-            score=seen.score,
-            max_score=seen.max_score,
+            reason=end.reason,
+            detail=end.detail,
+            turns=end.turns,
+            score=end.score,
+            max_score=end.max_score,
             deaths=state.deaths,
             fallbacks=state.fallbacks,
             tool_calls=state.tool_calls,
@@ -582,19 +582,19 @@ class ZorkOrchestratorV2:
     def _ends(self, reason: facts.EndReason, detail: str) -> None:
         if self._end is not None:
             return
-        seen = self.game_state.observation
-        self._end = facts.EpisodeEnded(
-            reason=reason,
-            detail=detail,
-            turns=len(self.game_state.moves) if reason == "interrupted" else self.game_state.turn,
-            score=seen.score,
-            max_score=seen.max_score,
-        )
+        self._end = self._ended(reason, detail)
         # Record the state after the last command. If the last turn played no command, this state is recorded
         # already.
         if len(self.game_state.moves) == self.game_state.turn > 0:
-            self._note(_observed(self.game_state.turn, seen))
+            self._note(_observed(self.game_state.turn, self.game_state.observation))
         self._note(self._end)
+
+    def _ended(self, reason: facts.EndReason, detail: str) -> facts.EpisodeEnded:
+        state, seen = self.game_state, self.game_state.observation
+        turns = len(state.moves) if reason == "interrupted" else state.turn
+        return facts.EpisodeEnded(
+            reason=reason, detail=detail, turns=turns, score=seen.score, max_score=seen.max_score
+        )
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
         del line

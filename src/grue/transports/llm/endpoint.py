@@ -129,8 +129,8 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         force_tool_support: Offer tools even if the endpoint or the model's name says that the model takes no
             tools.
         then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
-            reached, answers with 5xx or 429, does not answer in time, or breaks its reply off. Their own
-            `then` must be empty.
+            reached, answers with 429 or most 5xx, does not answer in time, or breaks its reply off. Their
+            own `then` must be empty.
 
     Source: R12.4
     """

@@ -41,7 +41,7 @@ from grue.protocol.turn.prices import Price, with_cost
 T = TypeVar("T")
 
 STEP_BYTES = 64 * 2**10  # the most that one step of decompression returns
-MAX_STAGES = 2  # compressions that are undone: by the server, and by a proxy before it
+MAX_STAGES = 2  # compressions that are undone: that of the server, and that of a proxy
 ACCEPTED = "gzip, deflate"  # what `Accept-Encoding` says
 _GZIP = 16 + zlib.MAX_WBITS
 _MEMBER = b"\x1f\x8b"  # the first bytes of each part of a gzip body, which may have several parts
@@ -322,8 +322,7 @@ class HttpReply:
     async def close(self) -> None:
         """Give the connection back for another request, or close it if it cannot be used again.
 
-        httpx would take bytes that came after the end of the reply, which h11 keeps, for the reply to the
-        next request.
+        h11 keeps bytes that came after the end of the reply. httpx would take them for the next reply.
         """
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
@@ -333,8 +332,8 @@ class HttpReply:
     async def _silent(self, stream: Any) -> bool:
         """Return whether it is certain that no bytes have been read from the socket after the reply's end.
 
-        They would be in the buffers of h11, of TLS, or of the event loop. httpx looks for bytes in the
-        socket.
+        Such bytes would be in a buffer of h11, of TLS, or of the event loop. httpx itself does not use a
+        connection again that has bytes in the socket.
         """
         try:
             if _H11(self._response).trailing_data[0]:

@@ -23,7 +23,10 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass warnings of `LOGGERS` in the block, and in tasks that start in it, to `receive`; drop others."""
+    """Pass warnings and errors of `LOGGERS` to `receive`, and drop other records.
+
+    This holds in the `with` block and in the tasks that start in it.
+    """
     before = _receiver.set(receive)
     try:
         yield

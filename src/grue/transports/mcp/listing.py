@@ -1,9 +1,9 @@
 """Reads the tool definitions of `tools/list`, page by page, and stores listings for later processes.
 
 With `start="beside"`, a turn's first request offers the tools of the stored listing, before the server has
-started. A wrong listing costs one request, so a listing is used only if no other user can have written it.
-Its file's name is a keyed digest (HMAC) of how the server is started or reached, secrets included. The key
-stays on the machine, so that nobody can guess a secret by computing names.
+started. A stored listing is used only if no other user can have written it. The name of its file is a keyed
+digest (HMAC) of how the server is started or reached, secrets included. The key stays on the machine, so that
+nobody can guess a secret by computing names.
 
 Source: P37
 """

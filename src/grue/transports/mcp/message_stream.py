@@ -73,7 +73,7 @@ class MessageStream(ABC):
 
 
 def is_closed(error: SdkError, stream: MessageStream) -> bool:
-    """Return whether `error` means that the stream is broken: a server may send an error of the same code."""
+    """Return whether `error` means that the stream is broken. A server's own error may have the same code."""
     return (
         stream.broken is not None
         and error.code == types.CONNECTION_CLOSED

@@ -38,7 +38,7 @@ from grue.transports.mcp.message_stream import MessageStream, is_closed
 
 __all__ = ["Link", "SdkError", "is_closed"]
 
-# With these, servers of revision 2026-07-28 refuse a handshake; some check the headers first.
+# The error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first.
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0  # for `server/discover` as the first request: an older server may not answer

@@ -439,7 +439,8 @@ class HttpStream(MessageStream):
             self._arrived.send_nowait(item)
 
 
-# The request that this task of the SDK sends, perhaps after a broken stream, which it then resumes.
+# The id of the request that the current task of the SDK sends. It is still set when that task resumes the
+# request's broken stream of events.
 _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
 
 

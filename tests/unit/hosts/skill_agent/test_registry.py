@@ -14,6 +14,7 @@ from msgspec import Struct
 from grue import ToolAnnotations
 from grue.errors import MCPConfigError
 from grue.hosting import ConfinedFolder
+from grue.hosts.skill_agent.actions import ActionRegistry
 from grue.hosts.skill_agent.registry import FILE_ACTIONS, Action, ActionType, ActionTypes, PlannedAction
 
 WORD: ContextVar[str] = ContextVar("WORD", default="")
@@ -71,6 +72,12 @@ def test_the_schema_of_a_reply_admits_each_type_with_its_own_parameters() -> Non
     assert [each["properties"]["type"]["enum"] for each in types] == [["call"], ["move"]]
     assert types[1]["properties"]["params"] == {"$ref": "#/$defs/Move"}
     assert "Move" in schema["$defs"]
+
+
+def test_the_schema_of_the_agents_actions_has_no_docstrings() -> None:
+    parameters = ActionRegistry().schema()["$defs"].values()
+    assert len(parameters) == 7
+    assert not [each["title"] for each in parameters if "description" in each]
 
 
 def test_a_reply_is_read_alone_in_prose_and_with_null_for_what_is_left_out() -> None:

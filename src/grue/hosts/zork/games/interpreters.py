@@ -60,10 +60,10 @@ class InterpreterProcess:
     folder. The same happens when this object is garbage-collected, or when the program ends.
     """
 
-    def __init__(self, interpreter: Interpreter, story: Path, *, seed: int, answer_within_s: float) -> None:
+    def __init__(self, interpreter: Interpreter, story: Path, *, seed: int) -> None:
         self.ended = False
         self._name = interpreter.name
-        self._answer_within_s = answer_within_s
+        self._answer_within_s = interpreter.answer_within_s
         self._printed = bytearray()
         self._prompt = b""
         self._last_words = b""

@@ -138,16 +138,13 @@ class ZMachineGame:
     the choice of the interpreter, or empty.
     """
 
-    def __init__(
-        self, story: Path, *, interpreter: str | None = None, answer_within_s: float | None = None
-    ) -> None:
+    def __init__(self, story: Path, *, interpreter: str | None = None) -> None:
         self._story = open_story(story)
         self.name = self._story.path.stem
         self.fingerprint = self._story.digest
         chosen = choose_interpreter(self._story.version, interpreter)
         self.notice = chosen.reason
         self._player = chosen.interpreter
-        self._answer_within_s = answer_within_s
         self._seed = 0
         self._commands: list[str] = []
         self._interpreter: InterpreterProcess | None = None
@@ -165,10 +162,7 @@ class ZMachineGame:
         self._forget()
         self._seed = seed
         self._commands = []
-        limit_s = self._player.answer_within_s if self._answer_within_s is None else self._answer_within_s
-        self._interpreter = InterpreterProcess(
-            self._player, self._story.path, seed=seed, answer_within_s=limit_s
-        )
+        self._interpreter = InterpreterProcess(self._player, self._story.path, seed=seed)
         return self._converse(self._interpreter, None)
 
     def step(self, command: str) -> Observation:

@@ -21,8 +21,8 @@ from grue.runtime.processes.guard import guard
 Start = Callable[..., InterpreterProcess]
 
 
-def dfrotz(program: Path) -> Interpreter:
-    return Interpreter(name="dfrotz", command=(str(program),))
+def dfrotz(program: Path, answer_within_s: float = 1.0) -> Interpreter:
+    return Interpreter(name="dfrotz", command=(str(program),), answer_within_s=answer_within_s)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
         story = tmp_path / "story.z3"
-        running.append(InterpreterProcess(dfrotz(program), story, seed=7, answer_within_s=answer_within_s))
+        running.append(InterpreterProcess(dfrotz(program, answer_within_s), story, seed=7))
         return running[-1]
 
     yield begin
@@ -148,7 +148,7 @@ def test_one_that_never_stops_printing_is_stopped(start: Start, elders: set[psut
 def test_one_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(GameError, match=r"Cannot start the interpreter .*absent"):
-        InterpreterProcess(dfrotz(tmp_path / "absent"), tmp_path / "story.z3", seed=0, answer_within_s=1)
+        InterpreterProcess(dfrotz(tmp_path / "absent"), tmp_path / "story.z3", seed=0)
     assert not list(tmp_path.iterdir())
 
 
@@ -157,7 +157,7 @@ def test_it_goes_with_its_object(start: Start, tmp_path: Path) -> None:
     program = tmp_path / "lonely"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
-    interpreter = InterpreterProcess(dfrotz(program), tmp_path / "story.z3", seed=0, answer_within_s=1)
+    interpreter = InterpreterProcess(dfrotz(program), tmp_path / "story.z3", seed=0)
     child = interpreter._process.pid
     assert psutil.pid_exists(child)
     del interpreter
@@ -174,7 +174,7 @@ def test_it_goes_with_the_program(tmp_path: Path) -> None:
         "import sys\nfrom pathlib import Path\n"
         "from grue.hosts.zork.games.interpreters import Interpreter, InterpreterProcess\n"
         "dfrotz = Interpreter(name='dfrotz', command=(sys.argv[1],))\n"
-        "left = InterpreterProcess(dfrotz, Path('story.z3'), seed=0, answer_within_s=1)\n"
+        "left = InterpreterProcess(dfrotz, Path('story.z3'), seed=0)\n"
         "print(left._process.pid)\n"
     )
     ran = subprocess.run(
